@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.report.figures import figure, fitted, label_rows
-from cifnet_pl.report.page import Cell, Column, Picture, Table
+from cifnet_pl.report.page import Cell, Column, Table
 from cifnet_pl.report.runs import paired, read_runs, right_answers
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import bootstrap, fixed, mcnemar, paired_test, seed_interval
@@ -209,7 +208,7 @@ def _common_answers(pair: Pair) -> dict[int | None, pd.DataFrame]:
     return answers
 
 
-# ---------------------------------------------------------------------- in words, as a table and as a figure
+# ---------------------------------------------------------------------- in words, and as a table
 
 
 def in_words(pair: Pair, line: Line) -> str:
@@ -254,26 +253,3 @@ def comparison_table(pair: Pair) -> Table:
         *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
     ]
     return Table(pair.name, f"{first} against {second}: {pair.title}", columns, rows, notes)
-
-
-def comparison_picture(pair: Pair) -> Picture | None:
-    """Draw the differences with their intervals; None if there is no interval.
-
-    Args:
-        pair: the two groups.
-    """
-    shown = [(line.what, line.a - line.b, line.interval) for line in pair.lines if line.interval is not None]
-    if not shown:
-        return None
-    chart = figure(6.4, 1.7 + 0.6 * len(shown))
-    axes = chart.subplots()
-    for row, (_, difference, (low, high)) in enumerate(shown):
-        spread = [[difference - low], [high - difference]]
-        axes.errorbar(difference, row, xerr=spread, fmt="o", color="black", capsize=3, markersize=5)
-    axes.axvline(0, color="#777777", linewidth=0.8, linestyle="--")
-    names = [fitted(what, 24, 3).replace("A_K", "$A_K$").replace("Ā", r"$\bar{A}$") for what, _, _ in shown]
-    label_rows(axes, names, [f"{difference:+.2f}" for _, difference, _ in shown])
-    axes.set_xlabel(fitted(f"{pair.a.label} minus {pair.b.label} (percentage points)", 50, 3))
-    axes.set_title(fitted(pair.title, 52, 3))
-    caption = f"{pair.a.label} minus {pair.b.label} with 95 % intervals, {pair.title}; right: the difference."
-    return Picture(pair.name, caption, chart)

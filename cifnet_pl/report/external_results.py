@@ -167,28 +167,23 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True, strict=True)
-            header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            lines = [(reader.line_num, cells) for cells in reader]
+            reader = csv.reader(file, skipinitialspace=True, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            lines = [(reader.line_num, cells) for cells in reader if cells]
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8: {first_line(error)}") from error
     missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        raise UsageError(
-            f"{path} has no column {', '.join(missing)}: expected {', '.join(COLUMNS)}, with commas between"
-        )
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise UsageError(f"{path} has the column {twice[0]} twice")
+    if missing or len(set(header)) < len(header):
+        what = f"no column {', '.join(missing)}" if missing else "a column twice"
+        raise UsageError(f"{path} has {what}: expected {', '.join(COLUMNS)}, with commas between")
     rows = []
     for number, cells in lines:
-        filled = len(header) - list(cells.values()).count(None) + len(cells.pop(None, ()))
-        if filled != len(header):
+        if len(cells) != len(header):
             raise DataError(
-                f"{path}, line {number}: {filled} cells, but the header names {len(header)} columns; a cell may be "
+                f"{path}, line {number}: {len(cells)} cells, but the header names {len(header)} columns; a cell may be "
                 "empty, but not left out; put a method's name that holds a comma in quotation marks"
             )
-        known = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
+        known = {name: text for name, cell in zip(header, cells, strict=True) if (text := cell.strip())}
         try:
             rows.append({"line": number, **ExternalRow.model_validate(known).model_dump()})
         except ValidationError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from cifnet_pl.report.page import Column, Picture, cell_text, number
 from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Study, differing_seeds
-from cifnet_pl.report.tables import buffers
 from cifnet_pl.utilities.text import slug
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#7A5C00", "#8B8B8B", "#A50026", "#E69F00")
@@ -162,56 +161,47 @@ def _with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
 # ---------------------------------------------------------------------- lines over tasks, and over a setting's values
 
 
-def trajectories(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_k over classes seen: of all methods (fig:curves), of the heads (fig:classifier_ablation), of the variants.
+def trajectories(study: Study) -> list[Picture]:
+    """Draw A_k over classes seen: of all methods on the same data, of those on each network, and of the variants.
+
+    These are fig:curves, fig:classifier_ablation (all on one network) and fig:ablation_curve.
 
     Args:
         study: all results.
-        setting: whose groups are drawn.
     """
-    name, place = study.names[setting], study.slug(setting)
-    methods = study.compared(setting)
-    long = setting.n_tasks >= LONG
-    asked = [
-        (f"{'long_horizon' if long else 'trajectory'}_{place}",
-         "Long horizon" if long else "Accuracy over all classes seen", name, methods),
-    ]  # fmt: skip
-    frozen = [group for group in methods if group.frozen]
-    if 1 < len(frozen) < len(methods):  # else the first figure has them alone
-        asked.append((f"heads_{place}", "Heads on the same frozen backbone", name, frozen))
-    beside = study.on_the_same_data(setting)
-    if len(beside) > 1 and setting == beside[0]:
-        everything = [group for s in beside for group in study.compared(s)]
-        asked.append(
-            (f"networks_{place}", "All methods on the same data, with their networks", setting.short, everything)
-        )
+    asked = []
+    for first, name in study.data_names.items():
+        beside = study.on_the_same_data(first)
+        asked.append((study.data_slug(first), name, [group for s in beside for group in study.compared(s)]))
+        if len(beside) > 1:
+            asked += [(study.slug(s), study.names[s], study.compared(s)) for s in beside]
+    pictures = []
+    for place, name, groups in asked:
+        long = any(group.setting.n_tasks >= LONG for group in groups)
+        file, what = ("long_horizon", "Long horizon") if long else ("trajectory", "Accuracy over all classes seen")
+        pictures += _lines(f"{file}_{place}", f"{what}: A_k after each task, {name}.", name, groups)
     for family in study.varied(*LACKING):
-        label = family[0].label
-        if family[0].setting == setting:
-            curves = f"ablation_curves_{place}_{slug(family[0].name.lower())}"
-            asked.append((curves, f"{label} without one of its parts", f"{label}: {name}", family))
-    return [
-        Picture(
-            file, f"{caption}: A_k after each task, {title if networks else name}.{BARS}", _lines(groups, title, cut)
-        )
-        for file, caption, title, groups in asked
-        for networks, cut in [(file.startswith("networks"), "ablation" in file)]
-        if any(sum(stat is not None for stat in group.curve()) > 1 for group in groups)
-    ]
+        label, setting = family[0].label, family[0].setting
+        name, file = study.names[setting], f"ablation_curves_{study.slug(setting)}_{slug(family[0].name.lower())}"
+        caption = f"{label} without one of its parts: A_k after each task, {name}."
+        pictures += _lines(file, caption, f"{label}: {name}", family, variants=True)
+    return pictures
 
 
-def _lines(groups: Sequence[Group], title: str, variants: bool) -> Figure:
+def _lines(file: str, caption: str, title: str, groups: Sequence[Group], variants: bool = False) -> list[Picture]:
+    """Draw a line for each group, or none where no group has two tasks."""
     drawn = [group for group in groups if any(group.curve())]
+    if not any(sum(stat is not None for stat in group.curve()) > 1 for group in drawn):
+        return []
     names = [group.variant if variants else group.label for group in drawn]
-    twice = {name for name in names if names.count(name) > 1} if len({group.setting for group in drawn}) > 1 else set()
-    names = [f"{n} ({g.setting.network})" if n in twice else n for n, g in zip(names, drawn, strict=True)]
+    names = [f"{n} ({g.setting.network})" if names.count(n) > 1 else n for n, g in zip(names, drawn, strict=True)]
     names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
     names = [f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)]
     names = _with_seeds(names, drawn)
     parts = np.array_split(np.arange(len(drawn)), -(-len(drawn) // MOST))
     chart = figure(6.4, 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts))
     panels = chart.subplots(len(parts), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
-    seen = [o.run.classes_seen for group in drawn for o in group.outcomes if o.run is not None]
+    seen = [run.classes_seen for group in drawn for run in group.runs]
     for axes, rows in zip(panels, parts, strict=True):
         for look, i in enumerate(rows):
             _line(axes, drawn[i], seen[0] if seen else (), look, names[i], i / len(drawn))
@@ -227,7 +217,7 @@ def _lines(groups: Sequence[Group], title: str, variants: bool) -> Figure:
     panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
     if len(parts) == 1:
         legend_below(chart, panels[0], 2)
-    return chart
+    return [Picture(file, f"{caption}{BARS}", chart)]
 
 
 def _look(i: int) -> dict[str, Any]:
@@ -514,81 +504,49 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
 
 
 def energy_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_K per kWh (tab:cifar100-efficiency), and the energy divided by that of the reference.
+    """Draw A_K per kWh (tab:cifar100-efficiency): a point with its deviation for each method, on one logarithmic axis.
 
     Args:
         study: all results.
         setting: one of ``study.data_names``; all networks that learned its data are drawn.
-    """
-    groups, name = study.with_published(*study.on_the_same_data(setting)), study.data_names[setting]
-    per_kwh = [
-        (title, [(group, stat) for group in members if (stat := group.stat("A_K_per_kwh"))])
-        for title, members in panels(study, groups, "A_K_per_kwh")
-    ]
-    ratios = []
-    for title, members in panels(study, groups, "energy_kwh"):
-        known = [(g, stat) for g, stat in zip(members, study.energy_ratios(members), strict=True) if stat is not None]
-        if len(known) > 1:
-            ratios.append((title, known))
-    per_kwh_caption = f"Final accuracy per kWh, {name}; further right is better."
-    ratio_caption = (
-        f"Energy of training relative to {study.reference} under the same conditions, {name}: means of the ratios over "
-        "the seeds that both have."
-    )
-    file, ratio_label = study.data_slug(setting), f"energy of training ÷ that of {study.reference} (log scale)"
-    pictures = [
-        _points(f"energy_{file}", per_kwh_caption, name, per_kwh, "$A_K$ per kWh (log scale)"),
-        _points(f"energy_ratio_{file}", ratio_caption, name, ratios, ratio_label),
-    ]
-    if pictures[1] is not None:
-        for axes in pictures[1].figure.axes:
-            axes.axvline(1.0, color="#777777", linewidth=0.8, linestyle="--")
-    return [picture for picture in pictures if picture is not None]
-
-
-def _points(
-    file: str, caption: str, title: str, shown: Sequence[tuple[str, list[tuple[Group, Stat]]]], xlabel: str
-) -> Picture | None:
-    """Draw a point with its deviation for each method, on one logarithmic axis for all panels.
 
     Returns:
-        None if there is nothing to compare, or nothing that was not published.
+        One figure, or none if there is nothing to compare, or nothing that was not published.
     """
-    every = [(group, stat) for _, members in shown for group, stat in members]
-    if len(every) < 2 or all(group.kind == "published" for group, _ in every):
-        return None
-    lines = 3 if any(group.conditions_label for group, _ in every) else 2  # a network's name needs another one
-    heights = [0.21 * lines * (len(members) + 0.8) for _, members in shown]
-    names_only = [(name, [group for group, _ in members]) for name, members in shown]
-    chart, stacked = _stacked(title, names_only, heights, 1.3 + 0.45 * len(shown))
-    stacked[-1].set(
-        xlim=(min(stat.mean / _factor(stat) for _, stat in every) / 1.4,
-              max(stat.mean * _factor(stat) for _, stat in every) * 1.4),
-        xlabel=xlabel,
-    )  # fmt: skip
-    for axes, (_, members) in zip(stacked, shown, strict=True):
-        ordered = sorted(members, key=lambda pair: -pair[1].mean)
-        for row, (_, stat) in enumerate(ordered):
-            spread = [[stat.mean - stat.mean / _factor(stat)], [stat.mean * _factor(stat) - stat.mean]]
-            axes.errorbar(
-                stat.mean, row, xerr=spread if stat.sd else None, fmt="o", color="black", capsize=2, markersize=5
-            )
-        names = [fitted(group.label, 26, 3 if group.conditions_label else 2) for group, _ in ordered]
-        label_rows(axes, names, [number(stat.mean, None) for _, stat in ordered])
+    key, name = "A_K_per_kwh", study.data_names[setting]
+    shown = panels(study, study.with_published(*study.on_the_same_data(setting)), key)
+    every = [group for _, groups in shown for group in groups]
+    if len(every) < 2 or all(group.kind == "published" for group in every):
+        return []
+    stats = [stat for group in every if (stat := group.stat(key))]
+    lines = 3 if any(group.conditions_label for group in every) else 2  # a network's name needs another one
+    heights = [0.21 * lines * (len(groups) + 0.8) for _, groups in shown]
+    chart, stacked = _stacked(name, shown, heights, 1.3 + 0.45 * len(shown))
+    low, high = (min(stat.mean / _factor(stat) for stat in stats), max(stat.mean * _factor(stat) for stat in stats))
+    stacked[-1].set(xlim=(low / 1.4, high * 1.4), xlabel="$A_K$ per kWh (log scale)")
+    for axes, (_, groups) in zip(stacked, shown, strict=True):
+        ordered = sorted(groups, key=lambda group: -group.mean(key))
+        for row, group in enumerate(ordered):
+            mean, factor = group.mean(key), _factor(group.stat(key))
+            spread = [[mean - mean / factor], [mean * factor - mean]] if factor > 1 else None
+            axes.errorbar(mean, row, xerr=spread, fmt="o", color="black", capsize=2, markersize=5)
+        names = [fitted(group.label, 26, 3 if group.conditions_label else 2) for group in ordered]
+        label_rows(axes, names, [number(group.mean(key), None) for group in ordered])
     plain_log_ticks(stacked[-1])
-    return Picture(file, f"{caption}{PANELS * (len(shown) > 1)}{FACTORS}", chart)
+    caption = f"Final accuracy per kWh, {name}; further right is better.{PANELS * (len(shown) > 1)}{FACTORS}"
+    return [Picture(f"energy_{study.data_slug(setting)}", caption, chart)]
 
 
-def _factor(stat: Stat) -> float:
+def _factor(stat: Stat | None) -> float:
     """Return the factor to both sides that a deviation is on a log axis, where mean − sd may have no place."""
-    return 1 + (stat.sd or 0.0) / stat.mean
+    return 1 + stat.sd / stat.mean if stat and stat.sd else 1.0
 
 
 # ---------------------------------------------------------------------- memory
 
 
 def memory_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw the numbers kept on a log scale: a point per component, and one for the total (fig:memory).
+    """Draw the numbers kept on a log scale: a point per component, and a filled one for the total (fig:memory).
 
     Args:
         study: all results.
@@ -599,31 +557,6 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
         return []
     names = [group.label if group.kind == "measured" else f"{group.label} ({group.kind})" for group in groups]
     sizes = [{"total": group.mean("kept_elements"), **group.components} for group in groups]
-    numbers = [f"{n / 1e6:.3g} M" if (n := own["total"]) >= 1e6 else number(n, None) for own in sizes]
-    chart = _parts(names, sizes, numbers, "numbers kept besides the backbone (log scale)")
-    chart.axes[0].set_title(fitted(study.names[setting], 52, 3))
-    caption = f"Memory besides the backbone after the last task by component, {study.names[setting]}; right: the total."
-    return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
-
-
-def buffer_points(study: Study) -> list[Picture]:
-    """Draw the megabytes of a buffer of embeddings and of as many raw images (the paper: 4.1 against 1206)."""
-    parts = ("embeddings", "images, bytes", "images, float32")
-    found = buffers(study)
-    if not found:
-        return []
-    names = [f"{group.label}, {group.setting.dataset}, {size.samples} images" for group, size in found]
-    sizes = [dict(zip(parts, size.megabytes, strict=True)) for _, size in found]
-    names.append("CIFNet, ImageNet-100, 2000 images (published)")
-    sizes.append({parts[0]: 4.10, parts[2]: 1206.40})
-    numbers = [f"{number(own[parts[0]], None)} MB" for own in sizes]
-    chart = _parts(names, sizes, numbers, "megabytes (log scale)")
-    caption = "The same samples kept as embeddings and as raw images; right: the embeddings."
-    return [Picture("buffer_bytes", caption, chart)]
-
-
-def _parts(names: Sequence[str], sizes: Sequence[Mapping[str, float]], numbers: Sequence[str], xlabel: str) -> Figure:
-    """Draw a row for each name with a marker for each component, the first one filled, and a number at the right."""
     chart = figure(6.4, 1.8 + 0.45 * len(names))
     axes = chart.subplots()
     parts = list(dict.fromkeys(part for own in sizes for part in own))
@@ -634,11 +567,14 @@ def _parts(names: Sequence[str], sizes: Sequence[Mapping[str, float]], numbers: 
             markerfacecolor="black" if i == 0 else "none", markeredgecolor=COLOURS[i % len(COLOURS)],
             linestyle="none", zorder=3 - i / len(parts),
         )  # fmt: skip
+    numbers = [f"{n / 1e6:.3g} M" if (n := own["total"]) >= 1e6 else number(n, None) for own in sizes]
     label_rows(axes, [fitted(name, 24) for name in names], numbers)
-    axes.set(xlabel=xlabel, xscale="log")
+    axes.set(xlabel="numbers kept besides the backbone (log scale)", xscale="log")
+    axes.set_title(fitted(study.names[setting], 52, 3))
     axes.margins(x=0.06)
     legend_below(chart, axes, 4)
-    return chart
+    caption = f"Memory besides the backbone after the last task by component, {study.names[setting]}; right: the total."
+    return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
 
 
 # ---------------------------------------------------------------------- all of them
@@ -651,11 +587,10 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
         Section of the report → its figures.
     """
     with matplotlib.rc_context(SETTINGS):
-        settings = study.settings
         return {
-            "Accuracy": [p for s in settings for p in trajectories(study, s)],
+            "Accuracy": trajectories(study),
             "Efficiency": [p for s in study.data_names for p in [*time_bubbles(study, s), *energy_points(study, s)]],
-            "Memory": [*(p for s in settings for p in memory_points(study, s)), *buffer_points(study)],
+            "Memory": [p for s in study.settings for p in memory_points(study, s)],
             "Ablation": [
                 *part_bars(study, "ablation", [*LACKING], "{label} without one of its parts"),
                 *calibration_maps(study),

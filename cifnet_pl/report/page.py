@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,8 +41,8 @@ ROW_HEADERS = ("method", "numbers", SEEDS)
 COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
 """Columns whose values depend on the machine."""
 
-POWER = re.compile(r"(?<=[\d)])e(?:\+|(-))0?(\d+)")
-"""A power of ten as Python writes it."""
+PLAIN, HIGH = "-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
+"""Letters of an exponent, and as they are written."""
 
 
 @dataclass(frozen=True)
@@ -155,33 +155,6 @@ class Table:
         return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
 
 
-CAPTION = 380
-"""Letters of four lines of a page, which a caption may have."""
-
-
-def shortened(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
-    """Return tables with the notes that fit into a caption of four lines, and an appendix with the others, once each.
-
-    The last note of a table says which sentences of the appendix belong to it, by their numbers.
-    """
-    appendix: dict[str, int] = {}
-    kept = []
-    for table in tables:
-        room = CAPTION - len(table.title) - len("Notes 10, 11, 12, 13, 14 and 15 of the appendix.")
-        notes: list[str] = []
-        moved: list[int] = []
-        for note in table.notes:
-            if len(note) < room:
-                notes.append(note)
-                room -= len(note) + 1
-            else:
-                moved.append(appendix.setdefault(note, len(appendix) + 1))
-        if moved:
-            notes.append(f"Note{'s' if len(moved) > 1 else ''} {', '.join(map(str, moved))} of the appendix.")
-        kept.append(replace(table, notes=notes))
-    return kept, list(appendix)
-
-
 def _is_text(cell: Cell) -> bool:
     return isinstance(cell, str) and cell != ""
 
@@ -194,22 +167,28 @@ def number(value: float, digits: int | None) -> str:
         digits: decimals; None for at least three significant digits.
 
     Example:
-        >>> number(1234.5, None), number(0.01234, None), number(97.456, 1)
-        ('1,234', '0.0123', '97.5')
+        >>> number(1234.5, None), number(0.01234, None), number(97.456, 1), number(1.234e-5, None)
+        ('1,234', '0.0123', '97.5', '1.23·10⁻⁵')
     """
     if digits is not None:
         return f"{value:,.{digits}f}"
-    if value == 0:
-        return "0"
     if abs(value) >= 100:
         return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+    if not value or abs(value) >= 1e-3:
+        return f"{value:.3g}"
+    figures, power = f"{value:.2e}".split("e")
+    return figures + raised(int(power))
+
+
+def raised(power: int) -> str:
+    """Return a power of ten as a factor."""
+    return f"·10{str(power).translate(str.maketrans(PLAIN, HIGH))}"
 
 
 def cell_text(cell: Cell, column: Column) -> str:
     """Return a cell as plain text, mean and deviation with the same decimals; a dash if nothing was measured.
 
-    A small or large number and its deviation have one power of ten: (7.72 ± 0.47)e-05.
+    A small or large number and its deviation have one power of ten: (7.72 ± 0.47)·10⁻⁵.
 
     Args:
         cell: of the table.
@@ -219,11 +198,11 @@ def cell_text(cell: Cell, column: Column) -> str:
         return printable(cell) if cell else "–"
     mean, digits = cell.mean * column.scale, column.digits
     sd = cell.sd * column.scale if cell.sd is not None and column.spread else None
-    if digits is None and mean and not 1e-3 <= abs(mean) < 1e6:
-        figures, power = f"{mean:.2e}".split("e")
-        return f"{figures}e{power}" if sd is None else f"({figures} ± {sd / 10 ** int(power):.2f})e{power}"
     if digits is None and mean:
-        digits = max(1 if abs(mean) < 1000 else 0, 2 - math.floor(math.log10(abs(mean))))
+        power = math.floor(math.log10(abs(mean)))
+        if sd is not None and not -3 <= power < 6:
+            return f"({mean / 10**power:.2f} ± {sd / 10**power:.2f}){raised(power)}"
+        digits = max(1 if power < 3 else 0, 2 - power) if power >= -3 else None
     return number(mean, digits) + (f" ± {number(sd, digits)}" if sd is not None else "")
 
 
@@ -249,20 +228,20 @@ def to_csv_table(table: Table) -> str:
     return to_csv(header, list(zip(*columns, strict=True)))
 
 
-def _texts(table: Table, typeset: Callable[[int, int], str], bold: str) -> list[list[str]]:
-    """Return the cells of a table as ``typeset`` makes them of row and column, the best of a column in ``bold``."""
+def _texts(table: Table, typeset: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the typeset cells of a table, the best of a column in ``bold``."""
     columns = range(len(table.columns))
-    return [
-        [bold.replace("…", typeset(i, j)) if (i, j) in table.best else typeset(i, j) for j in columns]
-        for i in range(len(table.rows))
-    ]
+    cells = [[typeset(table.text(i, j)) for j in columns] for i in range(len(table.rows))]
+    for i, j in table.best:
+        cells[i][j] = bold.replace("…", cells[i][j])
+    return cells
 
 
 def to_markdown(table: Table) -> str:
     """Return a pipe table with the title above and the notes below; the best of a column in bold."""
     header = [column.header.replace("|", "\\|") for column in table.columns]
     aligned = ["---" if j == 0 or table.kind(j) == "text" else "---:" for j in range(len(header))]
-    body = _texts(table, lambda i, j: table.text(i, j).replace("|", "\\|"), "**…**")
+    body = _texts(table, lambda text: text.replace("|", "\\|"), "**…**")
     lines = ["| " + " | ".join(row) + " |" for row in [header, aligned, *body]]
     notes = ["", *(f"{note}  " for note in table.notes)] if table.notes else []
     return "\n".join([f"**{table.title}**", "", *lines, *notes, ""])
@@ -271,8 +250,9 @@ def to_markdown(table: Table) -> str:
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "λ": r"$\lambda$", "ε": r"$\epsilon$", "±": r"$\pm$",
-    "×": r"$\times$", "–": "--", "…": r"\dots{}", "²": r"$^2$", "Ā": r"$\bar{A}$", "≤": r"$\le$", "<": r"$<$",
+    "×": r"$\times$", "–": "--", "…": r"\dots{}", "Ā": r"$\bar{A}$", "≤": r"$\le$", "<": r"$<$",
     ">": r"$>$", "|": r"$|$", "→": r"$\to$", "₂": r"$_2$", "÷": r"$\div$", "·": r"$\cdot$", "−": r"$-$",
+    **{high: rf"\textsuperscript{{{plain}}}" for plain, high in zip(PLAIN, HIGH, strict=True)},
 }  # fmt: skip
 """Characters that LaTeX would not print as they are."""
 
@@ -291,13 +271,9 @@ def latex(text: str) -> str:
 def to_latex(table: Table) -> str:
     """Return a ``table`` environment of the booktabs package; the best of a column in bold."""
 
-    def typeset(i: int, j: int) -> str:
-        plain = latex(table.text(i, j))
-        return POWER.sub(r"$\\cdot10^{\1\2}$", plain) if isinstance(table.rows[i][j], Stat) else plain
-
     align = "".join("l" if table.kind(j) == "text" else "r" for j in range(len(table.columns)))
     header = [latex(column.header) for column in table.columns]
-    cells = pd.DataFrame(_texts(table, typeset, r"\textbf{…}"), columns=header)
+    cells = pd.DataFrame(_texts(table, latex, r"\textbf{…}"), columns=header)
     return (
         "% needs \\usepackage{booktabs,graphicx}\n"
         "\\begin{table}[ht]\n"
@@ -310,12 +286,6 @@ def to_latex(table: Table) -> str:
     )
 
 
-def notes_to_latex(notes: Sequence[str]) -> str:
-    """Return the appendix of :func:`shortened` as a numbered list."""
-    items = "".join(f"\\item {latex(note)}\n" for note in notes)
-    return f"\\begin{{enumerate}}\n{items}\\end{{enumerate}}\n"
-
-
 # ---------------------------------------------------------------------- the page
 
 TEMPLATES = jinja2.Environment(
@@ -324,11 +294,9 @@ TEMPLATES = jinja2.Environment(
 )  # fmt: skip
 
 
-def typeset(text: str, is_number: bool = False) -> Markup:
-    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index, and the power of ten of a number."""
-    escaped = re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", str(escape(printable(text))))
-    raised = POWER.sub(lambda e: f"·10<sup>{'−' if e[1] else ''}{e[2]}</sup>", escaped)
-    return Markup(raised if is_number else escaped)
+def typeset(text: str) -> Markup:
+    """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
+    return Markup(re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", str(escape(printable(text)))))
 
 
 def to_html(table: Table) -> Markup:
@@ -336,64 +304,62 @@ def to_html(table: Table) -> Markup:
 
     Further columns follow in a ``<details>``, beside the columns of text that say whose they are.
     """
-    texts = _texts(table, lambda i, j: typeset(table.text(i, j), isinstance(table.rows[i][j], Stat)), "<b>…</b>")
-
-    def part(shown: Sequence[int]) -> dict[str, Any]:
-        """Return the header and the rows of some columns: pairs of kind and text."""
-        rows = [[(table.kind(j), Markup(row[j])) for j in shown] for row in texts]
-        return {"header": [(table.kind(j), typeset(table.columns[j].header)) for j in shown], "rows": rows}
-
-    first = [j for j, column in enumerate(table.columns) if not column.further]
-    further = [j for j, column in enumerate(table.columns) if column.further]
-    of_row = [j for j, column in enumerate(table.columns) if column.header in ROW_HEADERS]
-    page = TEMPLATES.get_template("table.html").render(
-        title=typeset(table.title),
-        notes=map(typeset, table.notes),
-        first=part(first),
-        further=part([*of_row, *further]) if further else None,
-        further_names=typeset(", ".join(table.columns[j].header for j in further)),
+    texts = [[Markup(text) for text in row] for row in _texts(table, typeset, "<b>…</b>")]
+    first, further, of_row = (
+        [j for j, column in enumerate(table.columns) if chosen(column)]
+        for chosen in (lambda c: not c.further, lambda c: c.further, lambda c: c.header in ROW_HEADERS)
     )
-    return Markup(page)
+    parts = {"first": first, "further": [*of_row, *further] if further else []}
+    names = ", ".join(table.columns[j].header for j in further)
+    return Markup(TEMPLATES.get_template("table.html").render(table=table, texts=texts, further_names=names, **parts))
 
 
-def to_page(
-    title: str,
-    lead: str,
-    warnings: Sequence[str],
-    tables: Mapping[str, Sequence[Table]],
-    pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
-    notes: Sequence[str],
-) -> str:
-    """Return the HTML page; sections follow in the order of ``tables``, then of ``pictures``.
+TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=lambda data: base64.b64encode(data).decode("ascii"))
 
-    Args:
+
+@dataclass(frozen=True)
+class Part:
+    """A section of a report: its tables, and its pictures with their SVG."""
+
+    name: str
+    tables: Sequence[Table]
+    pictures: Sequence[tuple[Picture, bytes]]
+
+    @property
+    def anchor(self) -> str:
+        """The name in an address."""
+        return self.name.lower().replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of a report.
+
+    Attributes:
         title: of the page.
         lead: sentence at the top.
         warnings: sentences below it.
-        tables: section → tables.
-        pictures: section → pictures with their SVG.
-        notes: of the appendix.
+        parts: its sections.
+        notes: sentences at the end.
     """
-    sections = [
-        {
-            "name": name,
-            "anchor": name.lower().replace(" ", "-"),
-            "tables": [to_html(table) for table in tables.get(name, ())],
-            # Figures are images and not elements of the page: identifiers of two drawings cannot clash.
-            "figures": [
-                (picture, typeset(picture.caption), base64.b64encode(svg).decode("ascii"))
-                for picture, svg in pictures.get(name, ())
-            ],
-        }
-        for name in dict.fromkeys([*tables, *pictures])
-    ]
-    return TEMPLATES.get_template("page.html").render(
-        title=title,
-        lead=typeset(lead),
-        warnings=map(typeset, warnings),
-        sections=sections,
-        notes=[*map(typeset, notes)],
-    )
+
+    title: str
+    lead: str
+    warnings: Sequence[str]
+    parts: Sequence[Part]
+    notes: Sequence[str]
+
+    def to_html(self) -> str:
+        """Return one page; figures are images and not elements of it: identifiers of two drawings cannot clash."""
+        return TEMPLATES.get_template("page.html").render(report=self, title=self.title)
+
+    def to_markdown(self) -> str:
+        """Return Markdown, with the figures as files beside it."""
+        lines = [f"# {self.title}", "", self.lead, "", *(f"> {text}\n" for text in self.warnings)]
+        for part in self.parts:
+            lines += [f"## {part.name}", "", *map(to_markdown, part.tables)]
+            lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in part.pictures]
+        return "\n".join([*lines, "## Notes", "", *(f"* {note}" for note in self.notes), ""])
 
 
 # ---------------------------------------------------------------------- the page of an audit

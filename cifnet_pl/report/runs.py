@@ -92,8 +92,6 @@ class Run:
         classes_seen: number of classes after each task.
         activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
-        answer_sets: if the run is calibrated, by class with test images the percent "covered" of these that have it
-            among the answers at 95 %, and their mean number of "answers".
         confusion: by class the numbers of test images "tested", "answers" and "right", if the run counted them.
         predictions: its ``predictions.parquet`` if it kept one.
         doubts: sentences about what of it is not shown.
@@ -104,7 +102,6 @@ class Run:
     summary: dict[str, Any]
     classes_seen: tuple[int, ...]
     activations: np.ndarray | None = None
-    answer_sets: pd.DataFrame | None = None
     confusion: pd.DataFrame | None = None
     predictions: Path | None = None
     doubts: tuple[str, ...] = ()
@@ -145,13 +142,10 @@ def read_run(folder: Path) -> Run:
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != summary["n_classes"]:
             raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
-    activations = answer_sets = confusion = None
+    activations = confusion = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
             activations = pd.read_csv(path, index_col=0).to_numpy(float)
-    with _damaged(folder / "answer_sets.csv") as path:
-        if path.is_file():
-            answer_sets = _by_class(path, "class", "covered", "answers").dropna()  # classes with test images
     with _damaged(folder / "confusion.csv") as path:
         if path.is_file():
             names, matrix = read_confusion(path)
@@ -159,16 +153,7 @@ def read_run(folder: Path) -> Run:
             confusion = pd.DataFrame(sums, index=names)
     doubtful = ", ".join(key for key in content if content[key] != summary[key])
     doubts = (f"{folder}/summary.json: not finite, shown as not measured: {doubtful}",) if doubtful else ()
-    return Run(folder, config, summary, seen, activations, answer_sets, confusion, doubts=doubts)
-
-
-def _by_class(path: Path, name: str, *columns: str) -> pd.DataFrame:
-    """Return columns of numbers of a CSV file, by the class in column ``name``; an empty cell is NaN."""
-    table = pd.read_csv(
-        path, dtype={name: str}, keep_default_na=False, na_values={column: [""] for column in columns},
-        encoding_errors="surrogateescape",
-    )  # fmt: skip
-    return table.set_index(name)[list(columns)].astype(float)
+    return Run(folder, config, summary, seen, activations, confusion, doubts=doubts)
 
 
 @contextmanager

@@ -319,14 +319,8 @@ LONG = {
     "head.update_past": "old neurons see new tasks",
     "head.weighting": "weighting of samples",
     "head.dtype": "precision of the sums",
-    "head.balanced": "classes weighted alike",
     "head.transform": "transform of the embedding",
-    "head.decision": "decision rule",
-    "head.metric": "distance",
-    "head.projection": "given projection",
-    "engine": "engine of the network",
     "data.image_size": "size of the images (pixels)",
-    "trainer.precision": "precision of the network",
 }
 """Setting → its name as a heading or the label of an axis."""
 

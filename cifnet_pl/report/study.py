@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.runs import MEASURED, Run, at_one_place, natural
@@ -43,31 +43,23 @@ KINDS = ("measured", "external", "published")
 """Where numbers are from, in the order of rows."""
 
 
-@dataclass(frozen=True, order=True)
-class Conditions:
+class Conditions(NamedTuple):
     """What time and energy depend on besides the method; costs under different ones are neither averaged nor ranked.
 
     Attributes:
-        cached: whether embeddings were read from the cache, so that the backbone did not run for them.
         machine: processor or GPU, with its number, and how many threads were used where that is another number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
-        scope: "machine" if other processes were counted, "process" if not; empty where that is not known.
+        scope: whether other processes were counted, in words; empty where that is not known.
+        cache: says that embeddings were read from the cache, so that the backbone did not run for them; else empty.
     """
 
-    cached: bool = False
     machine: str = ""
     source: str = ""
     scope: str = ""
+    cache: str = ""
 
-    @property
-    def words(self) -> dict[str, str]:
-        """Each attribute in words, in the order in which a method's name says them."""
-        return {
-            "machine": self.machine,
-            "source": self.source or "energy not measured",
-            "scope": {"machine": "other processes counted", "process": "this process only"}.get(self.scope, ""),
-            "cached": "embeddings from the cache" if self.cached else "embeddings computed",
-        }
+
+COUNTED, ALONE, CACHED = "other processes counted", "this process only", "embeddings from the cache"
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ class Outcome:
     seed: int | None
     trajectory: tuple[float | None, ...]
     values: Mapping[str, float | None]
-    conditions: Conditions = Conditions()
+    conditions: Conditions = field(default_factory=Conditions)
     run: Run | None = None
     key: str = ""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -166,12 +158,12 @@ class Group:
         """Return the group once for each condition of its costs; if there are several, their labels differ."""
         if len(self.conditions) == 1:
             return [self]
-        differing = [name for name in Conditions().words if len({getattr(c, name) for c in self.conditions}) > 1]
+        common = {text for texts in zip(*self.conditions, strict=True) if len(set(texts)) == 1 for text in texts}
         return [
             replace(
                 self,
                 outcomes=[outcome for outcome in self.outcomes if outcome.conditions == conditions],
-                conditions_label=", ".join(filter(None, map(conditions.words.get, differing))),
+                conditions_label=", ".join(text for text in conditions if text and text not in common),
             )
             for conditions in self.conditions
         ]
@@ -251,9 +243,9 @@ def _conditions(run: Run) -> Conditions:
     if threads and not summary.get("gpu") and threads != summary.get("cores"):
         machine += f", {threads} thread{'s' if threads > 1 else ''}"
     counted = summary.get("energy_counts_other_processes")
-    scope = "" if counted is None else "machine" if counted else "process"
-    source = ", ".join(sorted((summary.get("energy_source") or "").split(", ")))  # trackers list hardware in any order
-    return Conditions(bool(summary.get("cached_images")), machine, source, scope)
+    scope = "" if counted is None else COUNTED if counted else ALONE
+    source = ", ".join(sorted((summary.get("energy_source") or "energy not measured").split(", ")))  # in one order
+    return Conditions(machine, source, scope, CACHED if summary.get("cached_images") else "")
 
 
 # ---------------------------------------------------------------------- groups
@@ -485,11 +477,10 @@ class Study:
         said = {}
         keys = dict.fromkeys((group.kind, conditions) for group in groups for conditions in group.conditions)
         for i, (kind, conditions) in enumerate(keys):
-            shown = ["machine", "source", "scope", *(["cached"] if conditions.cached else [])]
-            text = ", ".join(filter(None, map(conditions.words.get, shown)))
-            phrase = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text}")
+            text = ", ".join(filter(None, conditions))
+            phrase = {"measured": text, "external": EXTERNAL}.get(kind, f"{kind}, {text or 'energy not measured'}")
             letter = string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "")
-            letter += SHARED if conditions.scope == "machine" and kind == "measured" else ""
+            letter += SHARED if conditions.scope == COUNTED and kind == "measured" else ""
             said[kind, conditions] = letter, phrase
         return said
 
@@ -499,7 +490,7 @@ class Study:
         """Return a note about the costs of runs with the embedding cache; nothing where there are no such runs."""
         cached = set()
         for group in groups:
-            read = len({outcome.key for outcome in group.outcomes if outcome.conditions.cached})
+            read = len({outcome.key for outcome in group.outcomes if outcome.conditions.cache})
             seeds = f" ({read} of {group.seeds} seeds)" if read < group.seeds else ""
             cached |= {f"{replace(group, conditions_label='').label}{seeds}"} if read else set()
         if not cached:

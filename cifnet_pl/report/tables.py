@@ -1,21 +1,17 @@
-"""Make the tables of a report, in the paper's layout where the paper has the table.
-
-The paper's totals of memory add rounded or truncated components; the formulas here give 72.1, 140.1 and 27.5 million
-for CIFAR-100 and 278.5 and 548.5 million for ImageNet-100, where it prints 72.1, 140.0, 27.5, 278.4 and 548.6.
-"""
+"""Make the tables of a report, in the paper's layout where the paper has the table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pandas as pd
 
-from cifnet_pl.report.external_results import published_numbers, published_of
+from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import LACKING, Setting, heading, notes_of, value_name
-from cifnet_pl.report.significance import SHARED, Stat, fixed, stat_of
+from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
+from cifnet_pl.report.significance import SHARED, Stat, fixed
 from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -23,10 +19,8 @@ BEST = (
     "Bold: in the order of their means, the measured rows of a setting before the first that the best row is better "
     "than by a paired test, or that no test covers. Over common seeds that is a t-test, for A_K of single runs (or of "
     "runs that no seed changes) that kept their predictions McNemar's test over the same test images; the level of 5 % "
-    "is corrected for the number of rows (Holm). Nothing is bold where no difference can be told from chance."
-)
-COST_BEST = (
-    "Costs are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
+    "is corrected for the number of rows (Holm). Nothing is bold where no difference can be told from chance. Costs "
+    "are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
 )
 COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
 ENERGY = (
@@ -34,19 +28,23 @@ ENERGY = (
     "the row's means."
 )
 OTHER_NETWORKS = (
-    "Networks differ: bold compares rows of the same network only; an energy is divided by that of {reference} on the "
-    "same network, else on the only other one."
+    "Where networks differ in one table, bold compares rows of the same network only; an energy is divided by that of "
+    "{reference} on the same network, else on the only other one."
 )
 PUBLISHED = (
-    "Rows marked published are the paper's own numbers (accuracies are means of three seeds), not measured here."
-)
-PUBLISHED_DER = (
-    "The paper's row DER cites Dark Experience Replay, but its numbers of parameters, about twenty times one network, "
-    "are those of the dynamically expandable network (Yan et al. 2021)."
+    "Rows and columns marked published are the paper's own numbers (accuracies are means of three seeds; memory at 4 "
+    "bytes a number), not measured here. Its row DER cites Dark Experience Replay, but its numbers of parameters, "
+    "about twenty times one network, are those of the dynamically expandable network (Yan et al. 2021)."
 )
 LOCKED = (
     "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
     "says that they are locked."
+)
+MEMORY = (
+    "Memory is that after the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision "
+    "that each is kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
+    "that is drawn from its seed is not stored. Parameters of a method that trains its network are counted without one "
+    "network, which stands apart for all."
 )
 SELDOM = 0.25
 """A class with fewer answers than this share of its test images is hardly ever answered."""
@@ -67,18 +65,30 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
     sections = {
         "Accuracy": [accuracy_table(study)],
         "Efficiency": [efficiency_table(study, s) for s in study.data_names],
-        "Memory": [*(memory_table(study, s) for s in each), buffer_bytes_table(study), *scaling_tables(study)],
+        "Memory": [*(memory_table(study, s) for s in each), buffer_bytes_table(study)],
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
         "Other settings": [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()],
-        "Single classes": [seldom_table(study)],
-        "Sets of answers": [answer_sets_table(study, s) for s in each],
         "All results": [results_table(study, s) for s in each],
         "Settings": [settings_table(study)],
         "Runs": [runs_table(study)],
     }
     kept = {name: [table.without_empty() for table in tables if table.rows] for name, tables in sections.items()}
     return {name: tables for name, tables in kept.items() if tables}
+
+
+def report_notes(study: Study) -> list[str]:
+    """Return what a reader must know of more than one table; each stands once, at the end of the report."""
+    measured = [group for group in study.groups if group.kind == "measured"]
+    notes = {
+        BEST: True,
+        PUBLISHED: bool(study.published),
+        LOCKED: any(group.config.get("head.update_past") is False for group in measured),
+        ENERGY: any(outcome.values.get("energy_kwh") for group in measured for outcome in group.outcomes),
+        OTHER_NETWORKS: len(study.data_names) < len(study.settings),
+        MEMORY: True,
+    }
+    return [note.format(reference=study.reference) for note, holds in notes.items() if holds]
 
 
 # ---------------------------------------------------------------------- accuracy
@@ -124,14 +134,8 @@ def accuracy_table(study: Study) -> Table:
             for entry in _entries(study, texts, group)
         ],
     )  # fmt: skip
-    notes = [study.seeds_note(study.groups), BEST, *_published_notes(compared), *notes_of(study.settings)]
-    title = "Average accuracy Ā and final accuracy A_K in %"
+    title, notes = "Average accuracy Ā and final accuracy A_K in %", [study.seeds_note(study.groups)]
     return Table("accuracy", title, columns, rows, notes, [str(row[1]) for row in rows])
-
-
-def _published_notes(groups: Sequence[Group]) -> list[str]:
-    names = {group.name for group in groups if group.kind == "published"}
-    return [*([PUBLISHED] if names else []), *([PUBLISHED_DER] if "DER" in names else [])]
 
 
 def ablation_table(study: Study) -> Table:
@@ -150,11 +154,7 @@ def ablation_table(study: Study) -> Table:
         for variant, value in published_of("tab:ablation", setting, key).items()
     ]
     columns, rows = _accuracies(study, "variant", entries + published)
-    notes = [
-        study.seeds_note([group for family in families for group in family]), BEST,
-        *([LOCKED] if any("locked" in name for name, _ in blocks) else []),
-        *([PUBLISHED] if published else []), *notes_of(settings),
-    ]  # fmt: skip
+    notes = [study.seeds_note([group for family in families for group in family])]
     row_blocks = [blocks.get((str(row[0]), str(row[1])), "published") for row in rows]
     return Table("ablation", "The method without one of its parts", columns, rows, notes, row_blocks)
 
@@ -176,8 +176,7 @@ def value_table(study: Study, key: str, name: str) -> Table:
     for value in values:
         members = [next((g for g in family if g.config.get(key) == value), None) for family in families]
         rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in members)])
-    notes = [study.seeds_note(groups), BEST, *notes_of([family[0].setting for family in families])]
-    return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, notes)
+    return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, [study.seeds_note(groups)])
 
 
 def sampling_table(study: Study) -> Table:
@@ -189,7 +188,6 @@ def sampling_table(study: Study) -> Table:
         if published:
             table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)", 2))
             table.rows = [[*row, published.get(str(row[0]))] for row in table.rows]
-            table.notes.insert(0, "Columns marked published are the paper's own numbers, not measured here.")
     return table
 
 
@@ -261,13 +259,7 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     notes = [
         *_conditions_notes(said),  # first, where a caption has room: letters mean something in this table alone
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",
-        *([ENERGY.format(reference=study.reference)] if any(group.stat("energy_kwh") for group in groups) else []),
-        *([OTHER_NETWORKS.format(reference=study.reference)] if len(beside) > 1 else []),
         study.seeds_note(groups),
-        f"{BEST} {COST_BEST}",
-        *_published_notes(groups),
-        *study.cache_note(groups),
-        *notes_of(beside),
     ]
     blocks = [f"{row[1]} {row[3]}" for row in rows]  # where the numbers are from, and the network
     title = f"Accuracy and energy: {study.data_names[setting]}"
@@ -288,86 +280,31 @@ def results_table(study: Study, setting: Setting) -> Table:
     mixed = "; ".join(group.label for group in groups if len(group.conditions) > 1)
     if mixed:
         notes.append(f"Seeds of {mixed} ran under different conditions: their costs stand in the table of efficiency.")
-    notes += [study.seeds_note(groups), f"{BEST} {COST_BEST}", *study.cache_note(groups), *notes_of([setting])]
+    notes.append(study.seeds_note(groups))
     title = f"All results: {study.names[setting]}"
     return Table(f"results_{study.slug(setting)}", title, columns, rows, notes, [group.kind for group in groups])
 
 
-# ---------------------------------------------------------------------- single classes, settings and runs
+# ---------------------------------------------------------------------- settings and runs
 
 
-def seldom_answered(study: Study) -> list[tuple[Group, pd.DataFrame]]:
-    """Return the compared groups with classes that they hardly ever answer.
+def seldom_notes(study: Study) -> list[str]:
+    """Return a sentence for each compared group that hardly ever answers some classes over its seeds, the rarest first.
 
-    Returns:
-        Each group and, over its seeds, its classes with the numbers "tested", "answers" and "right", the rarest first.
+    Such a class has few photos, or looks like another one.
     """
-    found = []
+    sentences = []
     for group in (group for setting in study.settings for group in study.compared(setting)):
         counted = [run.confusion for run in group.runs if run.confusion is not None]
         total = pd.concat(counted).groupby(level=0).sum() if counted else pd.DataFrame({"tested": [], "answers": []})
         seldom = total[total["answers"] < SELDOM * total["tested"]].sort_values("answers", kind="stable")
-        found += [(group, seldom)] if len(seldom) else []
-    return found
-
-
-def seldom_notes(study: Study) -> list[str]:
-    """Return a sentence for each group of :func:`seldom_answered`, with its rarest classes."""
-    sentences = []
-    for group, classes in seldom_answered(study):
-        shown = ", ".join(map(printable, classes.index[:SHOWN]))
-        more = f" and {number_of(len(classes) - SHOWN, 'more class')}" if len(classes) > SHOWN else ""
-        sentences.append(f"{group.label} hardly ever answers {shown}{more} ({study.names[group.setting]}).")
+        shown = [f"{printable(str(name))} ({own.answers:g} of {own.tested:g})" for name, own in seldom.iterrows()]
+        more = f" and {number_of(len(shown) - SHOWN, 'more class')}" if len(shown) > SHOWN else ""
+        if shown:
+            sentences.append(
+                f"{group.label} hardly ever answers {', '.join(shown[:SHOWN])}{more} ({study.names[group.setting]})."
+            )
     return sentences
-
-
-def seldom_table(study: Study) -> Table:
-    """Tabulate the classes that a method hardly ever answers, at most ``SHOWN`` of each method."""
-    rows: list[list[Cell]] = []
-    for group, classes in seldom_answered(study):
-        for name, tested, answers, right in classes[:SHOWN].itertuples():
-            numbers = [fixed(value, group.seeds) for value in (tested, answers, 100 * right / tested)]
-            rows.append([study.names[group.setting], group.label, printable(name), *numbers])
-    columns = [*map(Column, ("setting", "method", "class"))]
-    columns += [Column("test images", 0), Column("answers", 0), Column("named right (%)", 1)]
-    notes = [
-        "Classes with fewer answers than a quarter of their test images, over all seeds of a method; such a class has "
-        f"few photos, or looks like another one. At most {SHOWN} of a method, the rarest first."
-    ]
-    return Table("seldom_answered", "Classes that are hardly ever answered", columns, rows, notes)
-
-
-def answer_sets_table(study: Study, setting: Setting) -> Table:
-    """Tabulate coverage and mean size of the sets of answers at 95 % of each class, the least covered first.
-
-    Args:
-        study: all results.
-        setting: whose calibrated runs are shown.
-    """
-    sets = {}  # label of a group → (seed and class order, class) and its numbers
-    for group in study.of(setting):
-        known = {
-            o.key: o.run.answer_sets for o in group.outcomes if o.run is not None and o.run.answer_sets is not None
-        }
-        sets.update({group.label: pd.concat(known, names=["seed", "class"])} if known else {})
-    by_class: dict[str, list[Stat | None]] = {
-        name: [
-            stat_of(numbers[numbers.index.get_level_values("class") == name][column].to_dict())
-            for numbers in sets.values()
-            for column in ("covered", "answers")
-        ]
-        for name in sorted({name for numbers in sets.values() for _, name in numbers.index})
-    }
-    ordered = sorted(by_class, key=lambda name: [100.0 if stat is None else stat.mean for stat in by_class[name][::2]])
-    rows: list[list[Cell]] = [[printable(name), *by_class[name]] for name in ordered]
-    columns = [Column(f"{label}: {what}", 1) for label in sets for what in ("covered (%)", "classes")]
-    notes = [
-        "Of the test images of a class, how many have it among the answers, and how many classes are among these. The "
-        "answers are to hold the right class of 95 % of all images; single classes may lie above or below.",
-        study.seeds_note([group for group in study.of(setting) if group.label in sets]),
-    ]
-    title = f"Sets of answers at 95 %, by class: {study.names[setting]}"
-    return Table(f"answer_sets_{study.slug(setting)}", title, [Column("class"), *columns], rows, notes)
 
 
 def settings_table(study: Study) -> Table:
@@ -412,82 +349,6 @@ def runs_table(study: Study) -> Table:
 # ---------------------------------------------------------------------- memory
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes that the formulas depend on.
-
-    Attributes:
-        features: d, width of the embeddings.
-        classes: C.
-        tasks: K.
-        width: B, random features of ACIL and DS-AL.
-        buffer: embeddings in the calibration buffer.
-    """
-
-    features: int
-    classes: int
-    tasks: int
-    width: int = 8192
-    buffer: int = 2000
-
-
-def numbers_in_paper(sizes: Sizes) -> dict[str, dict[str, int]]:
-    """Return how many numbers each method keeps by the paper's formulas.
-
-    ACIL: ``Bd + B² + CB``; DS-AL: ``Bd + 2B² + 2CB``; CIFNet: ``B_cal·d + C(2(d+1) + (d+1)r + r)`` at full rank
-    ``r = d+1``, U and S of every class.
-
-    Args:
-        sizes: of the embeddings, the stream and the buffer.
-
-    Returns:
-        Method → component → numbers.
-    """
-    d, c, b, rank = sizes.features, sizes.classes, sizes.width, sizes.features + 1
-    of_class = c * (d + 1)
-    return {
-        "ACIL": {"projection": b * d, "factors": b**2, "weights": c * b},
-        "DS-AL": {"projection": b * d, "factors": 2 * b**2, "weights": 2 * c * b},
-        "CIFNet": {
-            "factors": c * ((d + 1) * rank + rank), "moments": of_class, "weights": of_class,
-            "buffer": sizes.buffer * d,
-        },
-    }  # fmt: skip
-
-
-def numbers_kept(sizes: Sizes) -> dict[str, dict[str, int]]:
-    """Return how many numbers the heads of this package keep.
-
-    ACIL: ``B(B+1)/2 + 2CB``, as the projection is drawn from its seed, and half of a symmetric matrix is stored; DS-AL:
-    twice that; CIFNet: ``B_cal·d + K(d+1)(d+2)/2 + 2C(d+1)``, one Gram matrix for all classes of a task; exact ridge:
-    ``(d+1)(d+2)/2 + 2C(d+1)`` for any number of tasks, a buffer for calibration not included.
-
-    Args:
-        sizes: of the embeddings, the stream and the buffer.
-
-    Returns:
-        Method → component → numbers.
-    """
-    d, c, b = sizes.features, sizes.classes, sizes.width
-    half_of_gram, half_of_random = (d + 1) * (d + 2) // 2, b * (b + 1) // 2
-    of_class = c * (d + 1)
-    return {
-        "ACIL": {"projection": 0, "factors": half_of_random, "moments": c * b, "weights": c * b},
-        "DS-AL": {"projection": 0, "factors": 2 * half_of_random, "moments": 2 * c * b, "weights": 2 * c * b},
-        "CIFNet": {
-            "factors": sizes.tasks * half_of_gram, "moments": of_class, "weights": of_class, "buffer": sizes.buffer * d,
-        },
-        "Exact ridge": {"factors": half_of_gram, "moments": of_class, "weights": of_class},
-    }  # fmt: skip
-
-
-PAPER_BYTES, EMBEDDING_BYTES, SUM_BYTES = 4, 4, 8
-"""Bytes of a number in the paper's tables, of a stored embedding (float32), and of a sum (float64) here."""
-
-PAPER_SIZES = {"CIFAR-100": Sizes(512, 100, 10, width=8192), "ImageNet-100": Sizes(512, 100, 10, width=16384)}
-PAPER_NOTE = "Rows marked published are the paper's own numbers, at 4 bytes each, not measured here."
-
-
 def memory_table(study: Study, setting: Setting) -> Table:
     """Tabulate the numbers kept between tasks by component, and the bytes as they are stored.
 
@@ -510,128 +371,32 @@ def memory_table(study: Study, setting: Setting) -> Table:
         cells: list[Cell] = [fixed(group.components.get(component), group.seeds) for component in parts]
         totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "network_params")]
         rows.append([group.label, group.kind, *cells, *totals])
-    notes = [
-        "After the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision that each is "
-        "kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
-        "that is drawn from its seed is not stored. Parameters of a method "
-        "that trains its network are counted without one network, which stands apart for all.",
-        *([PAPER_NOTE] if any(group.kind == "published" for group in groups) else []),
-    ]
     title = f"Memory besides the backbone: {study.names[setting]}"
-    return Table(f"memory_{study.slug(setting)}", title, columns, rows, notes, [group.kind for group in groups])
-
-
-def scaling_tables(study: Study) -> list[Table]:
-    """Return the paper's two tables of memory beside this package's formulas.
-
-    They are made only if the report has one of their methods.
-    """
-    methods = numbers_kept(PAPER_SIZES["CIFAR-100"])
-    if not any(group.kind == "measured" and group.name in methods for group in study.groups):
-        return []
-    return [_breakdown(), _scaling()]
-
-
-def _breakdown() -> Table:
-    """Tabulate tab:memory_breakdown: every component, as published, by the paper's formula, and as kept here."""
-    printed = published_numbers()
-    printed = printed[(printed["table"] == "tab:memory_breakdown") & (printed["quantity"] == "elements_m")]
-    columns = [Column("method"), Column("component")]
-    counts: list[dict[tuple[str, str], float]] = []  # of each column: (method, component) → numbers
-    for name, sizes in PAPER_SIZES.items():
-        own = printed[printed["dataset"] == name]
-        theirs = dict(zip(zip(own["method"], own["variant"], strict=True), 1e6 * own["value"], strict=True))
-        counts += [theirs, _with_totals(numbers_in_paper(sizes)), _with_totals(numbers_kept(sizes))]
-        kinds = ("published", "formula", "here")
-        columns += [Column(f"{name}, B = {sizes.width:,}: {kind} (M)", 2, None, 1e-6) for kind in kinds]
-    _, formula, here, *_ = counts
-    components = sorted({**formula, **here}, key=lambda key: key[1] == "total")  # totals last
-    rows: list[list[Cell]] = [
-        [method, component, *(fixed(column.get((method, component))) for column in counts)]
-        for method in numbers_kept(PAPER_SIZES["CIFAR-100"])
-        for owner, component in components
-        if owner == method
-    ]
-    notes = [
-        "d = 512, 100 classes, 10 tasks, a buffer of 2000 embeddings; B: random features of ACIL and DS-AL. "
-        "Published: the paper's tab:memory_breakdown. Formula: the paper's, for the same sizes. Here: what the "
-        "heads of this package keep; a projection that is drawn from its seed is not stored.",
-    ]
-    return Table("memory_breakdown", "Numbers kept between tasks, component by component", columns, rows, notes)
-
-
-def _with_totals(by_method: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], float]:
-    """Return (method, component) → numbers, the component "total" among them."""
-    return {
-        (method, component): float(count)
-        for method, parts in by_method.items()
-        for component, count in {**parts, "total": sum(parts.values())}.items()
-    }
-
-
-def _scaling() -> Table:
-    """Tabulate memory by number of tasks (tab:memory_scaling): a factor per class in the paper, one per task here."""
-    tasks = (10, 20, 50, 100)
-    columns = [Column("method"), Column("grows with"), Column("the paper's formula (MB)", 1)]
-    columns += [Column(f"here, {k} tasks (MB)", 1) for k in tasks]
-    growth = {"ACIL": "B²", "DS-AL": "2B²", "CIFNet": "C·d² (paper), K·d² (here)", "Exact ridge": "d²"}
-    theirs = _with_totals(numbers_in_paper(PAPER_SIZES["CIFAR-100"]))
-    ours = [numbers_kept(Sizes(512, 100, k)) for k in tasks]
-    rows: list[list[Cell]] = []
-    for method, grows_with in growth.items():
-        paper = theirs.get((method, "total"))
-        here = [
-            sum(n * (EMBEDDING_BYTES if part == "buffer" else SUM_BYTES) for part, n in by_method[method].items())
-            for by_method in ours
-        ]
-        megabytes = [None if paper is None else 1e-6 * PAPER_BYTES * paper, *(1e-6 * total for total in here)]
-        rows.append([method, grows_with, *map(fixed, megabytes)])
-    notes = [
-        "d = 512, 100 classes, B = 8,192, a buffer of 2000 embeddings. The paper counts 4 bytes a number; here sums "
-        "are float64 (8 bytes) and embeddings float32."
-    ]
-    return Table("memory_scaling", "Megabytes kept between tasks by number of tasks", columns, rows, notes)
-
-
-@dataclass(frozen=True)
-class BufferSize:
-    """A buffer after the last task: its samples, the width of its embeddings, and the side of the images in pixels."""
-
-    samples: int
-    features: int
-    side: int
-
-    @property
-    def megabytes(self) -> tuple[float, float, float]:
-        """As embeddings (float32), as images of bytes, and as images of float32 (the paper's count)."""
-        pixels = self.samples * 3 * self.side * self.side
-        return self.samples * self.features * 4e-6, pixels * 1e-6, pixels * 4e-6
-
-
-def buffers(study: Study) -> list[tuple[Group, BufferSize]]:
-    """Return the references that keep a buffer and know the size of their images; one for each data set and size."""
-    found: dict[tuple[str, BufferSize], Group] = {}
-    for group in (group for group in study.groups if group.is_reference):
-        run = group.outcomes[0].run
-        about = {} if run is None else {**(run.summary.get("head_settings") or {}), **run.summary}
-        elements, features, side = (about.get(key) for key in ("buffer_elements", "in_features", "image_size"))
-        if elements and features and side:
-            size = BufferSize(int(elements) // int(features), int(features), int(side))
-            found.setdefault((group.setting.dataset, size), group)
-    return [(group, size) for (_, size), group in found.items()]
+    return Table(f"memory_{study.slug(setting)}", title, columns, rows, blocks=[group.kind for group in groups])
 
 
 def buffer_bytes_table(study: Study) -> Table:
-    """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB)."""
-    sizes, megabytes = ("samples", "width", "pixels"), ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
-    columns = [Column("setting"), Column("method"), *(Column(header, 0, spread=False) for header in sizes)]
-    columns += [Column(header, None, spread=False) for header in megabytes]
+    """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB).
+
+    References that keep a buffer and know the size of their images have a row, one for each data set and size.
+    """
+    found: dict[tuple[str, int, int, int], Group] = {}
+    for group in (group for group in study.groups if group.is_reference):
+        about = {**(group.runs[0].summary.get("head_settings") or {}), **group.runs[0].summary}
+        keys = ("buffer_elements", "in_features", "image_size")
+        elements, features, side = (int(about.get(key) or 0) for key in keys)
+        if elements and features and side:
+            found.setdefault((group.setting.dataset, elements // features, features, side), group)
     rows: list[list[Cell]] = []
-    for group, size in buffers(study):
-        numbers = [size.samples, size.features, size.side, *size.megabytes]
+    for (_, samples, features, side), group in found.items():
+        embeddings, pixels = samples * features * 4e-6, samples * 3 * side * side * 1e-6
+        numbers = [samples, features, side, embeddings, pixels, 4 * pixels]
         rows.append([study.names[group.setting], group.label, *(fixed(number, group.seeds) for number in numbers)])
     if rows:
         paper = [fixed(number) for number in (2000, 512, 224, 4.10, None, 1206.40)]
         rows.append(["ImageNet-100 (published)", "CIFNet", *paper])
+    sizes, megabytes = ("samples", "width", "pixels"), ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
+    columns = [*map(Column, ("setting", "method")), *(Column(header, 0, spread=False) for header in sizes)]
+    columns += [Column(header, None, spread=False) for header in megabytes]
     notes = ["The same samples kept as embeddings (float32), as raw images (bytes), and as float32 images."]
     return Table("buffer_bytes", "A buffer of embeddings against as many raw images", columns, rows, notes)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-from cifnet_pl.report.comparison import Pair, comparison_picture, comparison_table
+from cifnet_pl.report.comparison import Pair, comparison_table
 from cifnet_pl.report.external_results import published_groups, read_external
-from cifnet_pl.report.figures import SETTINGS, all_pictures, render
-from cifnet_pl.report.page import (
-    Picture,
-    Table,
-    notes_to_latex,
-    shortened,
-    to_csv_table,
-    to_latex,
-    to_markdown,
-    to_page,
-)
+from cifnet_pl.report.figures import all_pictures, render
+from cifnet_pl.report.page import Part, Report, latex, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.runs import find_missing, read_runs
 from cifnet_pl.report.settings import about_small_ridge, notes_of
 from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
-from cifnet_pl.report.tables import all_tables, seldom_notes
+from cifnet_pl.report.tables import all_tables, report_notes, seldom_notes
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
@@ -72,29 +61,22 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         folder: where the files are written.
         pairs: comparisons of two methods.
     """
-    tables = all_tables(study)
-    pictures = all_pictures(study)
-    if pairs:
-        tables = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs], **tables}
-        with matplotlib.rc_context(SETTINGS):
-            pictures = {COMPARISON: [p for pair in pairs if (p := comparison_picture(pair))], **pictures}
-    shown, notes = shortened([table for section in tables.values() for table in section])
-    by_name = {table.name: table for table in shown}
-    tables = {name: [by_name[table.name] for table in section] for name, section in tables.items()}
-    if notes:
-        write_text(folder / "tables" / "notes.tex", notes_to_latex(notes))
-    drawn: dict[str, list[tuple[Picture, bytes]]] = {}
-    for section, own in pictures.items():
-        for picture in own:
+    compared = {COMPARISON: [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
+    tables, pictures = {**compared, **all_tables(study)}, all_pictures(study)
+    parts = []
+    for name in dict.fromkeys([*tables, *pictures]):
+        drawn = []
+        for picture in pictures.get(name, ()):
             png, svg = render(picture)
             write_bytes(folder / "figures" / f"{picture.name}.png", png)
             write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
-            drawn.setdefault(section, []).append((picture, svg))
-    for table in shown:
-        for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
-            write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
+            drawn.append((picture, svg))
+        for table in tables.get(name, ()):
+            for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
+                write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
+        parts.append(Part(name, tables.get(name, []), drawn))
+    runs = [run for group in study.groups for run in group.runs]
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
-    runs = [outcome.run for group in study.groups for outcome in group.outcomes if outcome.run is not None]
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
@@ -105,21 +87,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
     lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
-    write_text(folder / "report.md", _markdown(lead, warnings, tables, drawn, notes))
-    write_text(folder / "report.html", to_page(TITLE, lead, warnings, tables, drawn, notes))
-
-
-def _markdown(
-    lead: str,
-    warnings: Sequence[str],
-    tables: Mapping[str, Sequence[Table]],
-    pictures: Mapping[str, Sequence[tuple[Picture, bytes]]],
-    notes: Sequence[str],
-) -> str:
-    """Return the report as Markdown, with the arguments of :func:`cifnet_pl.report.page.to_page`."""
-    lines = [f"# {TITLE}", "", lead, "", *(f"> {text}\n" for text in warnings)]
-    for section in dict.fromkeys([*tables, *pictures]):
-        lines += [f"## {section}", "", *map(to_markdown, tables.get(section, ()))]
-        lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in pictures.get(section, ())]
-    lines += ["## Notes", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""] if notes else []
-    return "\n".join(lines)
+    report = Report(TITLE, lead, warnings, parts, report_notes(study))
+    write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in report.notes))
+    write_text(folder / "report.md", report.to_markdown())
+    write_text(folder / "report.html", report.to_html())

@@ -52,7 +52,7 @@ def test_numbers_and_deviations() -> None:
     assert cell_text(Stat(0.0603, 0.00112, 3), Column("a", None)) == "0.0603 ± 0.0011"
     assert cell_text(Stat(1611.2, 85.4, 3), Column("a", None)) == "1,611 ± 85"
     assert cell_text(Stat(11.17e6, 0.0, 3), Column("a", 2, None, 1e-6, False)) == "11.17"
-    assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "(1.23 ± 0.20)e-05"
+    assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "(1.23 ± 0.20)·10⁻⁵"
     assert cell_text(Stat(0.0, None, 1), Column("a", None)) == "0"
     assert cell_text(None, Column("a")) == "–"
 
@@ -116,14 +116,12 @@ def test_html_is_escaped() -> None:
     assert '<td class="num"><b>61.33 ± 0.67</b></td>' in text
 
 
-def test_powers_of_ten_are_typeset_in_numbers_alone() -> None:
+def test_powers_of_ten() -> None:
     table = Table("a", "a", [Column("run"), Column("kWh", None)], [["x1e-05 <b>", Stat(1.234e-5, 2e-6, 3)]])
-    assert "(1.23 ± 0.20)·10<sup>−5</sup>" in to_html(table)
+    assert "(1.23 ± 0.20)·10⁻⁵" in to_html(table)
     assert "x1e-05 &lt;b&gt;" in to_html(table)
-    assert r"(1.23 $\pm$ 0.20)$\cdot10^{-5}$" in to_latex(table)
-    large = Table("a", "a", [Column("run"), Column("A_K per kWh", None)], [["x", Stat(10_429_606.0, 6_403_153.0, 3)]])
-    assert "(1.04 ± 0.64)·10<sup>7</sup>" in to_html(large)
-    assert r"(1.04 $\pm$ 0.64)$\cdot10^{7}$" in to_latex(large)
+    assert r"(1.23 $\pm$ 0.20)$\cdot$10\textsuperscript{-}\textsuperscript{5}" in to_latex(table)
+    assert cell_text(Stat(10_429_606.0, 6_403_153.0, 3), Column("a", None)) == "(1.04 ± 0.64)·10⁷"
 
 
 HOSTILE = "<script>alert('1')</script> & \"x\""
