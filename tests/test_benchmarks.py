@@ -6,8 +6,11 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.svm import LinearSVC
 
 from benchmarks import (
     bare_loop,
@@ -19,7 +22,7 @@ from benchmarks import (
 )
 from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
 from benchmarks.measure import Row
-from benchmarks.studies import precision, trained
+from benchmarks.studies import few_photos, precision, trained
 from cifnet_pl.backbones.engines import PRECISIONS
 from tests.data.tree import class_tree
 from tests.report.synthetic import write_run
@@ -108,6 +111,20 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(growth, name, value)
     (row,) = growth.rows()
     assert row.name == "(f) CIFNetHead: one more task after 3 / as many systems solved"
+
+
+@pytest.mark.parametrize("study", sorted(path.stem for path in Path(precision.__file__).parent.glob("*.py")))
+def test_a_study_can_be_imported(study: str) -> None:
+    importlib.import_module(f"benchmarks.studies.{study}")
+
+
+def test_the_linear_svm_minimises_what_that_of_scikit_learn_does() -> None:
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    ours = few_photos.LinearSVM(C=0.01).fit(x, y)
+    theirs = LinearSVC(C=0.01, tol=1e-6).fit(x, y)
+    weights = np.vstack([theirs.coef_.T, theirs.intercept_])
+    np.testing.assert_allclose(ours.weights.detach().numpy(), weights, atol=1e-3)
 
 
 def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.studies.novelty ROOT [ROOT …]``: are unknown things told from known ones?
+"""``python -m benchmarks.studies.novelty PHOTOS [PHOTOS …]``: are unknown things told from known ones?
 
 The first table has AUROC and FPR95 (unknown photos taken for known ones where 95 % of known photos are kept), in
 percent, of the exact head's largest score and largest probability, of Mahalanobis distances from its sums (plain,
@@ -8,8 +8,6 @@ folder, unknown those of another one, or half of the classes of one folder (the 
 The second table says whether thresholds hold. It has, along a stream of ten tasks, after a class was removed and after
 more photos came, the share of photos of known classes that is called unknown where 1, 5 and 10 % was asked for, and
 coverage and size of sets of answers where 90 and 95 % was; the mean over three class orders.
-
-All choices were made with ``--part train``: a fifth of the training photos are the known ones.
 """
 
 from __future__ import annotations
@@ -20,10 +18,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.studies.photos import Photos, learn, read_photos, show, show_columns, stored, study_parser
+from benchmarks.studies.photos import Photos, learn, read_photos, show, show_columns, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, calibrate, novelty_reference
+from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate, novelty_reference
+from cifnet_pl.model.calibration import occasions
 from cifnet_pl.model.open_set import detection
 from cifnet_pl.statistics import ClassDistances
 
@@ -43,11 +42,10 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST]]
 
 
-def with_held_back(photos: Photos, seed: int = 0) -> Photos:
-    """The training photos alone, a fifth of them in place of the validation photos."""
-    order = torch.randperm(len(photos.y), generator=torch.Generator().manual_seed(seed))
-    held, kept = order[: len(order) // 5], order[len(order) // 5 :].sort().values
-    return Photos(photos.z[kept], photos.y[kept], photos.z[held], photos.y[held])
+def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
+    """The samples of a buffer, those of one occasion, or near-copies, in one group."""
+    samples = CalibrationSamples(head, *buffer.items())
+    return samples.grouped(occasions(samples)[1])
 
 
 def learned(photos: Photos, classes: list[int]) -> tuple[Head, CalibrationBuffer]:
@@ -134,12 +132,8 @@ def along_the_stream(photos: Photos, order: int) -> Iterator[tuple[str, Tensor]]
 
 def main() -> None:
     """Print both tables."""
-    parser = study_parser(__doc__, roots="+")
-    parser.add_argument("--part", choices=("train", "val"), default="val")
-    options = parser.parse_args()
-    sets = {root.name: read_photos(root, options) for root in options.root}
-    if options.part == "train":
-        sets = {name: with_held_back(photos) for name, photos in sets.items()}
+    options = study_parser(__doc__, roots="+").parse_args()
+    sets = {root.stem: read_photos(root, options) for root in options.root}
     show_columns(["known", "unknown", *COLUMNS])
     for name, photos in sets.items():
         everything = list(range(photos.classes))

@@ -105,8 +105,7 @@ def main() -> None:
         samples = np.cumsum([0, *sizes])
         if samples[-1] >= width:
             crossing = float(np.interp(width, samples, range(len(samples))))
-            axis.axvline(crossing, color="0.6", ls=":", lw=1)
-            axis.annotate(f"{width} samples", (crossing, 2), xytext=(4, 0), textcoords="offset points", color="0.4")
+            axis.axvline(crossing, color="0.6", ls=":", lw=1, label=f"{width} samples")
         axis.set(xlabel="tasks learned", title=f"{len(tasks)} tasks", ylim=(0, 100))
         axis.legend(loc="upper right", frameon=False)
     axes[0, 0].set_ylabel("$A_k$ (%)")
