@@ -16,7 +16,8 @@ from torch import Tensor
 
 from benchmarks.studies.photos import Photos, learned, read_photos, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import fit_temperature
+from cifnet_pl.heads.base import to_probabilities
+from cifnet_pl.heads.confidence import fit_probabilities
 from cifnet_pl.model.audit import audit
 
 SHARE = 0.05
@@ -43,7 +44,7 @@ def leave_one_out(photos: Photos, labels: np.ndarray) -> np.ndarray:
     y = torch.from_numpy(labels)
     head = learned(RidgeHead, replace(photos, y=y))
     scores: Tensor = head.leave_one_out(photos.z, y)
-    return torch.softmax(scores / fit_temperature(scores, y), dim=1).numpy()
+    return to_probabilities(scores, *fit_probabilities(scores, y)).numpy()
 
 
 def main() -> None:

@@ -100,7 +100,8 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         *([REMOVED] if model.remembers_removed else []),
         *([hardly] if hardly else []),
         *model.about_days(),
-        f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}",
+        f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}, odds power "
+        f"{float(head.odds_power):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
         f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
         f"state {stored / 1e6:.2f} MB ({parts} numbers)",

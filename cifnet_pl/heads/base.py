@@ -269,6 +269,49 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
+def log_odds(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute by how much each row's largest logit is above all others together.
+
+    Args:
+        logits: (n, C) float.
+
+    Returns:
+        (n,) logarithm of the odds of the most probable class; (n, C) log probability of each other class among those,
+        infinite or NaN at the most probable one.
+    """
+    first = logits.argmax(dim=1, keepdim=True)
+    others = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) == first, -torch.inf)
+    together = others.logsumexp(dim=1, keepdim=True)
+    return (logits.gather(1, first) - together)[:, 0], others - together
+
+
+def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor | float) -> Tensor:
+    """Turn scores into probabilities by a temperature, and a power of the odds of the most probable class.
+
+    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become their ``power``-th
+    power. The other classes share what is left in the same proportions. As the power is at most 1, the largest
+    probability stays the largest one. With 1 it is the softmax.
+
+    Args:
+        scores: (n, C) float; rows with NaN give NaN.
+        temperature: () above 0.
+        power: () above 0 and at most 1.
+
+    Returns:
+        (n, C), of the dtype of the scores.
+
+    Example:
+        >>> scores = torch.tensor([[4.0, 1.0, 1.0]]).double()
+        >>> to_probabilities(scores, 1.0, 0.5)[0].round(decimals=3).tolist()
+        [0.76, 0.12, 0.12]
+    """
+    odds, others = log_odds(scores / temperature)
+    odds = (power * odds)[:, None]
+    first = scores.argmax(dim=1, keepdim=True)
+    is_first = torch.arange(scores.shape[1], device=scores.device) == first
+    return torch.where(is_first, torch.sigmoid(odds), torch.sigmoid(-odds) * others.exp())
+
+
 RIDGE = 3.0
 """λ as a share of the mean eigenvalue of the scatter within classes (``python -m benchmarks.studies.novelty``)."""
 
@@ -322,7 +365,7 @@ class Head(nn.Module, ABC):
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
         solved: () bool, whether everything observed so far is in the weights.
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
-        temperature: () float64, divides the scores in ``probabilities``; 1 until calibrated.
+        temperature, odds_power: () float64, make scores probabilities (:func:`to_probabilities`); 1 until calibrated.
     """
 
     title: ClassVar[str] = ""
@@ -342,6 +385,7 @@ class Head(nn.Module, ABC):
     solved: Tensor
     under_way: Tensor
     temperature: Tensor
+    odds_power: Tensor
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
@@ -356,6 +400,7 @@ class Head(nn.Module, ABC):
         self.register_buffer("solved", torch.tensor(True))
         self.register_buffer("under_way", torch.tensor(False))
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+        self.register_buffer("odds_power", torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ what a head does in its own way
 
@@ -701,7 +746,7 @@ class Head(nn.Module, ABC):
             return self._scores(z)
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """Return the softmax of the scores divided by ``temperature``.
+        """Return the probability of each class (:func:`to_probabilities`).
 
         Args:
             z: (n, d) float embeddings.
@@ -709,7 +754,7 @@ class Head(nn.Module, ABC):
         Returns:
             (n, C) float64, columns as in ``classes``.
         """
-        return torch.softmax(self(z) / self.temperature, dim=1)
+        return to_probabilities(self(z), self.temperature, self.odds_power)
 
     def predict(self, z: Tensor) -> Tensor:
         """Return the labels with the largest score.

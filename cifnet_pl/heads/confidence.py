@@ -2,21 +2,24 @@
 
 The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax. Dividing them by one
 temperature (Guo et al., 2017) mends that; it is usually fitted on held-out data. Here it is fitted on samples that were
-learned, at scores that did not learn them, which ridge regression has in closed form.
+learned, at scores that did not learn them, which ridge regression has in closed form. A second number, the power of the
+answer's odds, mends what one temperature leaves: where classes resemble each other, the sure answers are too sure.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from cifnet_pl.heads.base import Head, LeftOut
+from cifnet_pl.heads.base import Head, LeftOut, log_odds, to_probabilities
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import UsageError
 
@@ -89,14 +92,10 @@ class CalibrationSamples:
         return 100 * float((columns.bincount(right)[count > 0] / count[count > 0]).mean())
 
 
-def calibrate(samples: CalibrationSamples) -> float:
-    """Set the head's temperature to the one that minimises the NLL of samples without their groups.
+def calibrate(samples: CalibrationSamples) -> None:
+    """Set the head's temperature and power to those that minimise the NLL of samples without their groups.
 
-    Samples without which nothing would be known of their scores are not used; the temperature is 1 if there are no
-    others.
-
-    Returns:
-        The temperature.
+    Samples without which nothing would be known of their scores are not used; both are 1 if there are no others.
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
@@ -106,9 +105,9 @@ def calibrate(samples: CalibrationSamples) -> float:
         raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
-    temperature = fit_temperature(scores[known], samples.columns[known]) if known.any() else 1.0
+    temperature, power = fit_probabilities(scores[known], samples.columns[known]) if known.any() else (1.0, 1.0)
     samples.head.temperature.fill_(temperature)
-    return temperature
+    samples.head.odds_power.fill_(power)
 
 
 def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
@@ -173,20 +172,68 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
         >>> round(fit_temperature(wrong_once, torch.tensor([0, 0, 1, 1])), 2)
         1.13
     """
+
+    def loss(temperature: float) -> float:
+        return torch.nn.functional.cross_entropy(
+            scores / temperature, columns, label_smoothing=1 / (len(scores) + 2)
+        ).item()
+
+    return _best_temperature(scores, loss)
+
+
+LEAST_POWER = 0.05
+"""Smallest power of the answer's odds that is tried."""
+
+
+def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
+    """Return the temperature and the power for which ``to_probabilities`` has the smallest NLL, smoothed.
+
+    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of two classes, and of
+    scores that are all alike, the power is 1: there it does what the temperature does.
+
+    Args:
+        scores: (n, C) float64.
+        columns: (n,) int64 true column of each row.
+    """
+    if scores.shape[1] <= 2:
+        return fit_temperature(scores, columns), 1.0
+    n, classes = scores.shape
+    smooth = 1 / (n + 2)  # the same share of the target as in `fit_temperature`
+    right = scores.argmax(dim=1) == columns
+
+    def best_power(temperature: float) -> tuple[float, float]:
+        """The power, and its loss. Only the answer's part of the loss changes with it."""
+        odds, others = log_odds(scores / temperature)
+        share = (1 - smooth) * right + smooth / classes  # of the target, at the answer
+        within = (1 - smooth) * others.gather(1, columns[:, None])[:, 0].where(~right, 0)
+        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(dim=1)
+
+        def loss(power: float) -> float:
+            sure, unsure = logsigmoid(power * odds), logsigmoid(-power * odds)
+            return -(share * sure + (1 - share) * unsure + within).mean().item()
+
+        power = _minimum(loss, LEAST_POWER, 1.0)
+        least, whole = loss(power), loss(1.0)  # the search never reaches its bounds
+        return (power, least) if least < whole else (1.0, whole)
+
+    temperature = _best_temperature(scores, lambda each: best_power(each)[1])
+    return temperature, best_power(temperature)[0]
+
+
+def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
+    """Return the temperature of the smallest loss, around the spread of the scores (n, C)."""
     spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
     if scores.shape[1] == 1 or spread == 0.0:  # all temperatures are alike: any scale of the scores will do
         return max(scores.abs().mean().item(), 1e-3)
+    middle = math.log(spread)
+    return math.exp(_minimum(lambda each: loss(math.exp(each)), middle - RANGE, middle + RANGE))
 
+
+def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function of one number is smallest between two numbers."""
     from scipy.optimize import minimize_scalar  # here: models that only classify do not wait for it
 
-    def loss(log_temperature: float) -> float:
-        return torch.nn.functional.cross_entropy(
-            scores / math.exp(log_temperature), columns, label_smoothing=1 / (len(scores) + 2)
-        ).item()
-
-    middle = math.log(spread)
-    optimum = minimize_scalar(loss, bounds=(middle - RANGE, middle + RANGE), method="bounded", options={"xatol": 1e-6})
-    return math.exp(optimum.x)
+    return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
 
 
 PENALTY = 0.01
@@ -361,7 +408,7 @@ class AnswerSets:
             coverage: the chance, over all photos of known classes.
         """
         head, columns, scores, weights = samples.head, samples.columns, samples.scores(), samples.weights()
-        set_score = set_scores(torch.softmax(scores / head.temperature, dim=1))
+        set_score = set_scores(to_probabilities(scores, head.temperature, head.odds_power))
         set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
         true_scores = set_score.gather(1, columns[:, None]).flatten()
         return cls(Reference.of(true_scores, weights).threshold(coverage))

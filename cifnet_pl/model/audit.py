@@ -20,8 +20,8 @@ from torchmetrics.functional.classification import binary_calibration_error
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.base import RIDGE
-from cifnet_pl.heads.confidence import fit_temperature
+from cifnet_pl.heads.base import RIDGE, to_probabilities
+from cifnet_pl.heads.confidence import fit_probabilities
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.metrics import BINS, FEW, Evaluation
@@ -188,12 +188,12 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         class_names: names of the classes; each must have a photo.
     """
     head, (groups, copied, judged) = learned(z, labels, len(class_names)), near_copies(z, labels)
-    temperature = _temperature(head, z, labels, groups, judged)
+    temperature, power = _calibration(head, z, labels, groups, judged)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence, own_share = np.zeros(len(labels)), np.zeros(len(labels))
     for rows, scores in left_out(head, z, labels, groups):
         y = torch.from_numpy(labels[rows])
-        p = torch.softmax(torch.nan_to_num(scores) / temperature, dim=1)
+        p = to_probabilities(torch.nan_to_num(scores), temperature, power)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
         own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
     ece = top_label_error(confidence[judged], (predicted == labels)[judged])
@@ -218,16 +218,19 @@ def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return 100 * float(error)
 
 
-def _temperature(head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray) -> float:
+def _calibration(
+    head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray
+) -> tuple[float, float]:
+    """Return the temperature and the power by which some photos are calibrated, evenly spaced."""
     known = np.flatnonzero(judged)
     if not len(known):
-        return 1.0
+        return 1.0, 1.0
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), FOR_TEMPERATURE)).astype(np.int64))]
     rows = np.flatnonzero(np.isin(groups, groups[chosen]))
     parts = list(left_out(head, z[rows], labels[rows], groups[rows]))
     y, scores = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])]), torch.cat([s for _, s in parts])
     finite = scores.isfinite().all(dim=1)
-    return fit_temperature(scores[finite], y[finite]) if finite.any() else 1.0
+    return fit_probabilities(scores[finite], y[finite]) if finite.any() else (1.0, 1.0)
 
 
 def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray) -> np.ndarray:

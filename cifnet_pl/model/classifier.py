@@ -144,7 +144,7 @@ class Classifier(Model):
         """
         # What is derived is another object after every change of the head, and so are the labels of the buffer.
         state = (self.head.derived, self.buffer.y if self.buffer is not None else None)
-        asked = (unknown, coverage, float(self.head.temperature), tuple(self.class_names))
+        asked = (unknown, coverage, float(self.head.temperature), float(self.head.odds_power), tuple(self.class_names))
         if self._judges is None or any(a is not b for a, b in zip(self._judges[0], state, strict=True)):
             self._judges = (state, {})
         judge = self._judges[1]

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_runtime import alone_with_the_exporter, import_onnxruntime
+from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.open_set import able
 from cifnet_pl.photos.photo import square
@@ -80,13 +81,16 @@ class HeadGraph(nn.Module):
     """
 
     input_name = "embeddings"
+    temperature: Tensor
+    odds_power: Tensor
 
     def __init__(self, model: Classifier):
         super().__init__()
         self.about = f"embeddings: float32 (n, {model.head.in_features}), from the network that this was learned with"
         self.example = torch.zeros(2, model.head.in_features)
         self.scoring = model.head.scoring()
-        self.temperature = float(model.head.temperature)
+        self.register_buffer("temperature", model.head.temperature.clone())
+        self.register_buffer("odds_power", model.head.odds_power.clone())
         features = model.head.distances().moments.gram.shape[0] if model.head.tells_novelty else None
         self.too_wide = features if features is not None and features > WIDEST else None
         told = features is not None and self.too_wide is None
@@ -99,7 +103,7 @@ class HeadGraph(nn.Module):
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs; everything after the embedding is in float64, as in the head."""
-        probabilities = torch.softmax(self.scoring(embeddings) / self.temperature, dim=1).float()
+        probabilities = to_probabilities(self.scoring(embeddings), self.temperature, self.odds_power).float()
         return (probabilities,) if self.measuring is None else (probabilities, self.measuring(embeddings).float())
 
 

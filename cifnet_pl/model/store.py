@@ -249,8 +249,9 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     in_order = head.task_of.tolist() == [k for k, size in enumerate(tasks) for _ in range(size)]
     if len(set(head.classes)) < sum(tasks) or not in_order:
         raise CheckpointError(f"{damaged}the labels or tasks of its classes are not in order")
-    if not float(head.temperature) > 0:
-        raise CheckpointError(f"{damaged}its temperature is {float(head.temperature):g}")
+    temperature, power = float(head.temperature), float(head.odds_power)
+    if not (temperature > 0 and 0 < power <= 1):
+        raise CheckpointError(f"{damaged}its temperature is {temperature:g}, the power of its odds {power:g}")
     for module in head.modules():
         if isinstance(module, Samples):
             same = len(module.z) == len(module.y) == len(module.weight)

@@ -84,6 +84,7 @@ def test_kernel():
 def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = model_of("embedded:efficientnet_lite0", 64, 0.875)
     model.head.temperature.fill_(0.7)
+    model.head.odds_power.fill_(0.6)
     model.save(tmp_path / "b")
     target = tmp_path / "m" / "model.onnx"
     assert main(["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]) == 0
@@ -234,6 +235,7 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: py
     """It has no network; a server's entry, which takes photos, is refused."""
     model = replace(learned("ridge"), backbone=build_backbone(f"none:{WIDTH}"))
     model.head.temperature.fill_(0.7)
+    model.head.odds_power.fill_(0.6)
     model.save(tmp_path / "b")
     target = tmp_path / "m.onnx"
     given = ["export", "--model", str(tmp_path / "b"), "--overwrite", "--output"]

@@ -34,6 +34,7 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
+from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
     FREE,
     PENALTY,
@@ -42,6 +43,7 @@ from cifnet_pl.heads.confidence import (
     Reference,
     calibrate,
     check_share,
+    fit_probabilities,
     fit_temperature,
     near_copies,
     novelty_reference,
@@ -224,9 +226,10 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
     z = moments.repeat_interleave(4, dim=0) + 0.02 * torch.randn(96, 30, generator=draw)
     labels, bursts = y.repeat_interleave(4), torch.arange(24).repeat_interleave(4)
     head = teach(RidgeHead(30, ridge=1.0), z, labels)
-    expected = fit_temperature(head.leave_one_out(z, labels, bursts), labels)
-    assert calibrate(CalibrationSamples(head, z, labels, near_copies(z, labels))) == pytest.approx(expected, rel=1e-9)
-    assert expected > 2 * fit_temperature(head.leave_one_out(z, labels), labels)
+    expected = fit_probabilities(head.leave_one_out(z, labels, bursts), labels)
+    calibrate(CalibrationSamples(head, z, labels, near_copies(z, labels)))
+    assert (head.temperature.item(), head.odds_power.item()) == pytest.approx(expected, rel=1e-9)
+    assert expected[0] > 2 * fit_probabilities(head.leave_one_out(z, labels), labels)[0]
 
 
 @pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
@@ -244,13 +247,15 @@ def test_a_sample_without_which_nothing_is_known() -> None:
     z, y = torch.randn(1, D), torch.tensor([4])
     head = teach(RidgeHead(D), z, y)
     assert head.leave_one_out(z, y).isnan().all()
-    assert calibrate(CalibrationSamples(head, z, y)) == 1.0
+    calibrate(CalibrationSamples(head, z, y))
+    assert head.temperature == head.odds_power == 1
     assert head.probabilities(z).tolist() == [[1.0]]
     photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
     locked = CIFNetHead(D, ridge="gcv", update_past=False)
     for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
         teach(locked, photos[rows], torch.full((len(rows),), label))
-    assert math.isfinite(calibrate(CalibrationSamples(locked, photos[:3], torch.tensor([0, 1, 1]))))
+    calibrate(CalibrationSamples(locked, photos[:3], torch.tensor([0, 1, 1])))
+    assert locked.temperature.isfinite()
 
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
@@ -262,7 +267,8 @@ def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float)
     z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
     options = {"width": 60} if make is ACILHead else {}
     head = teach(make(30, ridge="gcv", dtype="float32", **options), z, y)
-    assert calibrate(CalibrationSamples(head, z, y)) > 0
+    calibrate(CalibrationSamples(head, z, y))
+    assert head.temperature > 0
     assert torch.equal(head.predict(z), y)
 
 
@@ -387,11 +393,16 @@ def ece(probabilities: Tensor, y: Tensor) -> float:
     return 100 * multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15).item()
 
 
-def nll(scores: Tensor, y: Tensor, temperature: float) -> float:
+def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
+    """By the definition: the odds p / (1 − p) of the largest probability become their power."""
     smoothed = torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - 1 / (len(y) + 2)) + 1 / (
         (len(y) + 2) * scores.shape[1]
     )
-    return -(smoothed * (scores / temperature).log_softmax(1)).sum(1).mean().item()
+    p = torch.softmax(scores / temperature, dim=1)
+    largest, first = p.max(dim=1, keepdim=True)
+    odds = (largest / (1 - largest)) ** power
+    p = (p / (1 - largest) / (1 + odds)).scatter(1, first, odds / (1 + odds))
+    return -(smoothed * p.log()).sum(1).mean().item()
 
 
 @given(st.integers(0, 10_000), st.floats(0.02, 50))
@@ -403,6 +414,38 @@ def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -
     assert result == pytest.approx(true, rel=0.1)
     best = nll(true * scores, y, result)
     assert all(best <= nll(true * scores, y, result * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0))
+
+
+@given(st.integers(0, 10_000), st.floats(0.3, 3), st.floats(0.2, 0.8))
+def test_the_power_that_made_the_labels_is_found(seed: int, temperature: float, power: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 1.5 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
+    p = to_probabilities(scores, temperature, power)
+    y = torch.multinomial(p, 1, generator=generator).flatten()
+    found = fit_probabilities(scores, y)
+    best = nll(scores, y, *found)
+    assert nll(scores, y, temperature, power) - 0.004 < best <= nll(scores, y, temperature, power)
+    for factors in ((0.9, 1), (1.1, 1), (1, 0.9), (1, 1.1), (0.99, 1.01), (1.01, 0.99)):
+        assert best <= nll(scores, y, factors[0] * found[0], factors[1] * found[1])
+
+
+@given(st.integers(0, 10_000), st.floats(0.05, 1))
+def test_a_power_keeps_the_answer_and_the_others_proportions(seed: int, power: float) -> None:
+    scores = 3 * torch.randn(50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    p, plain = to_probabilities(scores, 1.7, power), torch.softmax(scores / 1.7, dim=1)
+    assert torch.allclose(p.sum(dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
+    others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
+    assert torch.allclose(others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()], others[~others.isnan()])
+    assert torch.allclose(to_probabilities(scores, 1.7, 1.0), plain, rtol=0, atol=1e-14)
+
+
+def test_scores_so_far_apart_that_one_is_certain() -> None:
+    scores = torch.tensor([[4000.0, 0.0, 0.0], [0.0, torch.nan, 0.0]]).double()
+    p = to_probabilities(scores, 1.0, 0.5)
+    assert p[0].tolist() == [1, 0, 0]
+    assert p[1].isnan().all()
+    assert fit_probabilities(scores[:1], torch.tensor([0]))[1] > 0
 
 
 @pytest.mark.parametrize("samples", [10, 100, 1000])
@@ -444,13 +487,13 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     learn_digits(head, buffer, z[:900], y[:900])
     test, labels = z[900:], y[900:]
     raw = ece(head.probabilities(test), labels)
-    temperature = calibrate(CalibrationSamples(head, *buffer.items()))
-    assert head.temperature.item() == temperature
+    calibrate(CalibrationSamples(head, *buffer.items()))
     fitted = ece(head.probabilities(test), labels)
-    oracle = fit_temperature(head(test), labels)
+    oracle = fit_probabilities(head(test), labels)
     assert raw > 20
     assert fitted < 4
-    assert nll(head(test), labels, temperature) < 1.05 * nll(head(test), labels, oracle)
+    found = head.temperature.item(), head.odds_power.item()
+    assert nll(head(test), labels, *found) < 1.05 * nll(head(test), labels, *oracle)
 
 
 # ---------------------------------------------------------------------- in a run

@@ -12,7 +12,7 @@ import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, Reference, fit_temperature
+from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, Reference, fit_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError
 from tests.models import tensors_equal
@@ -43,6 +43,10 @@ def learned(spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead)
     return model
 
 
+def calibrated_by(model: Classifier) -> tuple[float, float]:
+    return float(model.head.temperature), float(model.head.odds_power)
+
+
 def share_right(model: Classifier, z: Tensor, y: Tensor) -> float:
     return 100 * (model.head.predict(z) == y).double().mean().item()
 
@@ -56,7 +60,7 @@ def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
     assert model.calibration.known == "found"
     assert (together == same_day).double().mean() > 0.99
     scores = model.head.leave_one_out(z, y, groups)
-    assert float(model.head.temperature) == pytest.approx(fit_temperature(scores, y), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, y), rel=1e-9)
     assert model.calibration.another_day == pytest.approx(100 * (scores.argmax(1) == y).double().mean().item())
     new, labels, _ = photos(2, days=40)
     assert model.calibration.another_day == pytest.approx(share_right(model, new, labels), abs=3)
@@ -128,7 +132,7 @@ def test_labelled_photos_of_a_new_place_calibrate_instead(head: type[Head], tmp_
     model = old.recalibrated(z, y, key)
     assert old.identity == before != model.identity
     assert torch.equal(model.head(z), old.head(z))
-    assert float(model.head.temperature) == pytest.approx(fit_temperature(old.head(z), y))
+    assert calibrated_by(model) == pytest.approx(fit_probabilities(old.head(z), y), rel=1e-9)
     assert model.calibration.known == "measured"
     assert model.calibration.another_day == pytest.approx(share_right(old, z, y))
     assert model.calibration.these_days == old.calibration.these_days
@@ -154,7 +158,7 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
     model.observe(photos(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020))
     model.finish_task()
     assert torch.equal(model.calibration.key, key[50:])
-    assert float(model.head.temperature) == pytest.approx(fit_temperature(model.head(z[50:]), y[50:]))
+    assert calibrated_by(model) == pytest.approx(fit_probabilities(model.head(z[50:]), y[50:]), rel=1e-9)
     model.remove_classes([NAMES[0]])
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
     with pytest.raises(UsageError, match="at least 20"):
@@ -180,7 +184,7 @@ def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
     groups = model.calibration.groups
     assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
     scores = model.head.leave_one_out(*model.buffer.items(), groups)
-    assert float(model.head.temperature) == pytest.approx(fit_temperature(scores, model.buffer.y), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, model.buffer.y), rel=1e-9)
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     again.begin_task(["new"])

@@ -71,7 +71,10 @@ def test_verdicts_follow_every_change() -> None:
     assert any("wasp" in (v.answers or ()) for v in verdicts(model, ["ant"]))
     again = model.judge(0.1, 0.9)
     model.head.temperature.mul_(2)
-    assert model.judge(0.1, 0.9) is not again
+    hotter = model.judge(0.1, 0.9)
+    assert hotter is not again
+    model.head.odds_power.mul_(0.5)
+    assert model.judge(0.1, 0.9) is not hotter
     assert model.clone()._judges is None
 
 

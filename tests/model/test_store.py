@@ -238,6 +238,7 @@ TENSORS = [
     (poke("head.cohorts.0.sums.products", float("nan")), "finite"),
     (poke("head.cohorts.0.weights", float("inf")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
+    (poke("head.odds_power", 1.5), "the power of its odds 1.5"),
     (poke("head.labels", 1), "labels"),
     (poke("head.task_of", 2), "tasks"),
     (poke("head.solved", 0), "middle of a task"),
