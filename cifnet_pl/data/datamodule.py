@@ -180,7 +180,8 @@ class CIFNetDataModule(LightningDataModule):
         labels = torch.full((len(self.source.class_names),), -1)
         labels[[self.plan.position[name] for name in stream.classes()]] = torch.arange(len(stream.classes()))
         workers = cores() if self.num_workers is None else self.num_workers
-        options = (labels, self.batch_size, self.image_size or 0, workers, self.on_corrupt == "skip")
+        side = self.image_size or 0 if isinstance(train, ImageSet) else 0
+        options = (labels, self.batch_size, side, workers, self.on_corrupt == "skip")
         if self.duplicates == "leave_out":
             copies = find_copies(self.source, self.plan.all_rows(()))
             self.plan.left_out, self.plan.untested = copies.left_out(self.source)

@@ -266,7 +266,9 @@ def picture(image: Any, where: str) -> Image.Image:
     pixels = np.asarray(image)
     pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        raise DataError(f"{where} is an image of shape {pixels.shape} and dtype {pixels.dtype}, expected uint8 pixels")
+        hint = "; leave ToTensor and Normalize out of the transform" if pixels.dtype.kind == "f" else ""
+        found = f"shape {pixels.shape} and dtype {pixels.dtype}"
+        raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
     return Image.fromarray(pixels.squeeze())
 
 

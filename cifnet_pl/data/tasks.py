@@ -24,7 +24,7 @@ class Batches:
         rows: (n,) positions of the samples.
         labels: (classes,) label of each class position.
         size: samples of a batch, at most.
-        side: of the squares that images become, in pixels.
+        side: of the squares that images become, in pixels; 0 for embeddings.
         workers: processes that decode images; 0 for none.
         skip: whether images that cannot be read are left out.
     """
@@ -46,10 +46,16 @@ class Batches:
         Raises:
             DataError: an image cannot be read, and is not to be left out; names it.
         """
+        for samples, labels, _ in self.with_keys():
+            yield samples, labels
+
+    def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the same batches, each with the content hashes (n,) int64 of its samples."""
         batches = pieces(self.rows, self.size)
         if isinstance(self.samples, EmbeddingSet):
             for rows in batches:
-                yield self.samples.get(rows), self.labels[torch.from_numpy(self.samples.labels[rows])]
+                labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
+                yield self.samples.get(rows), labels, torch.from_numpy(self.samples.hashes(rows))
             return
         assert isinstance(self.samples, ImageSet)
         loader = ImageLoader(self.samples, self.side, 1.0, self.workers, self.size)
@@ -59,7 +65,7 @@ class Batches:
                     raise DataError(
                         f"cannot read image {batch.unreadable[0]}: repair or remove it, or use on_corrupt=skip"
                     )
-                yield batch.image, self.labels[batch.label]
+                yield batch.image, self.labels[batch.label], batch.key
         finally:
             loader.close()
 

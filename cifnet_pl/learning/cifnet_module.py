@@ -76,16 +76,7 @@ class CIFNetModule(TaskModule):
         stores = self.head.uses_buffer or self.head.decides or calibrate
         self.buffer: CalibrationBuffer | None = buffer if stores else None
         self.photos = PhotoHashes()
-        self.model = Classifier(
-            self.backbone,
-            self.head,
-            self.buffer,
-            [],
-            self.backbone.preprocessing.image_size,
-            self.backbone.preprocessing.crop_ratio,
-            calibrated=calibrate,
-            photos=self.photos,
-        )
+        self.model = Classifier(self.backbone, self.head, self.buffer, calibrated=calibrate, photos=self.photos)
         self.calibration = self.model.calibration
         self._told: set[str] = set()
         self._given: list[tuple[Tensor, Tensor]] = []  # content hashes of this task's photos, and their occasions
@@ -295,7 +286,11 @@ class CIFNetModule(TaskModule):
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
-    """Return a head for a backbone; UsageError for one of another width, or that has learned already."""
+    """Return a head for a backbone; UsageError for a name, or one of another width, or that has learned already."""
+    if not callable(head):
+        raise UsageError(
+            f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of that width"
+        )
     made = head if isinstance(head, Head) else head(backbone.features)
     name = type(made).__name__
     if made.in_features != backbone.features:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.data.sources.embeddings import open_table
+from cifnet_pl.data.tasks import Task
 from cifnet_pl.model.bundle import class_names, write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.core import Model
@@ -21,6 +22,8 @@ from cifnet_pl.model.open_set import Judge, Verdict
 from cifnet_pl.photos.copies import Duplicates
 from cifnet_pl.photos.photo import AnyPhoto
 from cifnet_pl.photos.reading import photos_of, squares
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import number_of
 
 Judged = Callable[[Tensor, Tensor], list[Verdict]]
 
@@ -162,6 +165,28 @@ class Classifier(Model):
         if unknown is None and coverage is None:
             return lambda z, probabilities: [Verdict()] * len(z)
         return self.judge(unknown, coverage).verdicts
+
+    def learn(self, task: Task) -> None:
+        """Learn one task of a stream, in a loop of one's own: ``for task in data: model.learn(task)``.
+
+        Args:
+            task: the next one of a :class:`~cifnet_pl.data.datamodule.CIFNetDataModule`.
+
+        Raises:
+            UsageError: the model knows other classes than those of the tasks before it.
+        """
+        if len(self.class_names) != task.labels[0]:
+            raise UsageError(
+                f"the model knows {number_of(len(self.class_names), 'class')}, but {task.labels[0]} come before task "
+                f"{task.number + 1}: give the tasks of one stream in their order to a model that knows none"
+            )
+        if task.train.side:
+            self.image_size, self.crop_ratio = task.train.side, 1.0
+        self.begin_task(task.class_names)
+        for samples, labels, keys in task.train.with_keys():
+            z = self.embed(samples.to(self.device)) if task.train.side else samples
+            self.observe(z, labels, keys)
+        self.finish_task()
 
     def extend(
         self,

@@ -154,7 +154,7 @@ class Model:
         head: the closed-form classifier.
         buffer: the calibration buffer, or None where the head has no use for one.
         class_names: name of each column of the head's scores.
-        image_size: side in pixels of the squares that the backbone gets.
+        image_size: side in pixels of the squares that the backbone gets; 0 for the backbone's own, and its crop ratio.
         crop_ratio: share of a photo's short side that is cropped.
         held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
         history: the model's life, oldest first.
@@ -170,9 +170,9 @@ class Model:
 
     backbone: Backbone
     head: Head
-    buffer: CalibrationBuffer | None
-    class_names: list[str]
-    image_size: int
+    buffer: CalibrationBuffer | None = None
+    class_names: list[str] = field(default_factory=list)
+    image_size: int = 0
     crop_ratio: float = 1.0
     held_back: tuple[float, int] | None = None
     history: list[Event] = field(default_factory=list)
@@ -182,6 +182,11 @@ class Model:
     photos: PhotoHashes = field(default_factory=PhotoHashes)
     calibration: Calibration = field(default_factory=Calibration)
     _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.image_size:
+            images = self.backbone.preprocessing
+            self.image_size, self.crop_ratio = images.image_size, images.crop_ratio
 
     # ------------------------------------------------------------------ what is known
 

@@ -165,9 +165,8 @@ def empty_model() -> Classifier:
     from cifnet_pl.model.classifier import Classifier
 
     backbone = build_backbone("embedded:efficientnet_lite0+layers+mirror")
-    seen, head = backbone.preprocessing, RidgeHead(backbone.features, ridge="gcv", decision="auto")
-    buffer = CalibrationBuffer(2000)
-    return Classifier(backbone, head, buffer, [], seen.image_size, seen.crop_ratio, calibrated=True)
+    head = RidgeHead(backbone.features, ridge="gcv", decision="auto")
+    return Classifier(backbone, head, CalibrationBuffer(2000), calibrated=True)
 
 
 def _check_numbers(keep_versions: int, rate: float, unknown: float | None, coverage: float | None) -> None:

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from cifnet_pl import CIFNetDataModule
+from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.streams import Returning
-from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.data.layouts import vectors
 from tests.data.tree import class_tree
@@ -84,6 +84,25 @@ def test_embeddings_learn_in_a_run_and_in_a_loop_of_ones_own(tmp_path: Path) -> 
     torch.testing.assert_close(head.weights, learner.head.weights)
 
 
+@pytest.mark.parametrize("given", [dict(source="digits", image_size=8), dict(source=vectors(120, 6, 4))])
+def test_a_model_learns_a_stream_without_a_trainer_as_with_one(given: dict[str, Any], tmp_path: Path) -> None:
+    name = "pixels:8" if "image_size" in given else "none:6"
+    stream = CIFNetDataModule(classes_per_task=2, class_order=1, num_workers=0, **given)
+    backbone = build_backbone(name)
+    model = Classifier(backbone, CIFNetHead(backbone.features), CalibrationBuffer(60))
+    for task in stream:
+        model.learn(task)
+    learner = module(backbone=name, head=CIFNetHead, buffer=CalibrationBuffer(60))
+    trainer(tmp_path).fit(learner, datamodule=CIFNetDataModule(classes_per_task=2, class_order=1, **given))
+    assert model.class_names == learner.class_names
+    assert model.counts == learner.model.counts
+    z = torch.rand(20, backbone.features, dtype=torch.float64)
+    torch.testing.assert_close(model.head(z), learner.head(z))
+    assert torch.equal(model.photos.content, learner.photos.content)
+    with pytest.raises(UsageError, match="give the tasks of one stream in their order"):
+        model.learn(task)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_photos_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
     root = class_tree(tmp_path / "photos", 5)
@@ -133,7 +152,10 @@ def test_what_to_do_without_a_trainer() -> None:
         (["ant.png", "bee.png"], "the data are no pairs of a sample and its label"),
         ([3, 4, 5], "the data are no pairs of a sample and its label"),
         (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of a sample and its label"),
-        ([(PIXELS[0] / 255, 0)] * 4, r"first item .* of shape \(6, 4, 3\) and dtype float64, expected uint8"),
+        (
+            [(PIXELS[0] / 255, 0)] * 4,
+            r"\(6, 4, 3\) and dtype float64, expected uint8 pixels; leave ToTensor and Normalize",
+        ),
     ],
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:

@@ -272,6 +272,8 @@ class TestWithoutTheCommandLine:
     def test_head_by_default(self):
         assert type(CIFNetModule("pixels:8").head).__name__ == "CIFNetHead"
         assert CIFNetModule("pixels:8", RidgeHead).head.settings()["ridge"] == "gcv"
+        with pytest.raises(UsageError, match="head is 'RidgeHead', expected a class"):
+            CIFNetModule("pixels:8", head="RidgeHead")
 
     def test_buffer_is_left_out_where_no_head_wants_it(self):
         assert module(head=RidgeHead).buffer is None
