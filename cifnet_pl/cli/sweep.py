@@ -110,8 +110,6 @@ def sweep(
             print(f"{job.folder.name}: {'not run yet' if job.run() is None else f'complete already, {job.result()}'}")
         return
     failed = _run_all(jobs)
-    for note in _notes(jobs):
-        print(f"note: {note}")
     if output is not None and any(job.run() for job in jobs):
         from cifnet_pl.report import report
 
@@ -141,14 +139,6 @@ def complete_run(folder: Path) -> Path | None:
     from cifnet_pl.report.runs import is_complete
 
     return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
-
-
-def _notes(jobs: Sequence[Job]) -> list[str]:
-    """Return warnings about what the complete runs can show."""
-    from cifnet_pl.report.runs import read_run
-    from cifnet_pl.report.settings import about_small_ridge
-
-    return about_small_ridge([read_run(run) for job in jobs if (run := job.run()) is not None])
 
 
 # ---------------------------------------------------------------------- running

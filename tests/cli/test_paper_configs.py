@@ -169,7 +169,7 @@ def test_real_runs_are_grouped_and_named(runs: Path) -> None:
 def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
     assert main(["report", str(runs), "--output", str(tmp_path)]) == 0
     figures = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    wanted = {"trajectory", "ablation_curves", "ablation", "calibration", "memory", "buffer_bytes"}
+    wanted = {"trajectory", "ablation_curves", "ablation", "calibration", "memory"}
     assert {figure.split("_digits")[0].removesuffix(".png") for figure in figures} >= wanted
     with (tmp_path / "tables" / "ablation.csv").open(newline="") as file:
         rows = {row["variant"]: float(row["digits, 2 cls/task: A_K"]) for row in csv.DictReader(file)}
