@@ -195,7 +195,7 @@ def write_audit(
         model: whose embeddings were used.
     """
     from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
-    from cifnet_pl.report.page import audit_page, draw_learning_curve, with_figure
+    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, show
 
     evaluation = result.scored
     names = evaluation.class_names
@@ -216,14 +216,17 @@ def write_audit(
         "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
     ]
     sections = [
-        *([_undecided(undecided)] if undecided else []),
         _doubtful(result, files),
         _pairs(result, files),
-        with_figure("Which classes are confused", [READING], confusion),
+        Section("Which classes are confused", [READING], confusion),
         _classes(result),
         _far(result, files),
-        with_figure("Have I got enough photos?", [_sentence(more_photos(curve, names))], drawn),
+        Section("Have I got enough photos?", [_sentence(more_photos(curve, names))], drawn),
     ]
+    if undecided:
+        shown = [show(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
+        advice = ["Leave each in the folder of its own class alone."]
+        sections.insert(0, Section("Photos in two classes", advice, photos=shown))
     write_text(target / "audit.html", audit_page("Audit of photos", lead, sections))
 
 
@@ -267,13 +270,6 @@ def _photos(name: str, texts: list[str], files: list[Path], captions: Mapping[in
     return Section(name, texts, photos=[show(files[row], text) for row, text in captions.items()])
 
 
-def _undecided(undecided: Mapping[Path, str]) -> Section:
-    from cifnet_pl.report.page import Section, show
-
-    shown = [show(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
-    return Section("Photos in two classes", ["Leave each in the folder of its own class alone."], photos=shown)
-
-
 def _doubtful(result: Audit, files: list[Path]) -> Section:
     rows, evaluation = result.doubtful(), result.evaluation
     names, captions = evaluation.class_names, {}
@@ -293,21 +289,19 @@ def _doubtful(result: Audit, files: list[Path]) -> Section:
 def _pairs(result: Audit, files: list[Path]) -> Section:
     import numpy as np
 
-    from cifnet_pl.report.page import Section, Side, show
+    from cifnet_pl.report.page import Section, show
 
     evaluation, own, pairs = result.scored, result.own[result.judged], []
     column = {name: i for i, name in enumerate(evaluation.class_names)}
     for true, answer, count, total in evaluation.confused_pairs()[:PAIRS]:
         wrong = np.flatnonzero((evaluation.target == column[true]) & (evaluation.predicted == column[answer]))
         usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
-        surest, typical = (
-            wrong[np.argsort(-evaluation.confidence[wrong])],
-            usual[np.argsort(-own[usual], kind="stable")],
-        )
-        left, right = ([show(files[row]) for row in evaluation.rows[part][:PER_SIDE]] for part in (surest, typical))
+        surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
+        typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
+        left, right = ([show(files[row]) for row in rows[:PER_SIDE]] for rows in (surest, typical))
         some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
         title = f"{some} {is_or_are(count)} taken for {printable(answer)}"
-        pairs.append((Side(title, left), Side(f"usual photos of {printable(answer)}", right)))
+        pairs.append([(title, left), (f"usual photos of {printable(answer)}", right)])
     return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
 
 

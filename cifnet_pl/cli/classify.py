@@ -250,7 +250,7 @@ class Table:
 
 
 def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw photos in the order given, each above its most probable classes as bars.
+    """Draw photos in the order given, each above its most probable classes.
 
     Args:
         predictions: of the photos.
@@ -260,7 +260,6 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
         CifnetError: the disk is full or not writable.
     """
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from cifnet_pl.utilities.fonts import families
@@ -270,14 +269,8 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     fonts = families([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
     with matplotlib.rc_context({"font.family": fonts}):
         figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        cells = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=[3, 1.15] * rows)
-        for cell in cells.flat:
-            cell.axis("off")
-        for index, prediction in enumerate(predictions):
-            row, column = divmod(index, columns)
-            _draw_photo(cells[2 * row, column], prediction)
-            _draw_bars(cells[2 * row + 1, column], prediction)
+        for i, prediction in enumerate(predictions):
+            _draw(figure.add_subplot(rows, columns, i + 1, xticks=[], yticks=[]), prediction)
         write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
 
 
@@ -286,27 +279,17 @@ def _title(prediction: Prediction) -> str:
     return f"{prediction.file.parent.name}/{prediction.file.name}"
 
 
-def _draw_photo(axes: Any, prediction: Prediction) -> None:
-    """Draw a photo; one that shows nothing known has a frame around it, and says so."""
-    from matplotlib.patches import Rectangle
-
+def _draw(axes: Any, prediction: Prediction) -> None:
+    """Draw a photo with its classes; one that shows nothing known has a frame around it, and says so."""
     from cifnet_pl.photos.photo import read_square
 
     assert prediction.file is not None
+    unknown = prediction.known is False
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
-    axes.set_title(shortened(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=2, parse_math=False)
-    if prediction.known is False:
-        frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=4, edgecolor=UNKNOWN)
-        axes.add_patch(frame)
-        box = {"facecolor": UNKNOWN, "edgecolor": "none", "pad": 2}
-        axes.text(0.5, 0.06, "unknown", transform=axes.transAxes, ha="center", fontsize=8, color="white", bbox=box)
-
-
-def _draw_bars(axes: Any, prediction: Prediction) -> None:
-    names, shares = prediction.classes[:SHOWN], prediction.probabilities[:SHOWN]
-    for line, (name, share) in enumerate(zip(names, shares, strict=True)):
-        axes.barh(line, share, height=0.85, color="#9ecae1" if line == 0 else "#dfe8ee", align="center")
-        axes.text(0.01, line, shortened(name, LONGEST), fontsize=8, va="center", ha="left", parse_math=False)
-        axes.text(0.99, line, f"{100 * share:.0f} %", fontsize=8, va="center", ha="right")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(SHOWN - 0.4, -0.6)
+    for spine in axes.spines.values():
+        spine.set(visible=unknown, color=UNKNOWN, linewidth=6)
+    axes.set_title(shortened(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=4, parse_math=False)
+    shares = zip(prediction.classes[:SHOWN], prediction.probabilities, strict=False)
+    lines = [f"{shortened(name, LONGEST)}  {100 * share:.0f} %" for name, share in shares]
+    text, colour = "\n".join(["unknown, nearest:"] * unknown + lines), UNKNOWN if unknown else "black"
+    axes.set_xlabel(text, fontsize=8, color=colour, parse_math=False)

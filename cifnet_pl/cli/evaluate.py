@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from cifnet_pl.utilities.files import exclusive, write_bytes, write_json, write_
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.class_photos import ClassPhotos, Unreadable
+    from cifnet_pl.model.class_photos import ClassPhotos
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import Evaluation
 
@@ -58,24 +57,25 @@ def evaluate(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.model.class_photos import ClassPhotos
+    from cifnet_pl.model.metrics import evaluate as evaluate_photos
     from cifnet_pl.model.store import load
     from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output)) if output is not None else None
-    if recalibrate:
-        if target is None:
-            raise UsageError("--recalibrate stores a model: give it a place with --output")
-        photos, loaded = ClassPhotos.find(images, "--images", tested=True), load(model, trust=trust)
-        warn(photos.notes)
-        fit_promises(loaded, model, known_photos(loaded, photos, model), target, overwrite, trust)
-        return
+    if recalibrate and target is None:
+        raise UsageError("--recalibrate stores a model: give it a place with --output")
     with ExitStack() as held:
-        if target is not None:
+        if target is not None and not recalibrate:
             held.enter_context(exclusive(target))
             refuse_output(target, overwrite, folder=True)
         photos, unreadable = ClassPhotos.find(images, "--images", tested=True), list[Any]()
         loaded = load(model, trust=trust)
-        evaluation = _evaluate(loaded, photos, unreadable, model)
+        known = known_photos(loaded, photos, model)
+        if recalibrate and target is not None:
+            warn(photos.notes)
+            fit_promises(loaded, model, known, target, overwrite, trust)
+            return
+        evaluation = evaluate_photos(loaded, known, unreadable, progress=True)
         warn(photos.notes, unreadable)
         print(*summary_lines(evaluation), *copy_lines(evaluation), sep="\n")
         Console().print(class_table(evaluation))
@@ -83,7 +83,7 @@ def evaluate(
             some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
             print(f"{some} {is_or_are(count)} taken for {printable(answer)}")
         if target is not None:
-            write_results(target, evaluation, photos)
+            write_results(target, evaluation, known)
             print(f"tables and pictures in {target}")
 
 
@@ -109,18 +109,6 @@ def known_photos(model: Classifier, photos: ClassPhotos, name: str) -> ClassPhot
         what = f"{number_of(left, 'photo')} of classes that {name} does not know"
         print(f"{what} {is_or_are(left)} left out: {listed}")
     return known
-
-
-def _evaluate(model: Classifier, photos: ClassPhotos, unreadable: list[Unreadable], name: str) -> Evaluation:
-    import numpy as np
-
-    from cifnet_pl.model.metrics import evaluate as evaluate_photos
-
-    known = known_photos(model, photos, name)
-    evaluation = evaluate_photos(model, known, unreadable, progress=True)
-    position = {name: row for row, name in enumerate(photos.files.names)}  # rows of all photos, not of the known ones
-    rows = [position[known.files.names[row]] for row in evaluation.rows]
-    return replace(evaluation, rows=np.array(rows, dtype=np.int64))
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:

@@ -55,13 +55,9 @@ def forget(
         result = load(model, engine=engine, trust=trust).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
-    replaced = target.resolve() == Path(model).expanduser().resolve()
     for name in result.photos:
-        if result.exact or name in result.recalled:
-            lines = exactly(result, name)
-        else:
-            lines = removed(result, name, None if replaced else Path(model))
-        print(*lines, sep="\n")
+        taken_out = result.exact or name in result.recalled
+        print(*(exactly(result, name) if taken_out else removed(result, name)), sep="\n")
     if result.ignored:
         others, are = number_of(result.ignored, "other photo"), is_or_are(result.ignored)
         were, names = "was" if result.ignored == 1 else "were", " or ".join(f"'{printable(n)}'" for n in result.photos)
@@ -78,13 +74,10 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     """
     bound = "1e-5" if result.model.precision == "32-true" else "1e-2"
     how = "exactly" if result.rounding is None else f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
-    whose, subject = ("its", "photos were")
+    what = f"its {result.photos[name]} photos were"
     if name in result.recalled:
-        whose, subject = "what its", "photos had left, which the model remembered, was"
-    first = (
-        f"class '{printable(name)}' is forgotten {how}: {whose} {result.photos[name]} {subject} taken out of the "
-        "statistics,"
-    )
+        what = f"what its {result.photos[name]} photos had left, which the model remembered, was"
+    first = f"class '{printable(name)}' is forgotten {how}: {what} taken out of the statistics,"
     if not result.earlier_removals:
         return [first, "and the model is what it would be had it never seen them"]
     return [
@@ -94,26 +87,19 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     ]
 
 
-def removed(result: Forgetting[Classifier], name: str, model: Path | None) -> list[str]:
+def removed(result: Forgetting[Classifier], name: str) -> list[str]:
     """Return sentences about a class that was removed without its photos: what remains of it, and how to undo that.
 
     Args:
         result: of forgetting.
         name: of the class.
-        model: path of the model before, or None if it was replaced and cannot be gone back to.
     """
     head, photos = result.model.head, number_of(result.photos[name], "photo")
     left = ", and has left the buffer" if result.model.buffer is not None else ""
     first = f"class '{printable(name)}' is removed: it cannot be predicted any more{left};"
     if not head.counterexamples:
         return [first, f"nothing remains of its {photos}, as {type(head).__name__} learns each class on its own"]
-    lines = [first, f"what the other classes learned from its {photos} remains;"]
+    lines = [first, f"what the other classes learned from its {photos} remains, and counts against them;"]
     if not head.subtracts:
-        return [*lines, f"{type(head).__name__} cannot undo that. Learned again, its old photos count against it"]
-    if model is None:
-        return [*lines, "To undo that too, forget it from a copy of the model before this, with --images"]
-    return [
-        *lines,
-        f"to undo that too, forget it from {printable(str(model))}, with --images.",
-        "Before the class is learned again, do that: its old photos would count against it",
-    ]
+        return [*lines, f"{type(head).__name__} cannot undo that"]
+    return [*lines, "to undo that too, forget it from the model before this, with --images"]

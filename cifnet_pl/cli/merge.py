@@ -89,14 +89,12 @@ def sums_files(paths: list[Path]) -> list[Path]:
     return [path for files in groups for path in files]
 
 
-def reduce_sums(files: Sequence[Path], trust: bool = False, ordered: bool = True) -> PartialSums:
-    """Add up files of sums.
+def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
+    """Add up files of sums in the order of the samples: the same shards give the same bits in whatever order they come.
 
     Args:
         files: of parts that do not overlap.
         trust: whether heads and networks from outside the package may be imported.
-        ordered: whether to add in the order of the samples, so that the same shards give the same bits in whatever
-            order they come; else as given, which rounds differently.
 
     Raises:
         UsageError: the same samples twice, or sums of other settings.
@@ -108,7 +106,7 @@ def reduce_sums(files: Sequence[Path], trust: bool = False, ordered: bool = True
         first = parts_of(path)[0]
         return first.listing, first.start, path.name
 
-    order = sorted(files, key=place) if ordered else list(files)
+    order = sorted(files, key=place)
     total = read_sums(order[0], trust)
     for path in order[1:]:
         total.add(read_sums(path, trust))

@@ -56,19 +56,11 @@ LONG = 40
 MOST = 8
 """Lines that can be told apart in one panel; more of them are divided among panels on the same axes."""
 
-AXIS_LETTERS = 48
-"""Letters of its numbers that fit side by side below an axis."""
-
 SMALLEST, LARGEST = 30.0, 900.0
 """Areas in square points of the bubbles of the least and the most energy that a figure can tell apart."""
 
 BARS = " Bars: ± one standard deviation over seeds, where there are several."
-FACTORS = " Bars: one standard deviation over seeds, as a factor to both sides, where there are several."
 PANELS = " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
-
-Panel = tuple[str, list[Group]]
-"""Title, and groups whose costs may be compared."""
-
 
 # ---------------------------------------------------------------------- what all figures share
 
@@ -263,27 +255,17 @@ def _is_number(value: object) -> bool:
 
 
 def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
+    """Draw a line for each family over the values that were run, which stand at equal distances."""
     chart = figure(6.0, 3.8 + 0.18 * len(families))
     axes = chart.subplots()
-    ticks: set[float] = set()
+    values = sorted({group.config[key] for family in families for group in family})
     for i, family in enumerate(families):
         name = f"{study.names[family[0].setting]}: {family[0].label}"
-        points = sorted((g.config[key], stat.mean, stat.sd or 0.0, stat.n) for g in family if (stat := g.stat("A_K")))
-        x, means, spread, counts = zip(*points, strict=True)
+        stats = {values.index(group.config[key]): group.stat("A_K") for group in family}
+        points = sorted((place, stat.mean, stat.sd or 0.0) for place, stat in stats.items() if stat)
+        x, means, spread = zip(*points, strict=True)
         axes.errorbar(x, means, spread, capsize=3, label=name, **_look(i))
-        for place, mean, count in zip(x, means, counts, strict=True) if len(set(counts)) > 1 else ():
-            axes.annotate(f"n = {count}", (place, mean), (5, 5), textcoords="offset points", fontsize=SMALL)
-        ticks.update(x)
-    axes.set_xscale("log")
-    # Only the values that were run, and of those whose numbers would touch each other only the first.
-    letters = max(len(f"{x:g}") for x in ticks) + 1
-    apart = (max(ticks) / min(ticks)) ** (letters / AXIS_LETTERS)
-    shown: list[float] = []
-    for tick in sorted(ticks):
-        if not shown or tick >= apart * shown[-1]:
-            shown.append(tick)
-    axes.set_xticks(shown, [f"{x:g}" for x in shown])
-    axes.set_xticks([], minor=True)
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values], rotation=90 if len(values) > MOST else 0)
     axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
     legend_below(chart, axes, 1)
     return chart
@@ -412,7 +394,7 @@ def _maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
 # ---------------------------------------------------------------------- costs, a panel for each set of conditions
 
 
-def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
+def panels(study: Study, groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
     """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
 
     Labels get the number of seeds if groups have different ones.
@@ -421,6 +403,9 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
         study: all results.
         groups: on the same data; the labels of measured ones have the network if there are several.
         key: value that a group must have to be shown.
+
+    Returns:
+        Title → groups whose costs may be compared.
     """
     by_title: dict[str, list[Group]] = {}
     several = len({group.setting for group in groups if group.kind == "measured"}) > 1
@@ -428,21 +413,9 @@ def panels(study: Study, groups: Sequence[Group], key: str) -> list[Panel]:
     for group, count in zip(shown, differing_seeds(shown), strict=True):
         network = group.setting.network if several and group.kind == "measured" else ""
         label = ", ".join(filter(None, [network, count]))
-        ((_, conditions),) = study.conditions_of([group]).values()
-        title = conditions if group.kind == "measured" else group.kind
+        title = ", ".join(filter(None, group.conditions[0])) if group.kind == "measured" else group.kind
         by_title.setdefault(title, []).append(replace(group, conditions_label=label))  # the title says the rest
-    return list(by_title.items())
-
-
-def _stacked(title: str, shown: Sequence[Panel], heights: Sequence[float], extra: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with the axes of panels below each other, all on one logarithmic x axis."""
-    chart = figure(6.4, extra + sum(heights))
-    every = list(chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0])
-    for axes, (name, _) in zip(every, shown, strict=True):
-        axes.set_title(fitted(name, 52, 3), fontsize=SMALL)
-    every[-1].set_xscale("log")
-    chart.suptitle(fitted(title, 52, 3))
-    return chart, every
+    return by_title
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
@@ -457,17 +430,22 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     """
     compared = [group for s in study.on_the_same_data(setting) for group in study.compared(s) if group.stat("A_bar")]
     shown = panels(study, compared, "train_seconds")
-    drawn = [group for _, groups in shown for group in groups]
+    drawn = [group for groups in shown.values() for group in groups]
     if len(drawn) < 2:
         return []
     energies = [stat.mean for group in drawn if (stat := group.stat("energy_kwh"))]
     unit = max(energies, default=1.0) / LARGEST
     name = study.data_names[setting]
-    chart, every = _stacked(name, shown, [1.5 + 0.4 * len(groups) for _, groups in shown], 0.5)
+    heights = [1.5 + 0.4 * len(groups) for groups in shown.values()]
+    chart = figure(6.4, 0.5 + sum(heights))
+    every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    chart.suptitle(fitted(name, 52, 3))
     times = [group.mean("train_seconds") / 60 for group in drawn]
     margin = max(1.7, (max(times) / min(times)) ** 0.1)  # the largest bubble is a tenth of the axes wide
-    every[-1].set(xlim=(min(times) / margin, max(times) * margin), xlabel="training time (minutes, all tasks)")
-    for axes, (_, groups) in zip(every, shown, strict=True):
+    every[-1].set(xscale="log", xlabel="training time (minutes, all tasks)")
+    every[-1].set_xlim(min(times) / margin, max(times) * margin)
+    for axes, (title, groups) in zip(every, shown.items(), strict=True):
+        axes.set_title(fitted(title, 52, 3), fontsize=SMALL)
         _bubbles(axes, groups, unit)
     chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
     small = " A dashed bubble is drawn larger than its energy." if any(e < SMALLEST * unit for e in energies) else ""
@@ -501,45 +479,6 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
         )  # fmt: skip
     axes.margins(y=0.25)
     plain_log_ticks(axes)
-
-
-def energy_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw A_K per kWh (tab:cifar100-efficiency): a point with its deviation for each method, on one logarithmic axis.
-
-    Args:
-        study: all results.
-        setting: one of ``study.data_names``; all networks that learned its data are drawn.
-
-    Returns:
-        One figure, or none if there is nothing to compare, or nothing that was not published.
-    """
-    key, name = "A_K_per_kwh", study.data_names[setting]
-    shown = panels(study, study.with_published(*study.on_the_same_data(setting)), key)
-    every = [group for _, groups in shown for group in groups]
-    if len(every) < 2 or all(group.kind == "published" for group in every):
-        return []
-    stats = [stat for group in every if (stat := group.stat(key))]
-    lines = 3 if any(group.conditions_label for group in every) else 2  # a network's name needs another one
-    heights = [0.21 * lines * (len(groups) + 0.8) for _, groups in shown]
-    chart, stacked = _stacked(name, shown, heights, 1.3 + 0.45 * len(shown))
-    low, high = (min(stat.mean / _factor(stat) for stat in stats), max(stat.mean * _factor(stat) for stat in stats))
-    stacked[-1].set(xlim=(low / 1.4, high * 1.4), xlabel="$A_K$ per kWh (log scale)")
-    for axes, (_, groups) in zip(stacked, shown, strict=True):
-        ordered = sorted(groups, key=lambda group: -group.mean(key))
-        for row, group in enumerate(ordered):
-            mean, factor = group.mean(key), _factor(group.stat(key))
-            spread = [[mean - mean / factor], [mean * factor - mean]] if factor > 1 else None
-            axes.errorbar(mean, row, xerr=spread, fmt="o", color="black", capsize=2, markersize=5)
-        names = [fitted(group.label, 26, 3 if group.conditions_label else 2) for group in ordered]
-        label_rows(axes, names, [number(group.mean(key), None) for group in ordered])
-    plain_log_ticks(stacked[-1])
-    caption = f"Final accuracy per kWh, {name}; further right is better.{PANELS * (len(shown) > 1)}{FACTORS}"
-    return [Picture(f"energy_{study.data_slug(setting)}", caption, chart)]
-
-
-def _factor(stat: Stat | None) -> float:
-    """Return the factor to both sides that a deviation is on a log axis, where mean − sd may have no place."""
-    return 1 + stat.sd / stat.mean if stat and stat.sd else 1.0
 
 
 # ---------------------------------------------------------------------- memory
@@ -589,7 +528,7 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
     with matplotlib.rc_context(SETTINGS):
         return {
             "Accuracy": trajectories(study),
-            "Efficiency": [p for s in study.data_names for p in [*time_bubbles(study, s), *energy_points(study, s)]],
+            "Efficiency": [p for s in study.data_names for p in time_bubbles(study, s)],
             "Memory": [p for s in study.settings for p in memory_points(study, s)],
             "Ablation": [
                 *part_bars(study, "ablation", [*LACKING], "{label} without one of its parts"),

@@ -270,7 +270,6 @@ def latex(text: str) -> str:
 
 def to_latex(table: Table) -> str:
     """Return a ``table`` environment of the booktabs package; the best of a column in bold."""
-
     align = "".join("l" if table.kind(j) == "text" else "r" for j in range(len(table.columns)))
     header = [latex(column.header) for column in table.columns]
     cells = pd.DataFrame(_texts(table, latex, r"\textbf{…}"), columns=header)
@@ -314,7 +313,12 @@ def to_html(table: Table) -> Markup:
     return Markup(TEMPLATES.get_template("table.html").render(table=table, texts=texts, further_names=names, **parts))
 
 
-TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=lambda data: base64.b64encode(data).decode("ascii"))
+def base64_of(data: bytes) -> str:
+    """Return data as text, for an address that holds it."""
+    return base64.b64encode(data).decode("ascii")
+
+
+TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=base64_of, png=png)
 
 
 @dataclass(frozen=True)
@@ -371,51 +375,35 @@ PIXELS_PER_INCH = 96
 """Of a page, as CSS has it."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A photo on the page.
-
-    Attributes:
-        data: the small JPEG file, base64.
-        name: of the file, below it.
-        text: below that.
-    """
-
-    data: str
-    name: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Side:
-    """Photos of one class, shown beside those of another."""
-
-    title: str
-    photos: Sequence[Shown]
+Shown = tuple[str, str, str]
+"""A photo on the page: the small JPEG file, base64, the name of the file, and a text below it."""
 
 
 @dataclass
 class Section:
-    """A part of the page: sentences, then as far as given a picture, a table, pairs of rows of photos, and photos.
+    """A part of the page: sentences, then as far as given a figure, a table, pairs of rows of photos, and photos.
 
     Attributes:
         name: heading.
         texts: sentences.
-        picture: PNG file, base64.
-        width: at which the picture can be read, in pixels of the page; a large one is scrolled, not shrunk.
+        figure: shown with its text as large as it was drawn for; a large one is scrolled, not shrunk.
         header, rows: of the table.
-        pairs: rows of photos of two classes.
+        pairs: rows of photos of two classes, each with a title.
         photos: further photos.
     """
 
     name: str
     texts: list[str] = field(default_factory=list)
-    picture: str = ""
-    width: int = 0
+    figure: Figure | None = None
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
-    pairs: Sequence[tuple[Side, Side]] = ()
+    pairs: Sequence[Sequence[tuple[str, Sequence[Shown]]]] = ()
     photos: Sequence[Shown] = ()
+
+    @property
+    def width(self) -> int:
+        """Of the figure, in pixels of the page."""
+        return round(self.figure.get_figwidth() * PIXELS_PER_INCH) if self.figure else 0
 
 
 def show(file: Path, text: str = "") -> Shown:
@@ -432,17 +420,7 @@ def show(file: Path, text: str = "") -> Shown:
     content = io.BytesIO()
     Image.fromarray(square).save(content, "JPEG", quality=80)
     # A number and its percent sign stay on one line.
-    return Shown(
-        base64.b64encode(content.getvalue()).decode("ascii"),
-        printable(file.name),
-        printable(text).replace(" %", "\u00a0%"),
-    )
-
-
-def with_figure(name: str, texts: list[str], figure: Figure) -> Section:
-    """Return a section with a figure, its text as large as it was drawn for."""
-    width = round(figure.get_figwidth() * PIXELS_PER_INCH)
-    return Section(name, texts, base64.b64encode(png(figure)).decode("ascii"), width)
+    return base64_of(content.getvalue()), printable(file.name), printable(text).replace(" %", "\u00a0%")
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

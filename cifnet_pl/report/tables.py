@@ -65,7 +65,7 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
     sections = {
         "Accuracy": [accuracy_table(study)],
         "Efficiency": [efficiency_table(study, s) for s in study.data_names],
-        "Memory": [*(memory_table(study, s) for s in each), buffer_bytes_table(study)],
+        "Memory": [memory_table(study, s) for s in each],
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
         "Other settings": [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()],
@@ -373,30 +373,3 @@ def memory_table(study: Study, setting: Setting) -> Table:
         rows.append([group.label, group.kind, *cells, *totals])
     title = f"Memory besides the backbone: {study.names[setting]}"
     return Table(f"memory_{study.slug(setting)}", title, columns, rows, blocks=[group.kind for group in groups])
-
-
-def buffer_bytes_table(study: Study) -> Table:
-    """Tabulate a buffer of embeddings against as many raw images (the paper: 4.1 MB against 1206 MB).
-
-    References that keep a buffer and know the size of their images have a row, one for each data set and size.
-    """
-    found: dict[tuple[str, int, int, int], Group] = {}
-    for group in (group for group in study.groups if group.is_reference):
-        about = {**(group.runs[0].summary.get("head_settings") or {}), **group.runs[0].summary}
-        keys = ("buffer_elements", "in_features", "image_size")
-        elements, features, side = (int(about.get(key) or 0) for key in keys)
-        if elements and features and side:
-            found.setdefault((group.setting.dataset, elements // features, features, side), group)
-    rows: list[list[Cell]] = []
-    for (_, samples, features, side), group in found.items():
-        embeddings, pixels = samples * features * 4e-6, samples * 3 * side * side * 1e-6
-        numbers = [samples, features, side, embeddings, pixels, 4 * pixels]
-        rows.append([study.names[group.setting], group.label, *(fixed(number, group.seeds) for number in numbers)])
-    if rows:
-        paper = [fixed(number) for number in (2000, 512, 224, 4.10, None, 1206.40)]
-        rows.append(["ImageNet-100 (published)", "CIFNet", *paper])
-    sizes, megabytes = ("samples", "width", "pixels"), ("embeddings (MB)", "images, uint8 (MB)", "images, float32 (MB)")
-    columns = [*map(Column, ("setting", "method")), *(Column(header, 0, spread=False) for header in sizes)]
-    columns += [Column(header, None, spread=False) for header in megabytes]
-    notes = ["The same samples kept as embeddings (float32), as raw images (bytes), and as float32 images."]
-    return Table("buffer_bytes", "A buffer of embeddings against as many raw images", columns, rows, notes)

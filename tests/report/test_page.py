@@ -13,8 +13,6 @@ from cifnet_pl.report.page import (
     Cell,
     Column,
     Section,
-    Shown,
-    Side,
     Table,
     audit_page,
     cell_text,
@@ -23,7 +21,6 @@ from cifnet_pl.report.page import (
     to_html,
     to_latex,
     to_markdown,
-    with_figure,
 )
 from cifnet_pl.report.significance import Stat, stat_of
 
@@ -129,14 +126,15 @@ HOSTILE = "<script>alert('1')</script> & \"x\""
 
 @pytest.mark.parametrize(("inches", "kind"), [(6.4, "small"), (21.0, "wide")])
 def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> None:
-    page = audit_page("Audit", [], [with_figure("Confused", [], Figure(figsize=(inches, 2), dpi=130))])
+    page = audit_page("Audit", [], [Section("Confused", [], Figure(figsize=(inches, 2), dpi=130))])
     assert re.findall(r'<div class="scroll"><img class="(\w+)" width="(\d+)"', page) == [
         (kind, str(round(96 * inches)))
     ]
 
 
 def test_whatever_photos_and_classes_are_called_is_text() -> None:
-    photo, side = Shown("", HOSTILE, HOSTILE), Side(HOSTILE, [Shown("", HOSTILE, HOSTILE)])
+    photo = ("", HOSTILE, HOSTILE)
+    side = (HOSTILE, [photo])
     table = {"header": (HOSTILE,), "rows": [(HOSTILE,)]}
     page = audit_page(HOSTILE, [HOSTILE], [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], photos=[photo], **table)])
     assert "<script" not in page

@@ -81,7 +81,7 @@ def cells(path: Path) -> list[dict[str, str]]:
 
 FIGURES = {
     "trajectory_cifar_100_10_cls_task", "ablation_curves_cifar_100_10_cls_task_cifnet",
-    "long_horizon_cifar_100_2_cls_task", "time_cifar_100_10_cls_task", "energy_cifar_100_10_cls_task",
+    "long_horizon_cifar_100_2_cls_task", "time_cifar_100_10_cls_task",
     "memory_cifar_100_10_cls_task", "ablation_cifar_100_10_cls_task_cifnet",
     "calibration_cifar_100_10_cls_task_cifnet", "buffer_size", "by_head_ridge", "sampling_cifar_100_5_cls_task_cifnet",
 }  # fmt: skip
@@ -123,7 +123,7 @@ def test_tables_of_the_ablations(written: Path) -> None:
     assert five == {"random": "59.26", "k-means": "58.25", "herding": "58.07"}
 
 
-def test_memory_and_buffer_as_in_the_paper(written: Path) -> None:
+def test_memory_as_in_the_paper(written: Path) -> None:
     rows = {(r["method"], r["numbers"]): r for r in cells(written / "tables" / "memory_cifar_100_10_cls_task.csv")}
     # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes. Here: float64, a triangle, no projection.
     assert float(rows["ACIL", "published"]["total (M)"]) == pytest.approx(72.1, abs=0.05)
@@ -136,9 +136,6 @@ def test_memory_and_buffer_as_in_the_paper(written: Path) -> None:
         assert float(rows["ACIL", kind]["factors (M)"]) == pytest.approx(factors, abs=0.05)
         assert float(rows["CIFNet", kind]["buffer (M)"]) == pytest.approx(1.02, abs=0.03)
     assert {float(row["backbone (M)"]) for row in rows.values() if row["numbers"] == "measured"} == {11.17}
-    sizes = cells(written / "tables" / "buffer_bytes.csv")
-    assert float(sizes[0]["embeddings (MB)"]) == pytest.approx(4.1, abs=0.01)
-    assert float(sizes[0]["images, float32 (MB)"]) == pytest.approx(1206, rel=0.002)
 
 
 def test_energies_carry_their_source(written: Path) -> None:
