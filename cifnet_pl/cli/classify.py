@@ -287,7 +287,7 @@ def _draw(axes: Any, prediction: Prediction) -> None:
     unknown = prediction.known is False
     axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
     for spine in axes.spines.values():
-        spine.set(visible=unknown, color=UNKNOWN, linewidth=6)
+        spine.set(visible=unknown, color=UNKNOWN, linewidth=4)
     axes.set_title(shortened(_title(prediction), LONGEST + 10), fontsize=7, color="0.4", pad=4, parse_math=False)
     shares = zip(prediction.classes[:SHOWN], prediction.probabilities, strict=False)
     lines = [f"{shortened(name, LONGEST)}  {100 * share:.0f} %" for name, share in shares]
