@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, Ridge
+from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, Discriminant, Ridge
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -325,11 +325,14 @@ class Derived:
     Attributes:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
+        factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they were asked for.
     """
 
     def __init__(self) -> None:
         self.distances: ClassDistances | None = None
         self.measure: Callable[[Tensor], Tensor] | None = None
+        self.factors: Tensor | None = None
+        self.discriminant: Discriminant | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
         return Derived()
@@ -613,8 +616,8 @@ class Head(nn.Module, ABC):
         empty = [label for label, count in self.class_counts().items() if count == 0]
         if empty:
             raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
-        self._solve()
         self.derived = Derived()
+        self._solve()
         self.solved.fill_(True)
         self.under_way.fill_(False)
 

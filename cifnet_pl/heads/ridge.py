@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Dtype, LeftOut, Sizes, check_ridge, in_full_precision
+from cifnet_pl.heads.base import Derived, Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
 from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.heads.sums import SumsHead
@@ -161,11 +161,14 @@ class RidgeHead(SumsHead):
 
         A feature that hardly varies counts as if it had ``LEAST`` of the root mean square of the standard deviations.
         """
+        if self.derived.factors is not None:
+            return self.derived.factors
         factors = torch.ones_like(self.sums.class_sums[0])
         if self.scaled:
             variance = self._within().diagonal().clamp_min(0)
             if (mean := variance.mean()) > 0:
                 factors[1:] = (variance / mean).clamp_min(LEAST**2) ** -0.25
+        self.derived.factors = factors
         return factors
 
     def _within(self) -> Tensor:
@@ -184,12 +187,16 @@ class RidgeHead(SumsHead):
 
     def _discriminant(self) -> Discriminant:
         """Return μ_c and the factors of S + λI of the features, scaled or not, with the ridge of the last solve."""
+        if self.derived.discriminant is not None:
+            return self.derived.discriminant
         scale, factors = self.scale_used, self._factors()
         within = scale * self._within()
         within *= factors[1:]
         within *= factors[1:, None]
         sums = scale * factors * self.sums.class_sums
-        return Discriminant.from_sums(within, sums, scale * self.sums.mass, self.ridge_used.item(), True)
+        found = Discriminant.from_sums(within, sums, scale * self.sums.mass, self.ridge_used.item(), True)
+        self.derived.discriminant = found
+        return found
 
     def choices(self) -> list[Choice]:
         """Return the ridge of all classes."""
@@ -246,6 +253,7 @@ class RidgeHead(SumsHead):
             return
         self.scaled.fill_(scaled)
         self.shares = shares
+        self.derived = Derived()
         self._solve()
 
     def _way(self, z: Tensor, columns: Tensor, groups: Tensor) -> tuple[float, list[float]] | None:

@@ -29,6 +29,12 @@ HELP = (
     "with groceries), and a look at the least sure answers first (62 % of these were wrong there, of all 22 %)"
 )
 
+ENOUGH = 20
+"""Photos of a class, on average, from which another day is estimated.
+
+With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high (docs/serving.md).
+"""
+
 FEWEST_NEW = 20
 """Labelled photos of a new place from which a model can be calibrated: sets of 95 % need nineteen."""
 
@@ -155,6 +161,9 @@ class Calibration(GrowingModule):
             return
         left_out = samples.grouped(groups).accuracy()
         these_days = left_out if kind == "independent" else samples.accuracy()
+        learned = sum(head.class_counts().values())
+        if kind in ("found", "independent") and learned < ENOUGH * len(head.classes):
+            kind = "few"
         self._note(kind, these_days, None if kind == "few" else left_out)
 
     def take(self, z: Tensor, y: Tensor, key: Tensor) -> None:
@@ -205,7 +214,7 @@ class Calibration(GrowingModule):
         if self.these_days is None:
             return []
         if self.known == "few":
-            return [first, "photos of another day: too few photos to say (fewer than ten a class)"]
+            return [first, f"photos of another day: too few photos to say (fewer than {ENOUGH} a class)"]
         if self.known == "independent":
             why = "no photos of a class were found that vouch for each other, so one number serves for both"
             why += "" if len(self.groups) >= ALL * learned else f", as far as these of {learned} can tell"

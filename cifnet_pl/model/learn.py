@@ -220,6 +220,7 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     trial.calibrated = False  # it only predicts: no temperature is fitted again
     trial.head.temperature.fill_(1)
     trial.head.odds_power.fill_(1)
+    trial.head.decides &= not old.class_names  # how to score was decided with the photos before
     asked = [(final, photos, z, read), (trial, photos, z, read & ~held)]
     if _solved_together(old):
         with ThreadPoolExecutor(2, "learn") as pool:

@@ -97,14 +97,6 @@ class Versions(BaseModel):
     versions: list[VersionInfo]
 
 
-class Difference(BaseModel):
-    """Photos of one class in two versions; null where the class is unknown."""
-
-    name: str
-    before: int | None
-    after: int | None
-
-
 class Forget(BaseModel):
     """A class to forget."""
 
@@ -118,8 +110,16 @@ class Rename(BaseModel):
     new: str = Field(min_length=1, max_length=1000)
 
 
+class Move(BaseModel):
+    """Photos of a class that become photos of another one."""
+
+    name: str = Field(min_length=1, max_length=1000)
+    into: str = Field(min_length=1, max_length=1000, description="a known class, or a new one")
+    photos: list[str] | None = Field(default=None, max_length=MOST, description="names of files; null for all")
+
+
 class Chosen(BaseModel):
-    """Some of the photos that wait, by the names of their files."""
+    """Some of the photos that wait or are kept, by the names of their files."""
 
     photos: list[str] = Field(min_length=1, max_length=MOST)
 
@@ -235,7 +235,7 @@ def look(service: Served) -> inspection.Look:
 
 @routes.get("/audit", tags=["look"])
 def audit(service: Served) -> inspection.Audit:
-    """Doubtful labels among the kept photos, and accuracy by number of photos; takes seconds."""
+    """Doubtful labels among the kept photos; takes seconds."""
     with alone(service.costly):
         return service.audit()
 
@@ -303,9 +303,9 @@ def waiting(
     return service.inbox.view(first, count)
 
 
-@routes.post("/inbox/group", tags=["teach"])
+@routes.post("/group", tags=["teach"])
 def group(service: Served, request: Chosen) -> list[Group]:
-    """Group photos that wait by likeness, so that each group can be named once."""
+    """Group photos that wait or are kept by likeness, so that each group can be named once."""
     if len(request.photos) > MOST_GROUPED:
         raise RequestError(413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts")
     return service.inbox.group(request.photos)
@@ -338,10 +338,10 @@ async def rename(service: Served, request: Rename, anyway: Anyway = False, wait:
     return await ended(service, service.rename(request.old, request.new, anyway), wait)
 
 
-@changes.post("/join", tags=["change"], response_model=Changed)
-async def join(service: Served, request: Rename, wait: Waits = True) -> Response:
-    """Make one class of two: photos of ``old``, all of which must be kept here, become photos of ``new``."""
-    return await ended(service, service.join(request.old, request.new), wait)
+@changes.post("/move", tags=["change"], response_model=Changed)
+async def move(service: Served, request: Move, anyway: Anyway = False, wait: Waits = True) -> Response:
+    """Make photos of a class photos of another one; without ``photos`` both become one. All must be kept here."""
+    return await ended(service, service.move(request.name, request.into, request.photos, anyway), wait)
 
 
 @changes.post("/undo", tags=["change"], response_model=Changed)
@@ -426,13 +426,6 @@ def versions(service: Served) -> Versions:
     ]
     can = {"can_undo": service.workspace.can_undo, "can_redo": service.workspace.can_redo}
     return Versions(current=service.learner.served.version, versions=entries, **can)
-
-
-@routes.get("/versions/{before}/compare/{after}", tags=["change"])
-def compare(service: Served, before: Number, after: Number) -> list[Difference]:
-    """Classes whose number of photos differs between two versions."""
-    entries = service.workspace.compare(before, after)
-    return [Difference(name=name, before=old, after=new) for name, (old, new) in entries.items()]
 
 
 @routes.get("/versions/{number}/bundle", tags=["change"], response_class=FileResponse)

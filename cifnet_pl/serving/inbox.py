@@ -65,7 +65,7 @@ class LeftOut(BaseModel):
 class Received(BaseModel):
     """The photos of a request that wait now; they are on the disk."""
 
-    received: int
+    photos: list[str] = Field(description="names of their files, by which they are decided")
     known: int = Field(description="photos that were learned before, wait already or were removed, and are left out")
     unreadable: list[LeftOut] = []
 
@@ -105,7 +105,8 @@ class Inbox:
         Raises:
             RequestError: more than the limits allow; photos before that one wait.
         """
-        result, before, photos = Received(received=0, known=0), set(learned), uploads(files, self.limits)
+        result, before, photos = Received(photos=[], known=0), set(learned), uploads(files, self.limits)
+        waiting = len(self.workspace.waiting())
         while part := list(islice(photos, TOGETHER)):
             rows: dict[str, tuple[str, bytes]] = {}
             for sent, content in part:
@@ -115,11 +116,11 @@ class Inbox:
                 except UnreadableImage as error:
                     result.unreadable.append(LeftOut(file=printable(sent), reason=str(error)))
                     result.known -= 1
-            if len(self.workspace.waiting()) + len(rows) > MOST:
+            if waiting + len(result.photos) + len(rows) > MOST:
                 raise RequestError(503, f"{MOST} photos wait already: decide some of them first")
             new = self.workspace.receive(rows)
-            result.received += new
-            result.known += len(part) - new
+            result.photos += new
+            result.known += len(part) - len(new)
         self.gallery.update()
         return result
 
@@ -168,8 +169,8 @@ class Inbox:
             return served.version, waiting, dict(self._answers)
 
     def group(self, photos: Sequence[str]) -> list[Group]:
-        """Group photos that wait by likeness; suggest the class that most of the photos of a group are given."""
-        files, z = self.gallery.embeddings(self._still(photos))
+        """Group photos by likeness; suggest the class that most of the photos of a group are given."""
+        files, z = self.gallery.embeddings(list(dict.fromkeys(photos)))
         served, groups = self.served(), []
         probabilities, verdicts = served.judged(z.to(served.model.device)) if files else (z, [])
         for rows in groups_of(z):

@@ -11,19 +11,12 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from cifnet_pl.model.audit import LearningCurve, audit, learning_curve
-from cifnet_pl.model.calibration import Kind
+from cifnet_pl.model.audit import audit
+from cifnet_pl.model.calibration import ENOUGH, Kind
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
 from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.utilities.text import number_of
-
-ENOUGH = 20
-"""Photos of a class, or of all classes on average, below which nothing is promised of another day.
-
-With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high (docs/serving.md).
-"""
 
 CONFUSED, NAMED = 0.1, 2
 """Share of a class's photos from which it is said to be taken for another one, and how many of those are named."""
@@ -72,15 +65,9 @@ class Promise(BaseModel):
     @classmethod
     def of(cls, model: Classifier) -> Promise:
         """Return what a model says of itself."""
-        found, says = model.calibration, model.about_days()[:2]
-        known, another_day = found.known, found.another_day
-        few = sum(model.counts.values()) < ENOUGH * len(model.counts)
-        if few and known in ("found", "independent") and found.these_days is not None:
-            known, another_day = "few", None
-            stored = number_of(len(found.groups), "stored photo")
-            says = [f"photos of these days: {found.these_days:.1f} % of the {stored} are named right"]
-            says.append(f"photos of another day: too few photos to say (fewer than {ENOUGH} a class)")
-        return cls(these_days=found.these_days, another_day=another_day, known=known, says=says)
+        found = model.calibration
+        says = model.about_days()[:2]
+        return cls(these_days=found.these_days, another_day=found.another_day, known=found.known, says=says)
 
 
 class Look(BaseModel):
@@ -117,22 +104,12 @@ class Doubtful(BaseModel):
     own: float = Field(description="probability of its label, judged by all other photos, 0–1")
 
 
-class CurvePoint(BaseModel):
-    """Accuracy with so many photos of each class."""
-
-    photos: int
-    accuracy: float = Field(description="leave-one-out, in percent")
-
-
 class Audit(BaseModel):
-    """Doubtful labels among kept photos, and accuracy by number of photos."""
+    """Doubtful labels among kept photos."""
 
     photos: int = Field(description="kept photos that were judged")
     not_judged: list[str] = Field(description="classes of which one photo, or near-copies of one alone, are kept")
     doubtful: list[Doubtful] = Field(description="the most doubtful first")
-    short: list[str] = Field(description="classes with less than half as many samples as the curve's last point")
-    curve: list[CurvePoint] = Field(description="of the model's stored samples")
-    with_twice_as_many: float | None = Field(description="accuracy in percent to expect with twice as many photos")
 
 
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
@@ -333,43 +310,22 @@ class Gallery:
                     self.known[name] = future.result().z.cpu().float()
 
 
-def audited(model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
-    """Judge kept photos, and measure accuracy by number of photos on the model's stored samples.
+def audited(gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
+    """Judge kept photos, each by all the others.
 
     Args:
-        model: the served model.
         gallery: with the embeddings of the kept photos.
         kept: class name → names of its kept photos.
 
     Raises:
-        RequestError: nothing is stored that could be judged.
+        RequestError: no photos of two classes are kept.
     """
-    doubtful, judged, not_judged = _doubtful(model, gallery, kept)
-    curve, short = _curve(model)
-    if not (judged or not_judged or curve):
-        raise RequestError(
-            409, "neither photos nor samples of two classes are stored: teach some here, or learn with a buffer"
-        )
-    points = [CurvePoint(photos=count, accuracy=accuracy) for count, accuracy in curve.points] if curve else []
-    return Audit(
-        photos=judged,
-        not_judged=not_judged,
-        doubtful=doubtful,
-        short=short,
-        curve=points,
-        with_twice_as_many=curve.forecast(2 * points[-1].photos) if curve else None,
-    )
-
-
-def _doubtful(
-    model: Classifier, gallery: Gallery, kept: Mapping[str, Sequence[str]]
-) -> tuple[list[Doubtful], int, list[str]]:
     pairs = [(file, name) for name, files in kept.items() for file in files]
     chosen = dict(pairs[:: -(-len(pairs) // MOST)] if pairs else [])
     files, z = gallery.embeddings(list(chosen))
     names = list(dict.fromkeys(chosen[file] for file in files))
     if len(names) < 2:
-        return [], 0, []
+        raise RequestError(409, "no photos of two classes are kept here, so none can be doubted: teach some")
     labels = np.array([names.index(chosen[file]) for file in files], dtype=np.int64)
     result = audit(z.numpy(), labels, names)
     shown = [
@@ -381,17 +337,4 @@ def _doubtful(
         )
         for row in result.doubtful()[:SHOWN].tolist()
     ]
-    return shown, int(result.judged.sum()), list(result.unjudged)
-
-
-def _curve(model: Classifier) -> tuple[LearningCurve | None, list[str]]:
-    """Return the curve over the stored samples, and the names of classes with too few; None where all have too few."""
-    if model.buffer is None or not len(model.buffer.y) or len(model.class_names) < 2:
-        return None, []
-    z, y = model.buffer.items()
-    present, labels = torch.unique(y.cpu(), return_inverse=True)
-    counts = torch.bincount(labels)
-    if len(present) < 2 or int(counts.median()) < 3:
-        return None, []
-    curve = learning_curve(z.cpu().float().numpy(), labels.numpy(), len(present))
-    return curve, [model.class_names[int(present[label])] for label in curve.short]
+    return Audit(photos=int(result.judged.sum()), not_judged=list(result.unjudged), doubtful=shown)

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -127,11 +128,10 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=10,
     )
-    try:
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again, unless the process was started to ignore Ctrl-C
         uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn raises it again when it has ended
-        print(f"ended; {folder} holds every change")
-        raise SystemExit(128 + signal.SIGINT) from None
+    print(f"ended; {folder} holds every change")
+    raise SystemExit(128 + signal.SIGINT)
 
 
 def keep_watching(service: Service, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
@@ -190,9 +190,8 @@ class Service:
         return answer
 
     def audit(self) -> Audit:
-        """Return the doubtful labels among the kept photos, and accuracy by number of photos."""
-        served = self.learner.served
-        return audited(served.model, self.gallery, self.workspace.kept(served.version))
+        """Return the doubtful labels among the kept photos."""
+        return audited(self.gallery, self.workspace.kept(self.learner.served.version))
 
     def class_answers(self) -> list[ClassAnswers]:
         """Return what is answered for the photos of each class, computed once for each version."""
@@ -319,9 +318,7 @@ class Service:
         def work(job: Job) -> tuple[Served, Result]:
             old = self.model
             require(old, name)
-            if len(old.class_names) == 1:
-                alone = f"'{printable(name)}' is the only class: teach another one before it is forgotten"
-                raise RequestError(422, alone)
+            require_another(old, name)
             kept = len(self.workspace.kept(self.workspace.current).get(name, []))
             with self.workspace.photos_of(name, old.counts[name]) as folder:
                 done = old.forget(name, folder if old.head.subtracts else None)
@@ -355,30 +352,44 @@ class Service:
 
         return self._submit("rename", work)
 
-    def join(self, old: str, into: str) -> Job:
-        """Queue making one class of two: the photos of ``old`` are taken out, and learned as ``into``."""
+    def move(self, name: str, into: str, photos: Collection[str] | None = None, anyway: bool = False) -> Job:
+        """Queue making photos of a class photos of another, which may be new: all are taken out, and learned anew.
+
+        Args:
+            name: of the class, all of whose photos must be kept here; it goes where none of them stays.
+            into: name of the other class.
+            photos: names of the photos' files; None for all of them, which joins both classes.
+            anyway: whether ``into`` may be nearly the name of another class.
+        """
 
         def work(job: Job) -> tuple[Served, Result]:
-            model = self.model
-            require(model, old)
-            require(model, into)
-            if old == into:
-                raise RequestError(422, f"'{printable(old)}' is one class already")
-            with self.workspace.photos_of(old, model.counts[old]) as folder:
+            model, other, known = self.model, tidy(into), self.workspace.kept(self.workspace.current)
+            require(model, name)
+            moved = [file for file in known.get(name, []) if photos is None or file in photos]
+            rest = [file for file in known.get(name, []) if file not in moved]
+            if other == name or (photos is not None and not moved):
+                raise RequestError(422, f"none of these is a photo of '{printable(name)}' that is to be another class")
+            if not anyway and other not in model.class_names:
+                check_alike(other, model.class_names)
+            new = [file for file in moved if file not in known.get(other, [])]
+            learned = {one: files for one, files in ((name, rest), (other, new)) if files}
+            with self.workspace.photos_of(name, model.counts[name]) as folder:
                 if folder is None or not model.head.subtracts:
-                    cannot = f"'{printable(old)}' cannot be taken out exactly, as not all of its photos are kept here"
-                    raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(into)}'")
-                joined, known = model.forget(old, folder).model, self.workspace.kept(self.workspace.current)
-                files = [file for file in known[old] if file not in known.get(into, [])]
-                if files:
-                    photos = ReportedPhotos([into], FileSet(folder, files, [0] * len(files)), report=job.progress)
-                    joined = learn(joined, photos).model
-            says = f"joined '{printable(old)}' to '{printable(into)}'"
-            joined.history.append(Event("join", len(joined.counts), len(files)))
-            change = Change("join", says, learned={into: files}, forgotten=old)
-            return self._changed(joined, self.workspace.commit(joined, change), says)
+                    cannot = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
+                    raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'")
+                require_another(model, name)
+                model = model.forget(name, folder).model
+                if learned:
+                    labels = [label for label, files in enumerate(learned.values()) for _ in files]
+                    files = FileSet(folder, [file for files in learned.values() for file in files], labels)
+                    model = learn(model, ReportedPhotos(list(learned), files, report=job.progress)).model
+            model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
+            says = f"moved {number_of(len(moved), 'photo')} of" if rest else "joined"
+            says += f" '{printable(name)}' to '{printable(other)}'"
+            change = Change("move" if rest else "join", says, learned=learned, forgotten=name)
+            return self._changed(model, self.workspace.commit(model, change), says)
 
-        return self._submit("join", work)
+        return self._submit("move", work)
 
     def undo(self) -> Job:
         """Queue going back by one change."""
@@ -448,3 +459,9 @@ def require(model: Classifier, name: str) -> None:
         model.labels([name])
     except UsageError as error:
         raise RequestError(404, str(error)) from error
+
+
+def require_another(model: Classifier, name: str) -> None:
+    """Raise RequestError where the model knows no class but ``name``."""
+    if len(model.class_names) == 1:
+        raise RequestError(422, f"'{printable(name)}' is the only class: teach another one first")

@@ -65,10 +65,10 @@ class Change:
     """The difference between a version and the one before.
 
     Attributes:
-        what: "open", "extend", "forget", "rename" or "join".
+        what: "open", "extend", "forget", "rename", "move" or "join".
         says: one sentence for people.
         learned: class name → file names of its kept photos.
-        forgotten: class that was removed.
+        forgotten: class that was removed; some of its photos may be learned anew.
         renamed: old and new name of a class.
         scores: percentages that were measured, by name.
     """
@@ -227,18 +227,6 @@ class Workspace:
             raise RequestError(410, f"version {number} is no longer stored: the newest {self.keep_versions} are kept")
         return versions[number]
 
-    def compare(self, before: int, after: int) -> dict[str, tuple[int | None, int | None]]:
-        """Return the classes whose number of learned photos differs between two versions.
-
-        Args:
-            before, after: numbers of the versions.
-
-        Returns:
-            Class name → both numbers; None if the version does not know the class.
-        """
-        old, new = self.version(before).counts, self.version(after).counts
-        return {name: (old.get(name), new.get(name)) for name in old | new if old.get(name) != new.get(name)}
-
     def kept(self, number: int) -> dict[str, list[str]]:
         """Return the file names of the kept photos of each class of a version."""
         kept: dict[str, list[str]] = {}
@@ -337,14 +325,14 @@ class Workspace:
             if not target.is_file():
                 write_bytes(target, file.read_bytes())
 
-    def receive(self, photos: Mapping[str, tuple[str, bytes]]) -> int:
+    def receive(self, photos: Mapping[str, tuple[str, bytes]]) -> list[str]:
         """Keep photos until they are decided; return once the disk has them.
 
         Args:
             photos: name of the file → the path that the photo was sent with, and its content.
 
         Returns:
-            Number of photos that did not wait before.
+            Names of the files that did not wait before.
 
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
@@ -353,10 +341,12 @@ class Workspace:
             for file, (_, content) in photos.items():
                 if not (target := self.folder / "photos" / file).is_file():
                     write_bytes(target, content)
-            rows = [(file, sent.encode(errors="replace").decode()) for file, (sent, _) in photos.items()]
+            before = {file for (file,) in self._rows("SELECT file FROM inbox")}
+            new = [file for file in photos if file not in before]
+            rows = [(file, photos[file][0].encode(errors="replace").decode()) for file in new]
             with self._transaction():
-                insert = "INSERT OR IGNORE INTO inbox (file, sent) VALUES (?, ?)"
-                return self._journal.executemany(insert, rows).rowcount
+                self._journal.executemany("INSERT INTO inbox (file, sent) VALUES (?, ?)", rows)
+            return new
 
     def remove(self, photos: Iterable[str], back: bool) -> None:
         """Take away photos that wait, or take them ``back``; their files stay until the workspace is opened again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -316,11 +317,12 @@ class Discriminant:
         direction = self.mass * torch.cholesky_solve(self.means.T, self.factor)
         bias = -0.5 * (self.means.T * direction).sum(dim=0)
         if self.unbiased:
-            bias = bias + self.freedom() / (2 * self.class_mass)
+            bias = bias + self.freedom / (2 * self.class_mass)
         return torch.cat([bias[None], direction])
 
+    @cached_property
     def freedom(self) -> Tensor:
-        """Return () ``tr (S + λI)⁻¹S``."""
+        """() ``tr (S + λI)⁻¹S``."""
         inverse = torch.linalg.solve_triangular(self.factor, torch.eye(len(self.factor)).to(self.factor), upper=False)
         freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
         return freedom
@@ -341,7 +343,7 @@ class Discriminant:
         removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns, weight)
         half = removable.away + removable.means[columns]
         if self.unbiased:
-            freedom = self.freedom()
+            freedom = self.freedom
             further = torch.linalg.solve_triangular(self.factor, removable.away, left=False, upper=False)
 
         def left_out(groups: Tensor | None) -> Tensor:

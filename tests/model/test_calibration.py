@@ -82,6 +82,7 @@ def test_independent_photos_have_one_number_and_few_photos_none() -> None:
     few = learned(days=2).calibration
     assert (few.known, few.another_day) == ("few", None)
     assert few.these_days is not None
+    assert learned(days=19 // EACH).calibration.known == "few"
 
 
 def test_a_class_of_few_photos_counts_as_much_as_another() -> None:

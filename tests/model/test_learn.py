@@ -10,6 +10,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
@@ -54,6 +55,15 @@ def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypa
     apart = learn(learned("ridge"), photos)
     assert tensors_equal(apart.model.tensors(), together.model.tensors())
     assert apart.score == together.score
+
+
+def test_only_the_model_that_stays_decides_how_to_score(photos: ClassPhotos, monkeypatch: pytest.MonkeyPatch):
+    """Of the one that scores the held-back photos neither occasions are found nor rules compared: half of the time."""
+    old, decided = learned("ridge"), []
+    old.head.decides, old.buffer = True, CalibrationBuffer(100)
+    monkeypatch.setattr(RidgeHead, "decide", lambda head, *samples: decided.append(head))
+    final = learn(old, photos).model.head
+    assert [head is final for head in decided] == [True]
 
 
 def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -42,10 +42,10 @@ def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
     """Undo lets them wait again, and so does a new start before and after; redo takes them."""
     with client(tmp_path / "w") as http:
         answer = sent(http, [*photos("blue", 3), ("files", ("bad.png", b"no"))])
-        assert (answer["received"], answer["known"], answer["unreadable"][0]["file"]) == (3, 0, "bad.png")
+        assert (len(answer["photos"]), answer["known"], answer["unreadable"][0]["file"]) == (3, 0, "bad.png")
         packed = zipped({f"{name}/{i}.png": photo(name, i) for name in ("blue", "yellow") for i in (100, 200)})
-        assert sent(http, [("files", ("a.zip", packed))])["received"] == 3  # one of them waits already
-        assert sent(http, photos("blue", 3)) == {"received": 0, "known": 3, "unreadable": []}
+        assert len(sent(http, [("files", ("a.zip", packed))])["photos"]) == 3  # one of them waits already
+        assert sent(http, photos("blue", 3)) == {"photos": [], "known": 3, "unreadable": []}
     with client(tmp_path / "w") as http:
         found = waiting(http)
         assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
@@ -53,7 +53,7 @@ def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
         assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
         assert http.get("/inbox").json()["waiting"] == 0
         assert learned(http, names).status_code == 409
-        assert sent(http, photos("blue", 3))["received"] == 0
+        assert sent(http, photos("blue", 3))["known"] == 3
     with client(tmp_path / "w") as http:
         assert http.get("/inbox").json()["waiting"] == 0
         http.post("/undo")
@@ -100,11 +100,11 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
         first, second = [one["photo"] for one in waiting(http)["photos"]]
         assert http.post("/inbox/remove", json={"photos": [first, second]}).json() == {"waiting": 0}
         assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {"waiting": 1}
-        assert sent(http, photos("blue", 2))["received"] == 0
+        assert sent(http, photos("blue", 2))["photos"] == []
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "photos") == {second}
         assert http.get("/inbox").json()["waiting"] == 1
-        assert sent(http, photos("blue", 2))["received"] == 0  # a watched folder still has it
+        assert sent(http, photos("blue", 2))["photos"] == []  # a watched folder still has it
 
 
 def test_names_that_nothing_can_have(http):
@@ -112,7 +112,8 @@ def test_names_that_nothing_can_have(http):
     sent(http, photos("blue", 1))
     (one,) = waiting(http)["photos"]
     asked = [("/inbox/remove", {"photos": ["NAME"]}, 200), ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409)]
-    asked += [("/inbox/group", {"photos": ["NAME"]}, 409), ("/forget", {"name": "NAME"}, 404)]
+    asked += [("/group", {"photos": ["NAME"]}, 200), ("/forget", {"name": "NAME"}, 404)]
+    asked += [("/move", {"name": "red", "into": "NAME"}, 409)]
     asked += [("/rename", {"old": "red", "new": "NAME"}, 422), ("/inbox/learn", {"names": {one["photo"]: "NAME"}}, 422)]
     for name in ("\\ud800", "../a", "x" * 5000):
         for path, body, status in asked:
@@ -141,12 +142,12 @@ def test_without_kept_photos_they_go_when_they_are_learned(tmp_path):
 def test_groups_of_photos_that_look_alike(http):
     sent(http, [*photos("blue", 4), *photos("red", 3)])
     found = waiting(http)["photos"]
-    groups = http.post("/inbox/group", json={"photos": [one["photo"] for one in found]}).json()
+    groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
     assert [(len(one["photos"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
     sent(http, [*photos("red", 1, 500), *photos("green", 1, 500)])
     pair = [one["photo"] for one in waiting(http)["photos"] if one["file"].endswith("500.png")]
-    assert [one["suggestion"] for one in http.post("/inbox/group", json={"photos": pair}).json()] == [None]  # a draw
-    assert http.post("/inbox/group", json={"photos": ["0" * 64 + ".png"]}).status_code == 409
+    assert [one["suggestion"] for one in http.post("/group", json={"photos": pair}).json()] == [None]  # a draw
+    assert http.post("/group", json={"photos": ["0" * 64 + ".png"]}).json() == []
 
 
 def test_eight_people_decide_at_once(http):
@@ -177,6 +178,6 @@ def test_an_empty_model_keeps_photos_for_its_first_classes(tmp_path):
         sent(http, [*photos("blue", 3), *photos("red", 3)])
         found = waiting(http)["photos"]
         assert all(not one["classes"] and not one["certain"] for one in found)
-        groups = http.post("/inbox/group", json={"photos": [one["photo"] for one in found]}).json()
+        groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
         names = {photo: name for group, name in zip(groups, "ab", strict=True) for photo in group["photos"]}
         assert learned(http, names).json()["learned"] == {"a": 3, "b": 3}

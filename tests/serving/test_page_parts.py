@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cifnet_pl.serving.service import Options
-from tests.serving.browsing import CONTRAST, drop, no_wider_than_the_screen, page_of, picture, sync_api
+from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
 from tests.serving.services import ThreadServer, as_png, heic, photo, photos, pixels, tree
 
 pytestmark = pytest.mark.system
@@ -41,20 +41,27 @@ def test_a_pasted_photo_waits(browser, server):
         expect(page.locator("#cards .verdict")).to_contain_text("green")
 
 
-def test_the_camera_takes_photos_in_a_row(browser, server):
-    """Chromium's fake camera shows a green picture with a moving timer."""
+def test_the_camera_answers_live_and_takes_photos_in_a_row(browser, server):
+    """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it is called."""
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('camera-video').videoWidth > 0")
+        expect(page.locator("#camera-answer")).to_have_text("This looks unlike what I learned.")
+        page.locator("#camera-name").fill("timer")
         for taken in ("1 photo taken.", "2 photos taken."):
             page.get_by_role("button", name="Take a photo").click()
             expect(page.locator("#camera-taken")).to_have_text(taken)
+        no_wider_than_the_screen(page)
+        assert page.evaluate(CONTRAST) == []
         picture(page, "camera")
-        expect(page.locator("#cards .card")).to_have_count(2)
+        expect(page.locator("#named")).to_have_text("2 named")
         page.locator("#camera").get_by_role("button", name="Close").click()
-        expect(page.locator("#cards .head").first).to_contain_text("camera-")
         assert page.evaluate("document.getElementById('camera-video').srcObject") is None
+        page.get_by_role("button", name="Learn 2").click()
+        expect(page.locator("#message-text")).to_contain_text("Learned timer (2)")
+        page.get_by_role("button", name="Camera", exact=True).click()
+        expect(page.locator("#camera-answer")).to_contain_text("timer")
 
 
 def test_a_camera_that_cannot_be_used_is_said(browser, server):
@@ -180,6 +187,36 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         sure.get_by_role("button", name="Use “apple”").click()
         expect(message).to_contain_text("Joined 'pear' to 'apple'")
     assert {one["name"]: one["photos"] for one in server.get("/classes")} == {"red": 12, "green": 12, "apple": 3}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_class_is_split_by_groups_and_a_wrong_photo_is_moved(width, browser, server):
+    taught = {f"both/{i}.png": photo("blue" if i < 20 else "yellow", i, 60) for i in range(24)}
+    taught |= {f"pink/{i}.png": photo("pink" if i < 20 else "blue", 50 + i) for i in range(21)}
+    httpx.post(f"{server.url}/extend", files=[("files", one) for one in taught.items()], timeout=60).raise_for_status()
+    with page_of(browser, server, width, "dark" if width == "tablet" else "light") as page:
+        message = page.locator("#message-text")
+        page.get_by_role("button", name="Photos of both").click()
+        pictures = page.locator("#class-groups .picture")
+        expect(pictures).to_have_count(24)
+        page.get_by_role("button", name="Group by likeness").last.click()
+        page.get_by_role("button", name="Select group 2 (4)").click()
+        expect(page.locator("#move-count")).to_have_text("4 selected")
+        no_wider_than_the_screen(page)
+        assert page.evaluate(CONTRAST) == []
+        picture(page, f"split-{width}")
+        page.locator("#move-name").fill("yellow")
+        page.get_by_role("button", name="Move").click()
+        expect(message).to_contain_text("Moved 4 photos of 'both' to 'yellow'")
+        expect(pictures).to_have_count(20)
+        page.get_by_role("button", name="Close").last.click()
+        page.get_by_role("button", name="Audit").click()
+        page.get_by_role("button", name="It is both").click()
+        expect(message).to_contain_text("Moved 1 photo of 'pink' to 'both'")
+        page.locator("#message").get_by_role("button", name="Undo").click()
+        expect(message).to_contain_text("Undid: moved 1 photo")
+    counts = {one["name"]: one["photos"] for one in server.get("/classes")}
+    assert counts == {"red": 12, "green": 12, "pink": 21, "both": 20, "yellow": 4}
 
 
 def test_forgotten_for_good(browser, server):

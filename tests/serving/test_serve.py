@@ -2,11 +2,13 @@
 
 import os
 import socket
+import tempfile
 import time
 import urllib.request
 from threading import Thread
 
 import pytest
+import uvicorn
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
@@ -94,6 +96,15 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     (folder / "late.png").write_bytes(photo("red", 3))
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(tmp_path, monkeypatch):
+    """As in a script's background: uvicorn ends all the same, but raises nothing then."""
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **options: None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", "0"])
+    assert end.value.code == 130
 
 
 @pytest.mark.system

@@ -101,15 +101,6 @@ def test_only_one_process_and_only_one_model(tmp_path):
     Workspace(tmp_path / "w", model()).close()
 
 
-def test_compare(tmp_path):
-    workspace = Workspace(tmp_path / "w", model())
-    renamed(workspace, "a")
-    assert workspace.compare(1, 2) == {"red": (12, None), "a": (None, 12)}
-    assert workspace.compare(2, 2) == {}
-    with pytest.raises(RequestError, match="no version 9"):
-        workspace.compare(1, 9)
-
-
 def test_kept_photos_follow_forgetting_and_renaming(tmp_path):
     workspace, made = Workspace(tmp_path / "w", model()), model()
     (tmp_path / "w" / "photos").mkdir()

@@ -1,6 +1,9 @@
-// The camera of this device: photos of what it shows, one after the other.
+// The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
-import { $, action, count } from "./page.js";
+import { $, action, answerTo, count, cutOut } from "./page.js";
+
+const PAUSE = 300; // milliseconds between an answer and the next question
+const SIDE = 640; // pixels of the longer side of a picture that is asked about
 
 let stream = null;
 let taken = 0;
@@ -12,9 +15,22 @@ function close() {
   if ($("camera").open) $("camera").close();
 }
 
+/** Answer what the camera shows, again and again, until it is closed. */
+async function answerWhile(own) {
+  const video = $("camera-video");
+  while (stream === own) {
+    if (video.videoWidth) {
+      const scale = Math.min(1, SIDE / Math.max(video.videoWidth, video.videoHeight));
+      const [text, remark] = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "camera.jpg", scale).then(answerTo).catch((error) => ["", error.message]);
+      $("camera-answer").textContent = text;
+      $("camera-remark").textContent = remark;
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
 async function open() {
-  const phone = matchMedia("(pointer: coarse)").matches; // its own camera program does better than a video
-  if (phone || !navigator.mediaDevices?.getUserMedia) {
+  if (!navigator.mediaDevices?.getUserMedia) { // browsers allow it on this machine and over HTTPS only
     $("camera-file").click();
     return;
   }
@@ -25,32 +41,23 @@ async function open() {
     throw new Error(`The camera cannot be used: ${reasons[error.name] ?? error.message}. Choose a photo instead.`);
   }
   taken = 0;
-  $("camera-taken").textContent = "";
+  $("camera-taken").textContent = $("camera-answer").textContent = $("camera-remark").textContent = $("camera-name").value = "";
   $("camera-video").srcObject = stream;
   $("camera").showModal();
+  answerWhile(stream);
 }
 
-/** A part of what an image or video shows, in its own pixels, as a file. */
-export async function cutOut(shown, x, y, width, height, name) {
-  const canvas = document.createElement("canvas");
-  canvas.width = width;
-  canvas.height = height;
-  canvas.getContext("2d").drawImage(shown, x, y, width, height, 0, 0, width, height);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
-  return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
-}
-
-/** Call `take` with each photo that is taken; the camera stays open for the next one. */
+/** Call `take` with each photo that is taken and the name that was given; the camera stays open for the next one. */
 export function takesPictures(take) {
   action($("camera-open"), "click", open);
-  action($("camera-take"), "click", async () => {
-    const video = $("camera-video");
+  action($("camera-form"), "submit", async () => {
+    const [video, given] = [$("camera-video"), $("camera-name").value.trim()];
     if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
     const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
     const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, name);
     taken += 1;
     $("camera-taken").textContent = `${count(taken, "photo")} taken.`;
-    await take([photo]);
+    await take([photo], given);
   });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);

@@ -1,15 +1,11 @@
-// Classes: how many photos each has, how often it is right, what it is taken for; to rename, join and forget.
+// Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, change, count, get, isReadOnly, keptPhoto, make, named, percent, promised, sure, table, takesBack } from "./page.js";
+import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, sure, table, takesBack } from "./page.js";
 
-const SVG = "http://www.w3.org/2000/svg";
+const MOST = 200; // photos of a class that are shown, the newest
 
-function drawn(tag, attributes, text = "") {
-  const element = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.textContent = text;
-  return element;
-}
+let shown = null; // the class whose photos are shown
+const selected = new Set(); // of these
 
 function figures(look) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
@@ -33,36 +29,65 @@ function row({ name, photos, kept }, { right, taken_for: others, seldom } = { ri
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const shown = right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
   if (seldom) shown.append(" hardly ever answered");
-  const open = make("button", { type: "button", class: "plain", textContent: "Change", "aria-label": `Change ${name}` });
-  action(open, "click", () => {
+  const button = (text, work, kind = "") => {
+    const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": `${text} ${kind ? "" : "of "}${name}` });
+    action(made, "click", work);
+    return made;
+  };
+  const actions = make("div", { class: "row" }, kept.length ? button("Photos", () => {
+    showPhotos(name, [kept.slice(-MOST)]);
+    $("class-photos").scrollIntoView();
+    $("class-group").focus();
+  }) : null, button("Change", () => {
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
-  });
-  return { cells: [named(name), examples, photos, shown, others.length ? named(others.join(", ")) : "", isReadOnly() ? "" : open] };
+  }, "changes"));
+  return { cells: [named(name), examples, photos, shown, others.length ? named(others.join(", ")) : "", actions] };
 }
 
-/** Points {accuracy, label}, the labels below them, and a line through them. */
-function plotted(points, title, below) {
-  const [width, height, left, bottom, top] = [440, 220, 40, 40, 15];
-  const x = (i) => left + (points.length === 1 ? 0.5 : i / (points.length - 1)) * (width - left - 20);
-  const y = (value) => top + (1 - value / 100) * (height - top - bottom);
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  svg.append(drawn("title", {}, `${title}: ${points.map((p) => p.accuracy.toFixed(1)).join(", ")} %`));
-  for (const value of [0, 25, 50, 75, 100]) {
-    svg.append(drawn("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }));
-    svg.append(drawn("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
+/** Show the photos of a class: in groups, if there are several. */
+function showPhotos(name, groups) {
+  shown = name;
+  selected.clear();
+  const all = groups.flat();
+  $("class-photos").hidden = false;
+  $("class-photos-title").textContent = `${name}: ${count(all.length, "photo")}`;
+  $("class-groups").replaceChildren(...groups.map((photos, i) => {
+    const every = make("button", { type: "button", class: "changes", textContent: `Select group ${i + 1} (${photos.length})`, hidden: groups.length < 2 });
+    every.addEventListener("click", () => select(photos, true));
+    return make("div", {}, every, make("ul", { class: "cards" }, ...photos.map((photo) => {
+      const picture = make("button", { type: "button", class: "picture", "aria-label": `Select photo ${all.indexOf(photo) + 1} of ${name}`, "aria-pressed": false }, keptPhoto(photo, ""));
+      picture.addEventListener("click", () => select([photo], !selected.has(photo)));
+      const made = make("li", { class: "card" }, picture);
+      made.dataset.photo = photo;
+      return made;
+    })));
+  }));
+  select([], true);
+}
+
+function select(photos, on) {
+  for (const photo of photos) selected[on ? "add" : "delete"](photo);
+  for (const card of $("class-groups").querySelectorAll(".card")) {
+    const chosen = selected.has(card.dataset.photo);
+    card.classList.toggle("selected", chosen);
+    card.querySelector(".picture").setAttribute("aria-pressed", chosen);
   }
-  svg.append(drawn("polyline", { class: "line", points: points.map((p, i) => `${x(i)},${y(p.accuracy)}`).join(" ") }));
-  points.forEach((p, i) => {
-    svg.append(drawn("circle", { class: "point", cx: x(i), cy: y(p.accuracy), r: 4 }));
-    svg.append(drawn("text", { x: x(i), y: height - 20, "text-anchor": "middle" }, `${p.label}`));
-  });
-  svg.append(drawn("text", { x: width - 20, y: height - 3, "text-anchor": "end" }, below));
-  return svg;
+  $("move-form").hidden = !selected.size;
+  $("move-count").textContent = `${selected.size} selected`;
 }
 
-const doubtful = ({ file, label, looks_like: other, own }) => make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`),
-  make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` }));
+async function group() {
+  const photos = [...$("class-groups").querySelectorAll(".card")].map((card) => card.dataset.photo);
+  showPhotos(shown, (await post("/group", { photos })).map((one) => one.photos));
+}
+
+function doubtful({ file, label, looks_like: other, own }) {
+  const move = make("button", { type: "button", class: "plain changes" }, named(`It is ${other}`));
+  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` }), move);
+  action(move, "click", () => change("/move", { name: label, into: other, photos: [file] }, takesBack, () => made.remove()));
+  return made;
+}
 
 async function audit() {
   const place = $("audited");
@@ -79,18 +104,8 @@ async function audit() {
     parts.push(make("p", { textContent: `Of ${count(found.photos, "kept photo")} these look more like another class:` }));
     parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtful)));
   } else if (found.photos) parts.push(make("p", { textContent: `None of ${count(found.photos, "kept photo")} is doubtful.` }));
-  else if (!found.not_judged.length) parts.push(make("p", { textContent: "No photos of two classes are kept here, so none can be doubted." }));
   if (found.not_judged.length) {
     parts.push(make("p", { class: "hint", textContent: `Not judged, as one photo or near-copies of one alone are kept: ${found.not_judged.join(", ")}.` }));
-  }
-  if (found.curve.length) {
-    const points = found.curve.map(({ photos, accuracy }) => ({ accuracy, label: photos }));
-    const more = found.with_twice_as_many === null ? "" : ` With twice as many about ${found.with_twice_as_many.toFixed(1)} % of those would be right.`;
-    parts.push(make("h2", { textContent: "Photos against accuracy" }), plotted(points, "Accuracy by number of photos of each class", "photos of each class"));
-    parts.push(make("p", { class: "hint", textContent: `Percent of photos of these days, each answered as if it had never been learned.${more} Photos of another day are harder: what helps most there is photos of that day.` }));
-    if (found.short.length) {
-      parts.push(make("p", { class: "hint", textContent: `These classes have less than half as many photos as the others: ${found.short.join(", ")}.` }));
-    }
   }
   place.replaceChildren(...parts);
 }
@@ -98,6 +113,9 @@ async function audit() {
 export function start() {
   const close = () => $("class").close();
   action($("audit"), "click", audit);
+  action($("class-group"), "click", group);
+  action($("class-photos-close"), "click", () => { $("class-photos").hidden = true; });
+  action($("move-form"), "submit", () => change("/move", { name: shown, into: $("move-name").value.trim(), photos: [...selected] }, takesBack, () => { $("move-name").value = ""; }));
   action($("class-close"), "click", close);
   action($("class-form"), "submit", () => {
     close();
@@ -118,6 +136,9 @@ export async function show() {
   const [look, found] = await Promise.all([get("/look"), get("/classes")]);
   figures(look);
   const answers = found.length ? await get("/classes/answers") : [];
+  const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
+  if (open?.kept.length) showPhotos(shown, [open.kept.slice(-MOST)]);
+  else $("class-photos").hidden = true;
   const of = new Map(answers.map((one) => [one.name, one]));
   table($("class-table"), COLUMNS, found.map((one) => row(one, of.get(one.name))));
 }

@@ -1,8 +1,8 @@
 // Photos that wait: the most doubtful first; named by a key, a click or many at once, and learned in one lesson.
 
 import { takesPictures } from "./camera.js";
-import { $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, likely, make, named, percent, post, promised, save, say, send, takesBack, takesFiles,
-  takesPasted, waits as queued } from "./page.js";
+import { $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised, save, say, send, takesBack, takesFiles,
+  takesPasted, verdict, waits as queued } from "./page.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
@@ -17,20 +17,6 @@ let last = null; // the photo that was selected last
 
 export const waits = () => view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && now[what] !== view[what];
-const known = (photo) => photo.known !== false && photo.classes.length > 0;
-
-/** What is said of a photo, and a remark on it. */
-function verdict(photo) {
-  if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
-  if (photo.seen === false) return ["Not looked at yet", "", ""];
-  if (!photo.classes.length) return ["Nothing is known yet", "", ""];
-  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${photo.classes.map(({ name }) => name).join(", ")}`, "warn"];
-  const [best] = photo.classes;
-  const several = photo.answers && photo.answers.length !== 1;
-  const remark = !several ? "" : photo.answers.length ? `One of: ${photo.answers.join(", ")}` : "Unsure: no class is likely enough.";
-  return [`${best.name} ${likely(best.probability)}`, remark, ""];
-}
-
 function keepNames() {
   sessionStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(names)));
 }
@@ -168,13 +154,13 @@ async function ask(files) {
   }
 }
 
-/** Send photos to the service, which keeps them until they are decided. */
-async function take(files) {
+/** Send photos to the service, which keeps them until they are decided; they are named where `name` says so. */
+async function take(files, name = "") {
   if (!files.length) return;
   $("tab-photos").click();
   if (isReadOnly()) return ask(files);
-  let [arrived, left] = [0, 0];
-  const unreadable = [];
+  let left = 0;
+  const [arrived, unreadable] = [[], []];
   try {
     for (let start = 0; start < files.length; start += IN_PART) {
       const part = files.slice(start, start + IN_PART);
@@ -183,14 +169,15 @@ async function take(files) {
       $("sending").textContent = `Sending ${count(files.length, "file")}…`;
       $("sending").hidden = false;
       const got = await send("/inbox", form, (share) => progress((start + share * part.length) / files.length));
-      arrived += got.received;
+      arrived.push(...got.photos);
       left += got.known;
       unreadable.push(...got.unreadable);
     }
   } finally {
     await show();
   }
-  const parts = [count(arrived, "new photo"), left ? `${left} that wait or were learned already` : "",
+  if (name) give(arrived, name);
+  const parts = [count(arrived.length, "new photo"), left ? `${left} that wait or were learned already` : "",
     unreadable.length ? `${unreadable.length} that cannot be read (${unreadable.slice(0, 3).map(({ file, reason }) => `${file}: ${reason}`).join("; ")})` : ""];
   say(`${parts.filter(Boolean).join(", ")}.`, !unreadable.length);
 }
@@ -248,7 +235,7 @@ async function group() {
   const open = view.photos.filter(({ photo, seen }) => seen && !names.has(photo));
   const foreign = open.filter((photo) => !known(photo));
   const photos = (foreign.length > 1 ? foreign : open).map(({ photo }) => photo);
-  const groups = await post("/inbox/group", { photos });
+  const groups = await post("/group", { photos });
   $("groups").replaceChildren(make("ul", { class: "cards" }, ...groups.map(groupCard)));
 }
 

@@ -38,6 +38,21 @@ export const count = (number, one, many = `${one}s`) => `${number} ${number === 
 /** What is said of a change that waits. */
 export const waits = ({ place }) => `Waiting: ${count(place, "change comes", "changes come")} first.`;
 
+/** Whether a photo is of a known class, as far as the service can tell. */
+export const known = (photo) => photo.known !== false && photo.classes.length > 0;
+
+/** What is said of a photo, a remark on it, and how it looks. */
+export function verdict(photo) {
+  if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
+  if (photo.seen === false) return ["Not looked at yet", "", ""];
+  if (!photo.classes.length) return ["Nothing is known yet", "", ""];
+  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${photo.classes.map(({ name }) => name).join(", ")}`, "warn"];
+  const [best] = photo.classes;
+  const several = photo.answers && photo.answers.length !== 1;
+  const remark = !several ? "" : photo.answers.length ? `One of: ${photo.answers.join(", ")}` : "Unsure: no class is likely enough.";
+  return [`${best.name} ${likely(best.probability)}`, remark, ""];
+}
+
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day. */
 export function promised({ these_days: these, another_day: other, known }) {
   const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
@@ -185,6 +200,21 @@ export function table(place, columns, rows) {
   }))));
 }
 
+/** A part of what an image or video shows, in its own pixels or scaled, as a file. */
+export async function cutOut(shown, x, y, width, height, name, scale = 1) {
+  const canvas = make("canvas", { width: width * scale, height: height * scale });
+  canvas.getContext("2d").drawImage(shown, x, y, width, height, 0, 0, width * scale, height * scale);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
+  return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
+}
+
+/** What is said of one photo that the service does not keep. */
+export async function answerTo({ file, path }) {
+  const form = new FormData();
+  form.append("files", file, path);
+  return verdict((await post("/classify?top=3", form)).photos[0]);
+}
+
 const urls = new Map(); // of photos that were fetched, by their names
 
 /** A photo that the service keeps, small or whole. */
@@ -275,7 +305,7 @@ export async function changed(text, act = null) {
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
 export async function change(path, content, act = null, done = () => {}) {
-  const begin = ({ anyway, instead }) => (instead ? post("/join?wait=false", { ...content, new: instead })
+  const begin = ({ anyway, instead }) => (instead ? post("/move?wait=false", { name: content.old, ...content, into: instead })
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const job = await finished(begin, (now) => {
     if (now.place) say(waits(now), true);

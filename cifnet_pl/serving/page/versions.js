@@ -1,6 +1,6 @@
-// Versions: every change, to go back to, compare and download.
+// Versions: every change, to go back to and download.
 
-import { $, action, change, count, ENOUGH, get, isReadOnly, make, named, request, save, say, sure, table } from "./page.js";
+import { $, action, change, ENOUGH, get, isReadOnly, make, named, request, save, say, sure, table } from "./page.js";
 
 function button(text, label, work) {
   const element = make("button", { type: "button", class: "plain", textContent: text, "aria-label": label });
@@ -16,14 +16,6 @@ async function download(number, kind) {
   say("");
 }
 
-async function compare(number, current) {
-  const found = await get(`/versions/${number}/compare/${current}`);
-  const place = make("table");
-  const columns = [{ title: "Class" }, { title: `Photos in version ${number}`, number: true }, { title: `in version ${current}`, number: true }];
-  table(place, columns, found.map(({ name, before, after }) => ({ cells: [named(name), before ?? "not known", after ?? "not known"] })));
-  $("comparison").replaceChildren(make("h2", { textContent: `${count(found.length, "class differs", "classes differ")} from version ${number}` }), ...(found.length ? [place] : []));
-}
-
 const COLUMNS = [{ title: "Version", number: true }, { title: "Change", bare: true, kind: "name" }, { title: "Classes", number: true }, { title: "Photos", number: true },
   { title: "New photos right (these days)", number: true }, { title: "When", kind: "date" }, { title: "", bare: true }];
 
@@ -34,7 +26,6 @@ function row(version, current) {
   const other = version.number !== current;
   if (version.stored) {
     if (other && !isReadOnly()) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
-    if (other) actions.append(button("Compare", `Compare version ${version.number} with the one that is served`, () => compare(version.number, current)));
     if (version.classes) {
       actions.append(button("Bundle", `Download version ${version.number} as a bundle`, () => download(version.number, "bundle")));
       actions.append(button("ONNX", `Download version ${version.number} as ONNX`, () => download(version.number, "onnx")));
@@ -48,7 +39,6 @@ function row(version, current) {
 export async function show() {
   const { versions, current } = await get("/versions");
   table($("version-table"), COLUMNS, versions.map((version) => row(version, current)));
-  $("comparison").replaceChildren();
 }
 
 export function start() {

@@ -1,7 +1,6 @@
 // A photo at its full size: a box drawn on it asks about that part alone.
 
-import { cutOut } from "./camera.js";
-import { $, action, keptPhoto, likely, post } from "./page.js";
+import { $, action, answerTo, cutOut, keptPhoto } from "./page.js";
 
 let keep = null; // what takes the part in, and the part
 
@@ -22,11 +21,7 @@ async function ask({ left, top, width, height }) {
   $("zoom-answer").textContent = "Looking…";
   const scale = image.naturalWidth / image.clientWidth;
   keep.part = await cutOut(image, left * scale, top * scale, Math.max(1, width * scale), Math.max(1, height * scale), `${keep.name}-${Math.round(left)}-${Math.round(top)}.jpg`);
-  const form = new FormData();
-  form.append("files", keep.part.file, keep.part.path);
-  const { photos: [answer] } = await post("/classify?top=3", form);
-  const listed = answer.classes.map(({ name, probability }) => `${name} ${likely(probability)}`).join(", ");
-  $("zoom-answer").textContent = !listed ? "Nothing is known yet." : answer.known === false ? `This part looks unlike what I learned. It could be: ${listed}` : listed;
+  $("zoom-answer").textContent = (await answerTo(keep.part)).slice(0, 2).join(" ");
   $("zoom-keep").hidden = false;
 }
 
