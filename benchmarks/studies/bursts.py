@@ -1,8 +1,8 @@
 """``python -m benchmarks.studies.bursts ROOT OUTPUT``: make photos that come in bursts of photos that do not.
 
-Six training photos of each class of ROOT become five photos each: turned by up to 8 degrees, cut to 60 % or more, with
-other light and colour. The validation photos stay as they are. So OUTPUT shows what a model promises that has seen few
-occasions, on a set by which no rule was chosen.
+Six training photos of each class of ROOT become five photos each (``--photos``, ``--shots``): turned by up to 8
+degrees, cut to 60 % or more, with other light and colour. The validation photos stay as they are. So OUTPUT shows what
+a model promises that has seen few occasions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
-PHOTOS, SHOTS = 6, 5
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--photos", type=int, default=6)
+    parser.add_argument("--shots", type=int, default=5)
     asked = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
@@ -35,9 +35,9 @@ if __name__ == "__main__":
         files = sorted(folder.iterdir())
         random.shuffle(files)
         (asked.output / "train" / folder.name).mkdir(parents=True)
-        for i, file in enumerate(files[:PHOTOS]):
+        for i, file in enumerate(files[: asked.photos]):
             with Image.open(file) as opened:
                 photo = opened.convert("RGB")
-            for k in range(SHOTS):
+            for k in range(asked.shots):
                 change(photo).save(asked.output / "train" / folder.name / f"{i}{k}.jpg", quality=92)
     (asked.output / "val").symlink_to((asked.root / "val").resolve())
