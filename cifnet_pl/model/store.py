@@ -338,12 +338,19 @@ def load(
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
+UNZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, ValueError)
+"""What zipfile raises for damaged archives; ValueError for names that are not UTF-8."""
+
+
 def _is_zipped_bundle(path: Path) -> bool:
     """Return whether a file is a zipped bundle, as the page of ``serve`` sends it; checkpoints are zip files, too."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as archive:
-        return CONFIG in archive.namelist()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return CONFIG in archive.namelist()
+    except UNZIP_ERRORS:  # damaged: reading it as a checkpoint says so
+        return False
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -356,7 +363,7 @@ def _unpack(path: Path, folder: Path) -> None:
             if sum(entry.file_size for entry in entries) > LARGEST_RATIO * path.stat().st_size:
                 raise CheckpointError(f"{path} unpacks to more than {LARGEST_RATIO} times its size")
             archive.extractall(folder, entries)
-    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
+    except UNZIP_ERRORS as error:
         raise CheckpointError(f"cannot unpack {path}: {printable(first_line(error))}") from error
 
 

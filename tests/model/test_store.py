@@ -433,6 +433,17 @@ def test_mutated_tensors(bundle: Path, tmp_path: Path, data: st.DataObject):
     tensors_mutated(bundle, tmp_path / "m", data)
 
 
+def test_a_name_in_a_checkpoint_that_is_not_utf_8(run: Path, tmp_path: Path):
+    content = bytearray((run / "checkpoints" / "last.ckpt").read_bytes())
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 9] |= 8  # the flag of UTF-8 names
+    content[entry + 46] = 0xFF
+    target = tmp_path / "last.ckpt"
+    target.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(target, device="cpu")
+
+
 @settings(max_examples=60, suppress_health_check=QUIET)
 @given(st.data())
 def test_mutated_checkpoints(run: Path, tmp_path: Path, data: st.DataObject):
