@@ -2,8 +2,8 @@
 
 PHOTOS are files that ``cifnet embed`` made with ``+layers+mirror``, or folders. All classes at once; on each kind of
 features the exact head, which chooses λ by GCV and decides how to score by 2000 stored photos, so that no validation
-photo has a say but in ACIL's ridge. What a kind of features has to choose besides is chosen on a fifth of the training
-photos. Differences from the default are paired over the validation photos, with 95 % intervals.
+photo has a say but in ACIL's ridge. Differences from the default are paired over the validation photos, with 95 %
+intervals.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from benchmarks.studies.few_photos import acil, default_head, drawn
 from benchmarks.studies.photos import RICH, Photos, interval, read_photos, show, show_columns, study_parser
-from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.prototypes import draw_normal
-from cifnet_pl.statistics import Discriminant, within_scatter
 from cifnet_pl.statistics.sums import pack
 
 LAST = 1280
@@ -72,44 +70,6 @@ def by_features(make: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Way:
     return right
 
 
-def low_rank(photos: Photos) -> tuple[Tensor, float]:
-    """The discriminant, where each class's scatter is stretched along its own main directions."""
-    held = torch.randperm(len(photos.y), generator=torch.Generator().manual_seed(0)) < len(photos.y) // 5
-    part = Photos(photos.z[~held], photos.y[~held], photos.z[held], photos.y[held])
-    tried = [(rank, share) for rank in (1, 3, 10) for share in (0.0, 0.1, 0.3, 1.0)]
-    found = {one: float((stretched(part, *one) == part.val_y).double().mean()) for one in tried}
-    rank, share = max(found, key=lambda one: found[one])
-    print(f"low rank: rank {rank}, share {share:g}", flush=True)
-    d = photos.z.shape[1]
-    return stretched(photos, rank, share) == photos.val_y, 4e-6 * (d * d / 2 + photos.classes * d * (1 + rank))
-
-
-def stretched(photos: Photos, rank: int, share: float) -> Tensor:
-    """Classes (n,) of the validation photos; a share of a class's own variance along ``rank`` directions counts."""
-    head = RidgeHead(photos.z.shape[1], decision="discriminant")
-    head.begin_task(range(photos.classes))
-    head.observe(photos.z, photos.y)
-    head.solve()
-    sums = head.sums.class_sums
-    rule = Discriminant.from_sums(
-        within_scatter(head.sums.gram, sums), sums, head.sums.mass, head.ridge_used.item(), unbiased=True
-    )
-    scale = rule.mass.sqrt()
-
-    def white(z: Tensor) -> Tensor:
-        return scale * torch.linalg.solve_triangular(rule.factor, z.double().T, upper=False).T
-
-    train, val, means = white(photos.z), white(photos.val_z), white(rule.means)
-    scores = []
-    for c in range(photos.classes):
-        own, away = train[photos.y == c] - means[c], val - means[c]
-        _, singular, directions = torch.linalg.svd(own, full_matrices=False)
-        spread = 1 + share * (singular[:rank].square() / len(own) - 1).clamp_min(0)
-        along = (away @ directions[:rank].T).square()
-        scores.append(-away.square().sum(1) + (along * (1 - 1 / spread)).sum(1) - spread.log().sum())
-    return torch.stack(scores, dim=1).argmax(dim=1)
-
-
 def int8(photos: Photos) -> tuple[Tensor, float]:
     """The default, solved from sums of which each row off the diagonal has 255 steps."""
     head = default_head(photos)
@@ -137,7 +97,6 @@ WAYS: dict[str, Way] = {
     "products": by_features(lambda train: with_products),
     "products of each stage": by_features(lambda train: of_each_stage),
     f"{WIDTH} basis vectors from data": by_features(basis),
-    "low-rank covariance of each class": low_rank,
     "int8 sums": int8,
     "ACIL 8192, best ridge": lambda photos: (acil(8192)(photos) == photos.val_y, 4e-6 * 35.2e6),
 }
