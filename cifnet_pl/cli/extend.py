@@ -66,7 +66,7 @@ def extend(
     if result.old_before.total:
         change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
         print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
-    hardly = about_hardly_answered(result.hardly_answered)
+    hardly = about_hardly_answered(result.hardly_answered, result.model.sample)
     for sentence in [*([hardly] if hardly else []), *result.model.about_days()]:
         print(sentence)
     print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))

@@ -41,7 +41,7 @@ def info(model: str, trust: bool = False) -> None:
     console.print(f"{number_of(len(loaded.class_names), 'class')}, learned from {count}")
     console.print(class_table(loaded))
     if loaded.history:
-        console.print(history_table(loaded.history))
+        console.print(history_table(loaded.history, f"{loaded.sample}s"))
     for line in lines(loaded, versions):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -55,12 +55,12 @@ def class_table(model: Classifier) -> Table:
     return table
 
 
-def history_table(history: list[Event]) -> Table:
-    """Tabulate the steps in the model's life."""
+def history_table(history: list[Event], samples: str) -> Table:
+    """Tabulate the steps in the model's life, with the number of ``samples`` of each."""
     table = Table(show_edge=False, pad_edge=False)  # so that a step has room in 80 columns
     table.add_column("step", no_wrap=True)
     table.add_column("date (UTC)", min_width=len("2026-01-01"))  # the time may stand below
-    for name in ("classes", "photos", "right %", "old right %", "s", "kWh"):
+    for name in ("classes", samples, "right %", "old right %", "s", "kWh"):
         table.add_column(name, justify="right", no_wrap=name != "old right %")
     for event in history:
         old = "–" if event.old_accuracy is None else f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
@@ -86,7 +86,9 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     """
     from cifnet_pl.model.metrics import about_hardly_answered, hardly_answered_by
 
-    head, backbone, hardly = model.head, model.backbone, about_hardly_answered(hardly_answered_by(model))
+    head, backbone = model.head, model.backbone
+    hardly = about_hardly_answered(hardly_answered_by(model), model.sample)
+    photos = f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}"
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
     parts = ", ".join(f"{name} {count:,}" for name, count in model.state_elements().items() if count)
@@ -103,7 +105,7 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}, odds power "
         f"{float(head.odds_power):.3g}",
         f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
-        f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}",
+        *([photos] if backbone.takes_images else []),
         f"state {stored / 1e6:.2f} MB ({parts} numbers)",
         f"energy so far {_energy(model.history)}",
     ]

@@ -135,5 +135,6 @@ def learned_model(
         buffer.commit()
     for names in module.learned_tasks:
         known = sum(len(event.class_names or []) for event in model.history) + len(names)
-        model.history.append(Event("task", known, date=now(), class_names=list(names)))
+        photos = sum(model.counts[name] for name in names)
+        model.history.append(Event("task", known, photos, date=now(), class_names=list(names)))
     return model

@@ -474,8 +474,12 @@ class IterativeModule(TaskModule):
             steps = plan_steps(rows, len(self.exemplars), self.phases(), self.images_per_step, random)
             self._refuse_empty_processes(steps, task)
             self._plan = (key, steps)
-        if self._resume is not None:
-            _require_same("steps in the task", self._resume["steps"], len(self.planned()))
+        stored, ours = (self._resume or {}).get("steps"), len(self.planned())
+        if stored not in (None, ours):  # as many steps divide the images in the same way
+            raise CheckpointError(
+                f"the checkpoint was written inside a task with {stored} steps, this run has {ours}: use the same "
+                "--data.batch_size, number of processes and images, or start a new experiment"
+            )
         return self.planned()
 
     def planned(self) -> list[Step]:
@@ -820,7 +824,6 @@ class IterativeModule(TaskModule):
             "weights": {k: v.clone() for k, v in self.state_dict().items()},
             "descent": self._descent.state_dict() if self._descent is not None else None,
             "counts": self._counts.clone(),
-            "images_per_step": self.images_per_step,
             "steps": len(self.planned()),
         }
 
@@ -845,14 +848,11 @@ class IterativeModule(TaskModule):
         """Make room for the classes that the checkpoint's weights know.
 
         Raises:
-            CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`; or the run would go on inside a
-                task in steps of another size, in which its remaining steps are others.
+            CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
         self._before, self._plan = {}, None
         self._resume = checkpoint.get("position") if self._under_way else None
-        if self._resume is not None:
-            _require_same("images in a step", self._resume["images_per_step"], self.images_per_step)
         self._offset = self._resume["step"] if self._resume else 0
         self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
 
@@ -877,18 +877,3 @@ class IterativeModule(TaskModule):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except (RuntimeError, TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {first_line(error)}") from error
-
-
-def _require_same(quantity: str, stored: int, ours: int) -> None:
-    """Compare the steps of the task that goes on with those of the run that began it; CheckpointError if they differ.
-
-    Args:
-        quantity: what is counted.
-        stored: the number in the checkpoint.
-        ours: the number in this run.
-    """
-    if stored != ours:
-        raise CheckpointError(
-            f"the checkpoint was written inside a task with {stored} {quantity}, this run has {ours}: use the same "
-            "--data.batch_size, number of processes and images, or start a new experiment"
-        )

@@ -192,14 +192,20 @@ def hardly_answered_by(model: Model) -> list[str]:
     return [model.class_names[column] for column in hardly_answered(*(count.numpy() for count in counts))]
 
 
-def about_hardly_answered(names: Sequence[str]) -> str | None:
-    """Return a sentence about classes that are hardly ever answered; None if there are none."""
+def about_hardly_answered(names: Sequence[str], sample: str = "photo") -> str | None:
+    """Return a sentence about classes that are hardly ever answered; None if there are none.
+
+    Args:
+        names: of the classes.
+        sample: what a sample is called, "photo" or "sample".
+    """
     if not names:
         return None
     classes = "1 class is" if len(names) == 1 else f"{len(names)} classes are"
+    other_days = " of other days" if sample == "photo" else ""
     return (
-        f"{classes} hardly ever answered, with less than {HARDLY:.0f} % of the photos right: "
-        f"{listed([printable(name) for name in names])}; more photos of other days help most there"
+        f"{classes} hardly ever answered, with less than {HARDLY:.0f} % of the {sample}s right: "
+        f"{listed([printable(name) for name in names])}; more {sample}s{other_days} help most there"
     )
 
 

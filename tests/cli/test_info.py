@@ -2,10 +2,13 @@
 
 import io
 
+import torch
 from rich.console import Console
 
+from cifnet_pl import Classifier, build_backbone
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.info import history_table
+from cifnet_pl.heads import NCMHead
 from cifnet_pl.model.bundle import Event
 from tests.models import learned
 
@@ -14,7 +17,7 @@ def test_dates_are_whole_in_80_columns():
     made = Event("task", 12, 12345, 99.9, seconds=1234.5, energy_kwh=1.2e-5, date="2026-11-23 09:25:15")
     taught = Event("extend", 1234, 60, 97.2, old_accuracy_before=96.9, old_accuracy=96.8, date="2026-11-24 10:00:59")
     shown = io.StringIO()
-    Console(file=shown, width=80).print(history_table([made, taught]))
+    Console(file=shown, width=80).print(history_table([made, taught], "photos"))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     for whole in ("2026-11-23", "09:25:15", "2026-11-24", "10:00:59", "extend", "1.2e-05", "1234.5", "12345"):
@@ -32,3 +35,16 @@ def test_every_class_and_number_is_said_once(tmp_path, capsys):
     assert "3 classes, learned from 21 photos\n" in said
     assert [said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 photos")] == [1, 1, 1, 1]
     assert "step 3, extend: cockatoo; from model 0123456789abcdef\n" in said
+
+
+def test_what_was_learned_from_embeddings_are_samples(tmp_path, capsys):
+    model = Classifier(build_backbone("none:4"), NCMHead(4))
+    model.begin_task(["ant", "bee"])
+    model.observe(torch.eye(4), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+    model.finish_task()
+    model.history.append(Event("task", 2, 4))
+    model.save(tmp_path / "b")
+    assert main(["info", "--model", str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "learned from 4 samples" in said
+    assert "photo" not in said

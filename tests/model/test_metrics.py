@@ -133,6 +133,8 @@ def test_classes_that_are_hardly_ever_answered():
     assert result.hardly_answered == ["ant"]
     assert about_hardly_answered([]) is None
     assert "2 classes are hardly ever answered, with less than 25 %" in str(about_hardly_answered(["ant", "bee"]))
+    said = str(about_hardly_answered(["ant"], "sample"))
+    assert "25 % of the samples right: ant; more samples help most" in said
 
 
 def test_a_model_knows_the_classes_that_it_hardly_ever_answers():

@@ -250,13 +250,13 @@ class RunTable(Callback):
         counts = module.data.test_counts(module.class_names)
         few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
         shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
-        what = "photos" if module.backbone.takes_images else "samples"
-        says = f"Fewer than {FEW} test {what}, too few to say how good a class is"
+        sample = "photo" if module.backbone.takes_images else "sample"
+        says = f"Fewer than {FEW} test {sample}s, too few to say how good a class is"
         lines = [f"{says}: {shown}."] if few else []
         if module.evaluation is not None:
             matrix = module.evaluation.confusion
             hardly = hardly_answered(matrix.diagonal(), matrix.sum(axis=1)).tolist()
-            sentence = about_hardly_answered([module.class_names[label] for label in hardly])
+            sentence = about_hardly_answered([module.class_names[label] for label in hardly], sample)
             lines += [f"{sentence}."] if sentence else []
         return lines
 
