@@ -135,6 +135,6 @@ def learned_model(
         buffer.commit()
     for names in module.learned_tasks:
         known = sum(len(event.class_names or []) for event in model.history) + len(names)
-        photos = sum(model.counts[name] for name in names)
-        model.history.append(Event("task", known, photos, date=now(), class_names=list(names)))
+        learned_from = sum(model.counts[name] for name in names)
+        model.history.append(Event("task", known, learned_from, date=now(), class_names=list(names)))
     return model

@@ -148,8 +148,9 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
         ]  # fmt: skip
         if len(fitting) != 1 or tasks > fitting[0].n_tasks:
             known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
+            long = f" with {tasks} tasks" if tasks else ""
             raise UsageError(
-                f"{path}: {method} with {tasks} tasks fits {len(fitting) if len(fitting) > 1 else 'none'} of the "
+                f"{path}: {method}{long} fits {len(fitting) if len(fitting) > 1 else 'none'} of the "
                 f"settings of this report ({known}): name one in the columns "
                 "dataset, classes_per_task and backbone"
             )

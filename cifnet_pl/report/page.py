@@ -135,7 +135,8 @@ class Table:
             row, column: position of the cell.
         """
         cell, plain = self.rows[row][column], cell_text(self.rows[row][column], self.columns[column])
-        if cell and self.columns[column].header in COST_HEADERS and SHARED in str(self._under(CONDITIONS)[row]):
+        costs = self.columns[column].header.startswith((*COST_HEADERS, "energy ÷"))
+        if cell and costs and SHARED in str(self._under(CONDITIONS)[row]):
             plain += f" {SHARED}"
         if not isinstance(cell, Stat) or not self.columns[column].spread or row not in self.measured:
             return plain

@@ -117,7 +117,7 @@ def test_external_methods_name_one_of_several_backbones(tmp_path: Path) -> None:
         ([HEADER, "a,1,0.5,50,,"], "task is '0.5'"),
         ([HEADER, ",1,1,50,,"], "line 2: method is empty"),
         ([HEADER, "a,1,1,50,,", "a,1,1,51,,"], "two lines for task 1"),
-        ([HEADER, "a,1,,50,,"], "fits 3 of the settings"),
+        ([HEADER, "a,1,,50,,"], "external.csv: a fits 3 of the settings"),
         (
             [HEADER, "a,1,1,50,,", "a,1,2,50"],
             "line 3: 4 cells, but the header names 6 columns",

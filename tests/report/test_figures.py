@@ -148,7 +148,7 @@ def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Pa
             )  # fmt: skip
     study = read_study([tmp_path])
     for table in (efficiency_table(study, study.settings[0]), results_table(study, study.settings[0])):
-        costs = [j for j, column in enumerate(table.columns) if column.header in COST_HEADERS]
+        costs = [j for j, column in enumerate(table.columns) if column.header.startswith((*COST_HEADERS, "energy ÷"))]
         assert not {j for _, j in table.best} & {*costs}
         assert {j for j, column in enumerate(table.columns) if column.header == "A_K (%)"} <= {j for _, j in table.best}
         measured = [i for i, row in enumerate(table.rows) if row[1] == "measured"]
