@@ -221,8 +221,8 @@ def classes(service: Served) -> list[ClassInfo]:
 
 
 @routes.get("/classes/answers", tags=["look"])
-def class_answers(service: Served) -> list[inspection.ClassAnswers]:
-    """How often each class is right on another day, and what it is taken for; takes seconds for a large model."""
+def class_answers(service: Served) -> inspection.Answers:
+    """How often each class is right on another day, what it is taken for, what more photos bring; takes seconds."""
     return service.class_answers()
 
 

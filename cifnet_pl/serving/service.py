@@ -24,7 +24,7 @@ from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.reading import looks_at
 from cifnet_pl.serving.answering import Answering, PhotoAnswer, Scored, Served
 from cifnet_pl.serving.inbox import Inbox, LeftOut, Received
-from cifnet_pl.serving.inspection import Audit, ClassAnswers, Gallery, Promise, audited, class_answers, stored_accuracy
+from cifnet_pl.serving.inspection import Answers, Audit, Gallery, Promise, audited, class_answers, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
@@ -130,7 +130,7 @@ class Service:
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
-        self._counting, self._class_answers = Lock(), (0, list[ClassAnswers]())
+        self._counting, self._answers = Lock(), (0, Answers(classes=[], ten_more=None))
         with torch.inference_mode():  # what makes the network ready is done once, before threads embed
             model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))
@@ -193,13 +193,13 @@ class Service:
         """Return the doubtful labels among the kept photos."""
         return audited(self.gallery, self.workspace.kept(self.learner.served.version))
 
-    def class_answers(self) -> list[ClassAnswers]:
-        """Return what is answered for the photos of each class, computed once for each version."""
+    def class_answers(self) -> Answers:
+        """Return what is answered for the stored photos, computed once for each version."""
         with self._counting:
             served = self.learner.served
-            if self._class_answers[0] != served.version:
-                self._class_answers = served.version, class_answers(served.model)
-            return self._class_answers[1]
+            if self._answers[0] != served.version:
+                self._answers = served.version, class_answers(served.model)
+            return self._answers[1]
 
     # ------------------------------------------------------------------ teach
 

@@ -9,7 +9,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy
+from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy, ten_more
 from tests.models import learned
 
 
@@ -26,22 +26,48 @@ def test_look_names_what_is_kept():
     assert len(state.history) == 3
 
 
+def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Around the means of their classes."""
+    return means[y] + torch.randn(len(y), means.shape[1], generator=torch.Generator().manual_seed(seed))
+
+
+def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
+    """A model of fruit that learned such samples."""
+    width = means.shape[1]
+    model = Classifier(build_backbone("pixels:2"), RidgeHead(width), CalibrationBuffer(500), [], 2, calibrated=True)
+    model.begin_task(["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], y.bincount().tolist())
+    model.observe(samples(means, y), y, torch.arange(len(y)))
+    model.finish_task()
+    return model
+
+
 def test_what_each_class_is_taken_for():
     """Nothing tells the third class from the first; of a class of five photos nothing is said."""
-    draw = torch.Generator().manual_seed(0)
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
-    z = torch.randn(95, 6, generator=draw) + 9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])[y]]
-    model = Classifier(build_backbone("pixels:2"), RidgeHead(6), CalibrationBuffer(200), [], 2, calibrated=True)
-    model.begin_task(["pear", "plum", "quince", "rare"], [30, 30, 30, 5])
-    model.observe(z, y, torch.arange(95))
-    model.finish_task()
-    pear, plum, quince, rare = class_answers(model)
+    model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
+    pear, plum, quince, rare = class_answers(model).classes
     assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (["quince"], [], ["pear"], [])
     assert (plum.right, rare.right) == (100, None)
     assert pear.right is not None
     assert 20 < pear.right < 80
     assert not any(one.seldom for one in (pear, plum, quince, rare))
     assert Promise.of(model).another_day is not None
+
+
+def test_what_ten_more_photos_would_bring():
+    """The interval holds what they bring, where classes are hard to tell apart and where they are easy; not of few."""
+    directions, new = torch.randn(6, 40, generator=torch.Generator().manual_seed(5)), torch.arange(6).repeat(500)
+    for apart, least in ((0.5, 1), (9, 0)):
+        means = apart * directions
+        before, after = (taught(means, torch.arange(6).repeat(count)) for count in (30, 40))
+        right = [
+            100 * float((one.head.predict(samples(means, new, 2)) == new).double().mean()) for one in (before, after)
+        ]
+        found = ten_more(before)
+        assert found is not None
+        assert found[0] <= right[1] - right[0] <= found[1]
+        assert found[1] >= least
+    assert ten_more(taught(directions, torch.arange(6).repeat(19))) is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

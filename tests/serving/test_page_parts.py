@@ -257,6 +257,9 @@ def test_plain_words_first(browser, server):
         figures = page.locator("#figures div")
         expect(figures.nth(2)).to_contain_text("Right on photos of these days")
         expect(figures.nth(3)).to_contain_text("Right on photos of another day (estimated)")
+        expect(figures.nth(4)).to_contain_text("too few photos to say")
+        waits = "import('/page/page.js').then((page) => [page.waits({ place: 1 }), page.count(2, 'photo')])"
+        assert page.evaluate(waits) == ["Waiting: 1 change comes first.", "2 photos"]
         shown = page.locator("body").inner_text()
         assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
         page.locator("#classes").get_by_text("Details").click()
@@ -265,14 +268,16 @@ def test_plain_words_first(browser, server):
         page.route("**/look", promise(found))
         seen = [{"name": "red", "right": 71.2, "taken_for": ["green"], "seldom": False}]
         seen += [{"name": "green", "right": 3.0, "taken_for": ["red"], "seldom": True}]
-        page.route("**/classes/answers", lambda route: route.fulfill(json=seen))
+        page.route("**/classes/answers", lambda route: route.fulfill(json={"classes": seen, "ten_more": [-0.6, 2.2]}))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71.0 %")
-        expect(page.locator("#about-days")).to_contain_text("Of these days. Of another day. What helps most")
-        rows = page.locator("#class-table tr")
-        expect(rows.nth(1)).to_contain_text("71 %")
-        expect(rows.nth(2)).to_contain_text("3 % hardly ever answered")
+        expect(figures.nth(4).locator("dd")).to_have_text("0 to 2 points")
+        said = "Hardly ever answered: green. Of these days. Of another day. What helps most"
+        expect(page.locator("#about-days")).to_contain_text(said)
+        rows = page.locator("#class-table tr")  # the worst first
+        expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
+        expect(rows.nth(2)).to_contain_text("71 %")
         page.route("**/look", promise({**found, "another_day": None, "known": "few"}))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")

@@ -7,15 +7,25 @@ const MOST = 200; // photos of a class that are shown, the newest
 let shown = null; // the class whose photos are shown
 const selected = new Set(); // of these
 
-function figures(look) {
+/** What ten more photos would bring, in words: [from, to] points. */
+function worth(points) {
+  if (!points) return "too few photos to say";
+  const [low, high] = points.map((value) => Math.max(0, Math.round(value)));
+  return high < 1 ? "hardly anything" : low === high ? `${count(high, "point")}` : `${low} to ${count(high, "point")}`;
+}
+
+function figures(look, answers) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
   const energy = energies.reduce((sum, value) => sum + value, 0);
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.photos, ...promised(look.right) });
+  show("figures", { Classes: look.classes, Photos: look.photos, ...promised(look.right),
+    "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
   const help = look.right.known === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
-  $("about-days").textContent = [...look.right.says, ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
+  const seldom = (answers?.classes ?? []).filter((one) => one.seldom).map(({ name }) => name);
+  const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
+  $("about-days").textContent = [...never, ...look.right.says, ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
   show("laboratory", {
     Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
     "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
@@ -25,9 +35,9 @@ function figures(look) {
 const COLUMNS = [{ title: "Class", kind: "name", bare: true }, { title: "Examples", bare: true }, { title: "Photos", number: true }, { title: "Right on another day", number: true },
   { title: "Taken for", kind: "name" }, { title: "", bare: true }];
 
-function row({ name, photos, kept }, { right, taken_for: others, seldom } = { right: null, taken_for: [] }) {
+function row({ name, photos, kept }, { right, taken_for: others, seldom } = { right: undefined, taken_for: [] }) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
-  const shown = right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
+  const shown = right === undefined ? "…" : right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
   if (seldom) shown.append(" hardly ever answered");
   const button = (text, work, kind = "") => {
     const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": `${text} ${kind ? "" : "of "}${name}` });
@@ -134,11 +144,18 @@ export function start() {
 
 export async function show() {
   const [look, found] = await Promise.all([get("/look"), get("/classes")]);
-  figures(look);
-  const answers = found.length ? await get("/classes/answers") : [];
+  const draw = (answers) => {
+    figures(look, answers);
+    const of = new Map((answers?.classes ?? []).map((one) => [one.name, one]));
+    const right = ({ name }) => of.get(name)?.right ?? 101; // the worst first, those with too few photos last
+    table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name))));
+  };
   const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
   if (open?.kept.length) showPhotos(shown, [open.kept.slice(-MOST)]);
   else $("class-photos").hidden = true;
-  const of = new Map(answers.map((one) => [one.name, one]));
-  table($("class-table"), COLUMNS, found.map((one) => row(one, of.get(one.name))));
+  draw(null);
+  const answers = found.length ? await get("/classes/answers") : { classes: [], ten_more: null };
+  const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
+  draw(answers);
+  if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();
 }
