@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine, refuse_output
 from cifnet_pl.cli.terminal import warn
@@ -111,13 +111,8 @@ def as_npz(columns: dict[str, np.ndarray]) -> bytes:
 
 def as_parquet(columns: dict[str, np.ndarray]) -> bytes:
     """Return the arrays as the content of a Parquet file; a matrix becomes a column of lists."""
-    from cifnet_pl.data.sources.embeddings import import_pyarrow
+    import pandas as pd
 
-    pyarrow = import_pyarrow()
-    arrays: dict[str, Any] = {}
-    for name, array in columns.items():
-        flat = pyarrow.array(array.reshape(-1))
-        arrays[name] = flat if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, array.shape[1])
     content = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(arrays), content)
+    pd.DataFrame({name: list(array) for name, array in columns.items()}).to_parquet(content, index=False)
     return content.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -100,26 +99,17 @@ class CIFNetCLI(LightningCLI):
     """The commands ``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
 
     Args:
-        wanted: sub-commands to build parsers for; each takes a tenth of a second.
         held: context that keeps the run's folder locked until it is closed.
         options: of LightningCLI.
     """
 
-    def __init__(self, wanted: Collection[str], held: ExitStack, **options: Any):
-        self._wanted, self._held = wanted, held
+    def __init__(self, held: ExitStack, **options: Any):
+        self._held, self._wanted = held, options["args"][0]
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
-        """Return the names of Trainer methods, each with its parameters that are no options."""
-        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in self._wanted}
-
-    def setup_parser(
-        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
-    ) -> None:
-        """Add a description to each sub-command."""
-        super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-        for choice in cast(Any, self.parser)._subcommands_action._choices_actions:
-            choice.help = RUNS[choice.dest]
+        """Return the Trainer's method, with its parameters that are no options."""
+        return {self._wanted: LightningCLI.subcommands()[self._wanted]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the experiment's name and the energy options, and link options that follow from others."""
@@ -271,7 +261,7 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    if args and args[0] not in RUNS and not args[0].startswith("-"):
+    if args[0] not in RUNS:
         raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
     CLIParser.topic = topic_of(args[1:])[1] or "all"
     if CLIParser.topic == "model":
@@ -291,10 +281,8 @@ def run(args: list[str]) -> None:
 
 
 def _run_lightning(args: list[str]) -> None:
-    wanted = args[:1] if args and args[0] in RUNS else list(RUNS)
     with ExitStack() as held:
         CIFNetCLI(
-            wanted,
             held,
             model_class=LightningModule,
             datamodule_class=CIFNetDataModule,
@@ -306,7 +294,7 @@ def _run_lightning(args: list[str]) -> None:
             parser_kwargs={
                 "prog": "cifnet",
                 "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
-                **{name: {"description": text} for name, text in RUNS.items() if name in wanted},
+                args[0]: {"description": RUNS[args[0]]},
             },
             auto_configure_optimizers=False,
             args=args,
