@@ -1,5 +1,6 @@
 """Runs of the command line in this process and in another one, with data that takes no time."""
 
+import csv
 import json
 import os
 import re
@@ -70,6 +71,12 @@ def call_in_turn(*commands: list[str], timeout: float = 300, **more: str) -> lis
         subprocess.CompletedProcess(command, int(code), output, error)
         for command, code, output, error in zip(commands, outputs[1::2], outputs[0::2], errors[0::2], strict=False)
     ]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
 
 
 def checkpoint(run: Path) -> dict:

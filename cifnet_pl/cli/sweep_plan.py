@@ -61,23 +61,27 @@ class Option(BaseModel):
         return variants
 
 
-class Part(BaseModel):
-    """A part of a sweep, such as that of one data set.
+class Settings(BaseModel):
+    """What a sweep file and each of its parts may have.
 
     Attributes:
-        label: in the names of its points.
         fixed: dotted name → value, for all points.
         axes: name → options; a point has one option of each axis.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    label: str | None = None
     fixed: dict[str, Any] = {}
     axes: dict[str, Annotated[list[Option], Field(min_length=1)]] = {}
 
 
-class Sweep(Part):
+class Part(Settings):
+    """A part of a sweep, such as that of one data set; its label is in the names of its points."""
+
+    label: str | None = None
+
+
+class Sweep(Settings):
     """The content of a sweep file.
 
     Attributes:

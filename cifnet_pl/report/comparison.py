@@ -67,11 +67,6 @@ class Pair:
     lines: list[Line] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """Name of its files."""
-        return f"comparison_{slug(self.title.lower())}"
-
 
 # ---------------------------------------------------------------------- which groups
 
@@ -180,11 +175,10 @@ def _pair(study: Study, a: Group, b: Group) -> Pair:
         what = "final accuracy A_K, over seeds and images"
         pair.lines.append(Line(what, first, second, bootstrap(each), len(each), min(map(len, each))))
     for seed, both in answers.items():
-        counts = mcnemar(both)
-        pair.lines.append(
-            Line(f"final accuracy A_K, over images, seed {seed}", *counts.accuracies, bootstrap([both]), 1, len(both),
-                 counts.first, counts.second, counts.p_value)
-        )  # fmt: skip
+        only_a, only_b, p = mcnemar(both)
+        accuracies, what = 100 * both.mean(), f"final accuracy A_K, over images, seed {seed}"
+        interval = bootstrap([both])
+        pair.lines.append(Line(what, accuracies["a"], accuracies["b"], interval, 1, len(both), only_a, only_b, p))
     return pair
 
 
@@ -252,4 +246,6 @@ def comparison_table(pair: Pair) -> Table:
         *pair.notes,
         *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
     ]
-    return Table(pair.name, f"{first} against {second}: {pair.title}", columns, rows, notes)
+    return Table(
+        f"comparison_{slug(pair.title.lower())}", f"{first} against {second}: {pair.title}", columns, rows, notes
+    )

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 
 from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.page import Column, Picture, cell_text, number
-from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
+from cifnet_pl.report.settings import LACKING, Setting, heading
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Study, differing_seeds
 from cifnet_pl.utilities.text import slug
@@ -274,29 +274,19 @@ def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figu
 # ---------------------------------------------------------------------- bars
 
 
-def part_bars(study: Study, table: str, keys: Sequence[str], caption: str) -> list[Picture]:
-    """Draw Ā and A_K of each method that varies one of some settings, and the paper's numbers beside its own.
-
-    Args:
-        study: all results.
-        table: name of the paper's table, such as ``ablation``.
-        keys: dotted names of the settings; one alone is named by its values.
-        caption: with the method's ``label``.
-    """
+def ablation_bars(study: Study) -> list[Picture]:
+    """Draw Ā and A_K of each method without one of its parts, and the paper's numbers beside its own (tab:ablation)."""
     figures = []
-    for family in study.varied(*keys):
+    for family in study.varied(*LACKING):
         reference, setting = family[0], family[0].setting
-        only = keys[0] if len(keys) == 1 else None
-        names = [value_name(only, group.config[only]) if only else group.variant for group in family]
-        labels = _with_seeds(names, family)
+        labels = _with_seeds([group.variant for group in family], family)
         bars = [(label, group.stat("A_bar"), group.stat("A_K")) for label, group in zip(labels, family, strict=True)]
-        averages, finals = (published_of(f"tab:{table}", setting, key) for key in ("A_bar", "A_K"))
+        averages, finals = (published_of("tab:ablation", setting, key) for key in ("A_bar", "A_K"))
         for variant, final in finals.items() if reference.name == "CIFNet" else ():
-            name = value_name(only, variant) if only else variant or "full method"
-            bars.append((f"{name} (published)", averages.get(variant), final))
+            bars.append((f"{variant or 'full method'} (published)", averages.get(variant), final))
         chart = pair_bars(bars, f"{reference.label}: {study.names[setting]}")
-        file = f"{table}_{study.slug(setting)}_{slug(reference.name.lower())}"
-        text = f"{caption.format(label=reference.label)}, {study.names[setting]}.{BARS}"
+        file = f"ablation_{study.slug(setting)}_{slug(reference.name.lower())}"
+        text = f"{reference.label} without one of its parts, {study.names[setting]}.{BARS}"
         figures.append(Picture(file, text, chart))
     return figures
 
@@ -530,13 +520,7 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
             "Accuracy": trajectories(study),
             "Efficiency": [p for s in study.data_names for p in time_bubbles(study, s)],
             "Memory": [p for s in study.settings for p in memory_points(study, s)],
-            "Ablation": [
-                *part_bars(study, "ablation", [*LACKING], "{label} without one of its parts"),
-                *calibration_maps(study),
-            ],
-            "Buffer": [
-                *value_curves(study, "buffer.capacity"),
-                *part_bars(study, "sampling", ["buffer.strategy"], "Selection of the buffer"),
-            ],
+            "Ablation": [*ablation_bars(study), *calibration_maps(study)],
+            "Buffer": value_curves(study, "buffer.capacity"),
             "Other settings": value_curves(study, *study.other_keys()),
         }

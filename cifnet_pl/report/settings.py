@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -308,24 +307,8 @@ A change of one of them takes a part of the method away (tab:ablation), each by 
 SHORT = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
 """Setting → its name before a value."""
 
-LONG = {
-    "head.ridge": "ridge λ",
-    "head.width": "width of the random projection",
-    "head.epsilon": "clipping ε",
-    "buffer.capacity": "size of the buffer (embeddings)",
-    "buffer.per_class": "size of the buffer (embeddings per class)",
-    "buffer.strategy": "selection of the buffer",
-    "buffer.oversample": "buffer weighted up to the new classes",
-    "head.update_past": "old neurons see new tasks",
-    "head.weighting": "weighting of samples",
-    "head.dtype": "precision of the sums",
-    "head.transform": "transform of the embedding",
-    "data.image_size": "size of the images (pixels)",
-}
-"""Setting → its name as a heading or the label of an axis."""
-
-SAID_BY_HEADING = ("buffer.oversample", "head.update_past", "head.balanced", "buffer.per_class")
-"""Settings whose heading says what yes and no mean."""
+LONG = {"head.ridge": "ridge λ", "buffer.capacity": "size of the buffer (embeddings)"}
+"""Setting of a figure of the paper → its name as a heading or the label of an axis; others have their own."""
 
 
 def method_of(run: Run) -> str:
@@ -353,37 +336,15 @@ def words(key: str, value: Any) -> str:
     known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
     if known is not None:
         return known
-    shown = f"{value:g}" if isinstance(value, float) else "none" if value is None else value
-    return f"{SHORT.get(key) or _last(key)} {shown}"
+    shown = f"{value:g}" if isinstance(value, float) else value_name(value)
+    return f"{SHORT.get(key) or key.split('.')[-1].replace('_', ' ')} {shown}"
 
 
 def heading(key: str) -> str:
-    """Return a setting as a heading or the label of an axis.
-
-    Example:
-        >>> heading("head.width")
-        'width of the random projection'
-    """
-    return LONG.get(key) or _last(key)
+    """Return a setting as a heading or the label of an axis."""
+    return LONG.get(key, key)
 
 
-def _last(key: str) -> str:
-    return key.split(".")[-1].replace("_", " ")
-
-
-def value_name(key: str, value: Any) -> str:
-    """Return a setting's value as it is shown under its heading.
-
-    Args:
-        key: dotted name of the setting.
-        value: of the setting.
-
-    Example:
-        >>> value_name("buffer.strategy", "kmeans"), value_name("head.update_past", False)
-        ('k-means', 'no')
-    """
-    if key in SAID_BY_HEADING and isinstance(value, bool):
-        return "yes" if value else "no"
-    plain = "none" if value is None else str(value)
-    text = WORDS.get((key, value), plain) if isinstance(value, str | bool | None) else plain
-    return re.sub("^λ | weighting$| buffer$", "", text) if "." in key else text  # the heading has these words
+def value_name(value: Any) -> str:
+    """Return a setting's value as it is shown under its heading."""
+    return {None: "none", True: "yes", False: "no"}[value] if isinstance(value, bool | None) else str(value)

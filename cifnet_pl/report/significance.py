@@ -121,40 +121,19 @@ def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
 # ---------------------------------------------------------------------- over test images
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The numbers of images that both of two runs named right, only the first, only the second, and neither."""
-
-    both: int
-    first: int
-    second: int
-    neither: int
-
-    @property
-    def photos(self) -> int:
-        """Images that both were tested with."""
-        return self.both + self.first + self.second + self.neither
-
-    @property
-    def accuracies(self) -> tuple[float, float]:
-        """Accuracy of each on these images, in percent."""
-        return 100 * (self.both + self.first) / self.photos, 100 * (self.both + self.second) / self.photos
-
-    @property
-    def p_value(self) -> float:
-        """Probability of such a difference, or a larger one, if both were equally good (McNemar's exact test)."""
-        differing = self.first + self.second
-        return float(stats.binomtest(self.first, differing).pvalue) if differing else 1.0
-
-
-def mcnemar(both: pd.DataFrame) -> Comparison:
-    """Count on which images two runs are right; its ``p_value`` is that of McNemar's exact test.
+def mcnemar(both: pd.DataFrame) -> tuple[int, int, float]:
+    """Compare two runs over the images that both were tested with, by McNemar's exact test.
 
     Args:
         both: as :func:`cifnet_pl.report.runs.paired` returns it.
+
+    Returns:
+        The numbers of images that only the first and only the second named right, and the probability of such a
+        difference, or a larger one, if both were equally good.
     """
     a, b = both["a"].to_numpy(bool), both["b"].to_numpy(bool)
-    return Comparison(*(int(cell.sum()) for cell in (a & b, a & ~b, b & ~a, ~a & ~b)))
+    first, second = int((a & ~b).sum()), int((b & ~a).sum())
+    return first, second, float(stats.binomtest(first, first + second).pvalue) if first + second else 1.0
 
 
 def bootstrap(answers: Sequence[pd.DataFrame], seed: int = 0) -> tuple[float, float]:
@@ -202,7 +181,7 @@ def worse_p(cell: Stat, leader: Stat, better: str) -> float | None:
     both = [key for key in cell.predictions if key in leader.predictions]
     if p is None and both:
         answers = paired(cell.predictions[both[0]], leader.predictions[both[0]])
-        p = mcnemar(answers).p_value if len(answers) else None
+        p = mcnemar(answers)[2] if len(answers) else None
     if p is None or not len(differences):
         return None
     behind = differences.mean() < 0 if better == "max" else differences.mean() > 0

@@ -486,20 +486,6 @@ class Study:
 
     # ------------------------------------------------------------------ what a reader must know
 
-    def cache_note(self, groups: Sequence[Group]) -> list[str]:
-        """Return a note about the costs of runs with the embedding cache; nothing where there are no such runs."""
-        cached = set()
-        for group in groups:
-            read = len({outcome.key for outcome in group.outcomes if outcome.conditions.cache})
-            seeds = f" ({read} of {group.seeds} seeds)" if read < group.seeds else ""
-            cached |= {f"{replace(group, conditions_label='').label}{seeds}"} if read else set()
-        if not cached:
-            return []
-        return [
-            f"Embeddings were read from the cache: {'; '.join(sorted(cached))}. Their times and energies are without "
-            "the backbone's, so they are neither averaged with nor ranked beside those of runs that computed them."
-        ]
-
     @property
     def data_notes(self) -> list[str]:
         """A sentence for each setting whose runs did not all have the same photos, by their fingerprints."""

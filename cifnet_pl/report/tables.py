@@ -20,7 +20,8 @@ BEST = (
     "than by a paired test, or that no test covers. Over common seeds that is a t-test, for A_K of single runs (or of "
     "runs that no seed changes) that kept their predictions McNemar's test over the same test images; the level of 5 % "
     "is corrected for the number of rows (Holm). Nothing is bold where no difference can be told from chance. Costs "
-    "are ranked only among rows of the same machine, the same way to measure and the same use of the cache."
+    "are ranked only among rows of the same machine, the same way to measure and the same use of the cache: where "
+    "embeddings were read from it, times and energies are without the backbone's."
 )
 COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
 ENERGY = (
@@ -175,7 +176,7 @@ def value_table(study: Study, key: str, name: str) -> Table:
     rows: list[list[Cell]] = []
     for value in values:
         members = [next((g for g in family if g.config.get(key) == value), None) for family in families]
-        rows.append([value_name(key, value), *(g.stat("A_K") if g else None for g in members)])
+        rows.append([value_name(value), *(g.stat("A_K") if g else None for g in members)])
     return Table(name, f"Final accuracy A_K in % by {heading(key)}", columns, rows, [study.seeds_note(groups)])
 
 
@@ -184,7 +185,7 @@ def sampling_table(study: Study) -> Table:
     key = "buffer.strategy"
     table = value_table(study, key, "sampling")
     for setting in dict.fromkeys(family[0].setting for family in study.varied(key)):
-        published = {value_name(key, v): stat for v, stat in published_of("tab:sampling", setting, "A_K").items()}
+        published = {value_name(v): stat for v, stat in published_of("tab:sampling", setting, "A_K").items()}
         if published:
             table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)", 2))
             table.rows = [[*row, published.get(str(row[0]))] for row in table.rows]
@@ -316,7 +317,7 @@ def settings_table(study: Study) -> Table:
             shown = {k: v for k, v in group.config.items() if "." not in k and k not in ("module", "head", "download")}
         if shown.get("buffer") == "yes":
             del shown["buffer"]
-        text = "; ".join(f"{heading(key)}: {value_name(key, value)}" for key, value in sorted(shown.items()))
+        text = "; ".join(f"{key}: {value_name(value)}" for key, value in sorted(shown.items()))
         rows.append([group.setting.title, group.label, text])
     columns = [Column("setting"), Column("method"), Column("reference configuration")]
     return Table("settings", "What a method's name stands for; variants say what they change", columns, rows)

@@ -83,7 +83,6 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         *(f"{note}." for note in about_small_ridge(runs)),
         *seldom_notes(study),
         *notes_of(study.settings),
-        *study.cache_note(study.groups),
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
     lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."

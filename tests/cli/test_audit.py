@@ -1,6 +1,5 @@
 """`cifnet audit`: the page, its tables, and that nothing is embedded twice."""
 
-import csv
 import dataclasses
 import re
 import shutil
@@ -15,7 +14,7 @@ from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.core import Model
 from cifnet_pl.statistics import near_copies
 from tests.cli.test_evaluate import bundle
-from tests.command_line import learned, make_photos
+from tests.command_line import learned, make_photos, rows
 
 CLASSES = ["ant", "bee <b>&", "cat"]
 
@@ -48,11 +47,10 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
     assert "<i>" not in page
     assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
     assert "http" not in page
-    with (made / "out" / "photos.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 41
-    assert [Path(row["file"]).name for row in rows if row["doubtful"] == "true"] == ["moved <i>.png"]
-    assert (rows[0]["class"], rows[0]["looks_like"]) == ("cat", "ant")
+    photos = rows(made / "out" / "photos.csv")
+    assert len(photos) == 41
+    assert [Path(row["file"]).name for row in photos if row["doubtful"] == "true"] == ["moved <i>.png"]
+    assert (photos[0]["class"], photos[0]["looks_like"]) == ("cat", "ant")
     names = {path.name for path in (made / "out").iterdir()}
     assert {"confusion.png", "learning_curve.png", "classes.csv", "confusion.csv"} < names
     assert run(made) == 2
@@ -69,8 +67,7 @@ def test_photos_in_two_classes_are_judged_in_neither(made: Path, capsys: pytest.
     assert "7.png (in ant, also in cat), again.png (in cat, also in ant)" in shown.out
     assert "; 1 doubtful label\n" in shown.out
     assert "Photos in two classes" in (made / "out" / "audit.html").read_text(encoding="utf-8")
-    with (made / "out" / "photos.csv").open(newline="", encoding="utf-8") as file:
-        judged = {(row["class"], Path(row["file"]).name) for row in csv.DictReader(file)}
+    judged = {(row["class"], Path(row["file"]).name) for row in rows(made / "out" / "photos.csv")}
     assert not {("ant", "7.png"), ("cat", "again.png")} & judged
 
 
@@ -84,10 +81,7 @@ def test_a_class_with_one_photo_is_named_and_not_judged(made: Path, capsys: pyte
     assert "1 class has one photo and cannot be judged: eel." in page
     assert "of eel is taken for" not in page
     assert "in eel (" not in page
-    tables = {}
-    for name in ("photos", "classes"):
-        with (made / "out" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-            tables[name] = list(csv.DictReader(file))
+    tables = {name: rows(made / "out" / f"{name}.csv") for name in ("photos", "classes")}
     last = tables["photos"][-1]
     assert (Path(last["file"]).name, last["class"]) == ("lonely.png", "eel")
     empty = ("probability_of_class", "looks_like", "probability", "doubtful", "distance")

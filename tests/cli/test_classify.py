@@ -1,6 +1,5 @@
 """Classifying files: what the table says, which files it takes, what cannot be read and what is not known."""
 
-import csv
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.command_line import environment, make_photos
+from tests.command_line import environment, make_photos, rows
 from tests.models import SIDE, empty
 
 CLASSES, FOREIGN = ["ant", "bee", "cat"], ["yak", "zebu"]
@@ -54,18 +53,17 @@ def classify(place: Path, images: object, *options: str, model: str = "b") -> in
 
 
 def table(place: Path) -> list[dict[str, str]]:
-    with (place / "out.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
+    return rows(place / "out.csv")
 
 
 def test_the_table(place: Path, capsys):
     assert classify(place, place / "photos") == 0
-    rows = table(place)
-    assert list(rows[0]) == ["file", "class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
-    assert [row["file"] for row in rows] == sorted(str(path) for path in (place / "photos").rglob("*.png"))
-    assert all(row["class"] == Path(row["file"]).parent.name for row in rows)
+    told = table(place)
+    assert list(told[0]) == ["file", "class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
+    assert [row["file"] for row in told] == sorted(str(path) for path in (place / "photos").rglob("*.png"))
+    assert all(row["class"] == Path(row["file"]).parent.name for row in told)
     model = cifnet_pl.load(place / "b")
-    for row in rows[::7]:
+    for row in told[::7]:
         pixels = torch.from_numpy(read_square(Path(row["file"]), 2).copy()).permute(2, 0, 1)[None]
         expected = model.probabilities(pixels)[0]
         shares = [float(row[f"probability{k}"]) for k in ("", "_2", "_3")]
@@ -74,13 +72,6 @@ def test_the_table(place: Path, capsys):
         names = [row[f"class{k}"] for k in ("", "_2", "_3")]
         assert names == [model.class_names[i] for i in expected.argsort(descending=True)]
     assert "36 photos classified" in capsys.readouterr().out
-
-
-def test_top(place: Path):
-    assert classify(place, place / "photos", "--top", "1") == 0
-    assert list(table(place)[0]) == ["file", "class", "probability"]
-    assert classify(place, place / "photos", "--top", "2", "--overwrite", "true") == 0
-    assert list(table(place)[0]) == ["file", "class", "probability", "class_2", "probability_2"]
 
 
 def test_one_file_a_pattern_and_nested_folders(place: Path):
@@ -93,9 +84,9 @@ def test_one_file_a_pattern_and_nested_folders(place: Path):
     (deep / ".hidden.png").write_bytes(b"")
     (deep / "loop").symlink_to(place / "photos", target_is_directory=True)
     assert classify(place, place / "photos", "--overwrite") == 0
-    rows = {row["file"]: row["class"] for row in table(place)}
-    assert len(rows) == 37
-    assert rows[str(deep / 'Ströme, "x".PNG')] == "bee"
+    by_file = {row["file"]: row["class"] for row in table(place)}
+    assert len(by_file) == 37
+    assert by_file[str(deep / 'Ströme, "x".PNG')] == "bee"
     assert classify(place, place / "photos" / "**" / "1*.png", "--overwrite") == 0
     assert sorted(Path(row["file"]).name for row in table(place)) == sorted(["1.png", "10.png", "11.png"] * 3)
     for odd in ("[brackets]", "a*b"):
@@ -204,26 +195,15 @@ def test_memory_does_not_grow_with_the_number_of_files(place: Path):
     assert peaks[1] - peaks[0] < 4_000  # kB
 
 
-def test_python(place: Path):
-    model = cifnet_pl.load(place / "b")
-    (found,) = model.classify([place / "photos" / "bee" / "2.png"], top=2)
-    assert found.classes[0] == "bee"
-    assert len(found.classes) == len(found.probabilities) == 2
-    (place / "broken.png").touch()
-    (lost,) = model.classify([place / "broken.png"])
-    assert lost.unreadable
-    assert lost.classes == ()
-
-
 def test_several_places_and_an_archive(place: Path, capsys):
     with zipfile.ZipFile(place / "bees.zip", "w") as archive:
         for path in sorted((place / "photos" / "bee").iterdir()):
             archive.write(path, f"bees of May/{path.name}")
     given = [str(place / "photos" / "ant"), str(place / "photos" / "cat" / "[0-3].png"), str(place / "bees.zip")]
     assert main(["classify", "--model", str(place / "b"), "--images", *given, "--output", str(place / "out.csv")]) == 0
-    rows = table(place)
-    assert [row["class"] for row in rows] == ["ant"] * 12 + ["cat"] * 4 + ["bee"] * 12
-    assert rows[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
+    told = table(place)
+    assert [row["class"] for row in told] == ["ant"] * 12 + ["cat"] * 4 + ["bee"] * 12
+    assert told[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
     assert classify(place, given[0], "--images", given[1], "--overwrite") == 0
     assert len(table(place)) == 16
     assert classify(place, given[0], "--images", str(place / "none"), "--overwrite") == 1
@@ -282,31 +262,24 @@ def test_nothing_is_promised_below_photos_of_strangers(place, capsys, folder, pr
 
 def test_the_columns(place, capsys):
     assert judge(place, "--unknown", "0.05", "--coverage", "0.9", "--top", "2") == 0
-    rows = table(place)
+    told = table(place)
     last = ["probability_2", "known", "novelty", "p_value", "answers"]
-    assert list(rows[0])[-5:] == last
+    assert list(told[0])[-5:] == last
     known = {True: [], False: []}
-    for row in rows:
+    for row in told:
         known[Path(row["file"]).parent.name in CLASSES].append(row["known"])
     assert set(known[False]) == {"false"}
     assert known[True].count("false") <= 0.1 * len(known[True])
-    unknown = sum(row["known"] == "false" for row in rows)
+    unknown = sum(row["known"] == "false" for row in told)
     output = capsys.readouterr().out
     assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
     assert "the right one is among the answers with a chance of 90 %; they are 1." in output
     model = cifnet_pl.load(place / "many samples")
-    for row, expected in zip(rows, model.classify([r["file"] for r in rows], unknown=0.05, coverage=0.9), strict=True):
+    for row, expected in zip(told, model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9), strict=True):
         assert row["known"] == str(expected.known).lower()
         assert float(row["novelty"]) == pytest.approx(expected.novelty, rel=1e-5)
         assert float(row["p_value"]) == pytest.approx(expected.p_value, abs=1e-6)
         assert row["answers"].split("; ") == list(expected.answers)
-
-
-def test_one_without_the_other(place):
-    assert judge(place, "--unknown", "0.05", "--top", "1") == 0
-    assert list(table(place)[0]) == ["file", "class", "probability", "known", "novelty", "p_value"]
-    assert judge(place, "--coverage", "0.8", "--top", "1", "--overwrite") == 0
-    assert list(table(place)[0]) == ["file", "class", "probability", "answers"]
 
 
 def test_the_gallery_marks_what_is_unknown(place):

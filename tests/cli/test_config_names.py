@@ -82,13 +82,6 @@ def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(op
     assert data.classes_per_task == tasks
 
 
-def test_a_folder_of_many_classes_is_learned_ten_at_a_time(tmp_path):
-    make_photos(tmp_path, [f"class {i}" for i in range(11)], 1)
-    data = Namespace(source="folder", root=str(tmp_path), classes_per_task=10, initial_classes=None, stream=None)
-    learn_few_classes_at_once(data)
-    assert data.classes_per_task == 10
-
-
 @pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])
 def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
     option = f"--model.head.{name}"
@@ -102,17 +95,6 @@ def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
     assert {f"--model.head.{name}" for name in only} <= set(DECIDES)
-
-
-def test_a_ridge_or_a_buffer_size_alone_does_not_change_the_head(tmp_path, monkeypatch):
-    make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
-    monkeypatch.chdir(tmp_path)
-    small = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
-    own = ["--model.head.ridge", "3.0", "--model.buffer.capacity", "9"]
-    assert main(["fit", "--data.root", "photos", *small, *own]) == 0
-    ran = yaml.safe_load(Path("lightning_logs/default/version_0/config.yaml").read_text())["model"]["init_args"]
-    assert ran["head"]["class_path"].endswith("RidgeHead")
-    assert (ran["head"]["init_args"]["ridge"], ran["buffer"]["init_args"]["capacity"]) == (3.0, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`cifnet evaluate`: what it says of labelled photos, and the files it writes."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.photos.photo import read_square
-from tests.command_line import make_photos
+from tests.command_line import make_photos, rows
 from tests.models import empty
 
 CLASSES = ["ant", "bee", "cat"]
@@ -43,11 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (photos / "cat" / f"{i}.png").unlink()
     (photos / "cat" / "3.png").write_bytes(b"no photo")
     return root
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

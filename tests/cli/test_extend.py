@@ -6,16 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import HELD_BACK, learn
-from cifnet_pl.utilities.errors import UnsupportedError
 from tests.command_line import make_photos
-from tests.models import MAKERS, TASKS, WIDTH, empty, learned, samples, teach
+from tests.models import WIDTH
 
 FAST = ["--model.backbone", "pixels:4", "--data.source", "folder", "--data.image_size", "4", "--data.num_workers", "0"]
 FAST += ["--energy.enabled", "false", "--data.batch_size", "7"]
@@ -76,61 +74,6 @@ def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
         assert torch.equal(extended.buffer.z, whole.buffer.z)
 
 
-@pytest.mark.parametrize("head", MAKERS)
-def test_batches_make_no_difference(head: str):
-    """For every head, from the same embeddings."""
-    whole, extended = learned(head), learned(head)
-    teach(whole, ["gnu", "hen"])
-    z, own, keys = samples(["gnu", "hen"])
-    extended.begin_task(["gnu", "hen"], [7, 7])
-    labels = torch.tensor(extended.labels(own))
-    for rows in np.array_split(np.arange(14), 4):
-        extended.observe(z[rows], labels[rows], keys[rows])
-    extended.finish_task()
-    assert extended.tasks == [*TASKS, ["gnu", "hen"]]
-    tolerance = 1e-4 if "float32" in head or head in ("knn", "sgd", "logistic") else 1e-9
-    assert_same_scores(extended, whole, queries(), tolerance)
-
-
-ADDITIVE = ["ridge", "ridge-sqrt-l2", "acil", "acil-given", "ncm", "slda", "knn"]
-
-
-@pytest.mark.parametrize("head", ADDITIVE)
-def test_more_photos_of_known_classes_are_exact(head: str):
-    """Half of two classes first, the rest later, together with a new class: as if all had come at once."""
-    z, class_of, keys = samples(["ant", "bee", "gnu"], 8)
-    first = torch.tensor([name != "gnu" and i % 2 == 0 for i, name in enumerate(class_of)])
-    model = empty(head)
-    model.begin_task(["ant", "bee"])
-    model.observe(
-        z[first], torch.tensor(model.labels([n for n, f in zip(class_of, first, strict=True) if f])), keys[first]
-    )
-    model.finish_task()
-    whole = empty(head)
-    for names in (["ant", "bee"], ["gnu"]):
-        rows = torch.tensor([name in names for name in class_of])
-        whole.begin_task(names)
-        whole.observe(z[rows], torch.tensor(whole.labels([n for n in class_of if n in names])), keys[rows])
-        whole.finish_task()
-    model.begin_task(["ant", "bee", "gnu"], [4, 4, 8])
-    model.observe(
-        z[~first], torch.tensor(model.labels([n for n, f in zip(class_of, first, strict=True) if not f])), keys[~first]
-    )
-    model.finish_task()
-    assert model.counts == whole.counts == {"ant": 8, "bee": 8, "gnu": 8}
-    assert_same_scores(model, whole, queries())
-
-
-@pytest.mark.parametrize("head", ["cifnet", "dsal", "ridge-balanced", "logistic", "sgd"])
-def test_heads_that_cannot_take_more_say_so(head: str):
-    model = learned(head)
-    before = model.tensors()
-    with pytest.raises(UnsupportedError, match="ant"):
-        model.begin_task(["gnu", "ant"], [7, 7])
-    assert model.class_names == [name for task in TASKS for name in task]
-    assert all(torch.equal(value, before[key]) for key, value in model.tensors().items())
-
-
 # ---------------------------------------------------------------------- the command
 
 
@@ -189,22 +132,6 @@ def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: 
     right = [p.classes[0] == p.file.parent.name for p in trial.classify(files)]
     assert score.total == 4
     assert event.accuracy == score.percent == 25 * sum(right)
-
-
-def test_noise_that_was_learned_would_score_better_than_noise_held_back(bundle: Path, tmp_path: Path):
-    """Photos without any class structure: a score near chance shows that the held-back ones were not learned."""
-    draw = np.random.default_rng(0)
-    for name in ("x", "y"):
-        (tmp_path / "noise" / name).mkdir(parents=True)
-        for i in range(30):
-            pixels = draw.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "noise" / name / f"{i}.png")
-    photos = ClassPhotos.find(str(tmp_path / "noise"), "--images")
-    lesson = learn(cifnet_pl.load(bundle), photos)
-    final, score = lesson.model, lesson.score
-    learned_all = [p.classes[0] == p.file.parent.name for p in final.classify((tmp_path / "noise").rglob("*.png"))]
-    assert score.percent is not None
-    assert score.percent <= 75 < 100 * sum(learned_all) / 60
 
 
 def test_the_model_itself_is_not_changed(bundle: Path, tmp_path: Path):

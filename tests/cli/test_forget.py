@@ -144,31 +144,9 @@ def test_a_head_that_cannot_subtract_says_so(made: Path, tmp_path: Path, capsys:
     assert not (tmp_path / "b").exists()
 
 
-def test_a_head_that_needs_counts_says_that_it_cannot_subtract(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    balanced = ["--model.head", "RidgeHead", "--model.head.balanced", "true", "--data.classes_per_task", "2"]
-    fit(made / "photos", tmp_path / "balanced", *balanced)
-    photos = made / "photos" / "train" / "bee"
-    assert forget(tmp_path / "balanced" / "default", tmp_path / "b", "--images", str(photos)) == 1
-    assert "RidgeHead cannot subtract: balanced=True weighs samples by final class counts" in capsys.readouterr().err
-
-
 def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert forget(made / "four" / "default", tmp_path / "b", name="beee") == 2
     assert "did you mean bee?" in capsys.readouterr().err
     learned("ridge", [["ant"]]).save(tmp_path / "one")
     assert forget(tmp_path / "one", tmp_path / "b", name="ant") == 2
     assert "at least one must stay" in capsys.readouterr().err
-
-
-def test_the_option_is_a_word_that_python_keeps_for_itself(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["forget", "--help"])
-    assert "--class CLASS" in capsys.readouterr().out
-    assert main(["forget", "--model", "a", "--output", "b"]) == 2
-    assert capsys.readouterr().err.endswith("required: --class\n")
-    assert main(["forget", "--classes", "a"]) == 2
-    assert capsys.readouterr().err.endswith("unknown option --classes: did you mean --class?\n")
-    assert main(["forget", "--frame", "a"]) == 2
-    assert capsys.readouterr().err.endswith("unknown option --frame: see --help\n")

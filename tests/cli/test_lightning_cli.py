@@ -11,7 +11,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifnet_pl.__main__ import main
-from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos
+from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos, rows
 
 COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
 energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
@@ -31,11 +31,6 @@ def logs(tmp_path_factory):
 def run(logs):
     """A run of five tasks with a buffer; the tests of this file only read it, or work on a copy."""
     return learned(logs, *BUFFER, "--seed_everything", "3")
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class TestFolder:

@@ -178,16 +178,6 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "no model at" in capsys.readouterr().err
 
 
-def test_the_same_model_in_another_place_is_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    fit(made / "a", tmp_path / "a", *RIDGE, "--data.classes_per_task", "1")
-    run = tmp_path / "a" / "default" / "version_0"
-    assert main(["export", "--model", str(run), "--output", str(tmp_path / "bundle")]) == 0
-    for same in (run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "bundle"):
-        assert merge(run, same, "--output", tmp_path / "m") == 2
-        assert f"{same} holds the same model as {run}: its photos would count twice" in capsys.readouterr().err
-    assert not (tmp_path / "m").exists()
-
-
 def test_a_class_that_comes_back_after_its_removal_is_mentioned(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

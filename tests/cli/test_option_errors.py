@@ -11,7 +11,6 @@ from torch import nn
 import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.cli.parsing import sentence
 from cifnet_pl.photos.photo import read_square
 from tests.command_line import BUFFER, FAST, checkpoint, fit, learned, make_photos
 from tests.killing import in_a_process
@@ -234,11 +233,6 @@ def test_class_folders_with_control_characters(name, tmp_path, capsys):
     assert "has control characters: rename it" in shown
 
 
-def test_folders_that_are_no_versions(tmp_path):
-    (tmp_path / "default" / "version_²").mkdir(parents=True)
-    learned(tmp_path, "--data.max_tasks", "1")
-
-
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_folder_of_the_run_that_cannot_be_written(tmp_path, capsys):
     folder = learned(tmp_path, "--data.max_tasks", "1")
@@ -276,10 +270,3 @@ def test_a_checkpoint_of_a_whole_module_is_refused_in_words_and_leaves_no_folder
     assert "holds more than tensors and plain containers" in said
     assert "\x1b" not in said
     assert not list((tmp_path / "logs" / "default").glob("version_*"))
-
-
-def test_of_a_message_about_yaml_the_reason_is_kept_and_not_the_place():
-    place = '  in "<unicode string>", line 73, column 27'
-    assert sentence(f"while parsing a quoted scalar\n{place}\nfound an invalid character\n{place}") == (
-        "found an invalid character"
-    )

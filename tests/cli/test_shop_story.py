@@ -1,6 +1,5 @@
 """Two shops with their own photos, from a Zip archive to a merged model that forgot a good, on a cp1252 terminal."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 from PIL import Image
 
 import cifnet_pl
-from tests.command_line import environment, make_photos
+from tests.command_line import environment, make_photos, rows
 
 GOODS = ["anchor", "bolt", "cup", "drill", "easel", "fan", "Gießkanne", "hammer", "猫砂", "jug → big"]
 NEW = ["kettle", "lamp"]
@@ -89,8 +88,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
     assert "cup/1.png (learned as cup/copy of 1.png)" in sentence
     assert "the page: " in audited
-    with (tmp_path / "audit" / "photos.csv").open(newline="", encoding="utf-8") as file:
-        worst = next(csv.DictReader(file))
+    worst = rows(tmp_path / "audit" / "photos.csv")[0]
     assert Path(worst["file"]).name == "oops.png"
     assert (worst["class"], worst["looks_like"], worst["doubtful"]) == ("drill", "fan", "true")
 
@@ -109,8 +107,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert "12 classes in" in extended
     assert "100.0 % of 72 photos of 12 classes are named right" in tested
     assert "36 photos classified" in named
-    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
-        answers = [row["class"] for row in csv.DictReader(file)]
+    answers = [row["class"] for row in rows(tmp_path / "out.csv")]
     assert answers == ["kettle"] * PHOTOS + ["lamp"] * PHOTOS + ["猫砂"] * 6
     two_shops(tmp_path, photos, other_day)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import shutil
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from cifnet_pl.report.comparison import compare
 from cifnet_pl.report.runs import paired, right_answers
 from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.command_line import rows as rows_of
 from tests.report.synthetic import write_run
 
 IMAGES = 400
@@ -57,9 +56,7 @@ def test_differences_are_of_the_same_seeds_and_images(
     output = tmp_path / "out"
     arguments = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
     assert main(arguments) == 0
-    (path,) = (output / "tables").glob("comparison_*.csv")
-    with path.open(newline="") as file:
-        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    rows = table_of(output)
     pairs = [(right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)]
     differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
     over_seeds = rows["final accuracy A_K, over seeds"]
@@ -136,8 +133,7 @@ def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tup
 
 def table_of(output: Path) -> dict[str, dict[str, str]]:
     (path,) = (output / "tables").glob("comparison_*.csv")
-    with path.open(newline="") as file:
-        return {row["quantity"]: row for row in csv.DictReader(file)}
+    return {row["quantity"]: row for row in rows_of(path)}
 
 
 def test_folders_with_several_seeds_are_compared_as_their_methods(
@@ -149,24 +145,6 @@ def test_folders_with_several_seeds_are_compared_as_their_methods(
     folders = ["report", "--compare", f"{folder}/RidgeHead*", f"{folder}/CIFNetHead*", "--output", str(tmp_path / "b")]
     assert main(names) == main(folders) == 0
     assert table_of(tmp_path / "a") == table_of(tmp_path / "b")
-
-
-def test_single_runs_by_their_folders_against_literal_formulas(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
-) -> None:
-    folder, right = runs
-    ours, theirs = (str(folder / f"{head}2" / "version_0") for head in ("RidgeHead", "CIFNetHead"))
-    assert main(["report", str(folder), "--compare", ours, theirs, "--output", str(tmp_path / "o")]) == 0
-    rows = table_of(tmp_path / "o")
-    assert "final accuracy A_K, over seeds and images" not in rows
-    a, b = right["RidgeHead", 2], right["CIFNetHead", 2]
-    row = rows["final accuracy A_K, over images, seed 2"]
-    only_a, only_b = int(np.sum(a & ~b)), int(np.sum(b & ~a))
-    n = only_a + only_b
-    p = min(1.0, 2 * sum(math.comb(n, i) for i in range(min(only_a, only_b) + 1)) / 2**n)
-    assert row["p"] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
-    assert (row["seeds"], row["images"]) == ("1.0", str(float(IMAGES)))
-    assert float(row["difference (points)"]) == pytest.approx(100 * (only_a - only_b) / IMAGES)
 
 
 def test_the_bootstrap_is_that_of_images_drawn_one_by_one(

@@ -267,9 +267,9 @@ def test_the_tables_of_memory_widths_and_runs(
     assert numeric(rows) == {*(f"{part} (M)" for part in parts), "total (M)", "stored (MB)", "backbone (M)"}
     rows, _ = tables["head_width"]
     for row in rows:
-        row_runs = [run for run in runs if run["width"] == int(row["width of the random projection"])]
+        row_runs = [run for run in runs if run["width"] == int(row["head.width"])]
         check(row, f"{SETTING}: ACIL", [run["A_K"] for run in row_runs])
-    assert [row["width of the random projection"] for row in rows] == ["64", "256"]
+    assert [row["head.width"] for row in rows] == ["64", "256"]
     rows, _ = tables["runs"]
     by_folder = {str(run["folder"]): run for run in runs}
     assert {row["folder"] for row in rows} == {*by_folder, "external file"}

@@ -1,6 +1,5 @@
 """The whole report on synthetic runs: what is in it, that it is the same each time, that its figures are legible."""
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.report.figures import SMALL, all_pictures
 from cifnet_pl.report.page import Picture
 from cifnet_pl.report.write import Study, read_study, write_report
+from tests.command_line import rows
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
@@ -74,16 +74,11 @@ def pictures(study: Study) -> dict[str, list[Picture]]:
     return all_pictures(study)
 
 
-def cells(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 FIGURES = {
     "trajectory_cifar_100_10_cls_task", "ablation_curves_cifar_100_10_cls_task_cifnet",
     "long_horizon_cifar_100_2_cls_task", "time_cifar_100_10_cls_task",
     "memory_cifar_100_10_cls_task", "ablation_cifar_100_10_cls_task_cifnet",
-    "calibration_cifar_100_10_cls_task_cifnet", "buffer_size", "by_head_ridge", "sampling_cifar_100_5_cls_task_cifnet",
+    "calibration_cifar_100_10_cls_task_cifnet", "buffer_size", "by_head_ridge",
 }  # fmt: skip
 
 
@@ -97,49 +92,49 @@ def test_every_figure_of_the_paper_is_drawn(written: Path) -> None:
 
 
 def test_accuracies_are_means_over_seeds_beside_published_ones(written: Path) -> None:
-    rows = cells(written / "tables" / "accuracy.csv")
-    result = {(row["method"], row["numbers"]): row for row in rows}
+    table = rows(written / "tables" / "accuracy.csv")
+    result = {(row["method"], row["numbers"]): row for row in table}
     name = "CIFAR-100, 10 cls/task: A_K"
     assert float(result["CIFNet", "measured"][name]) == pytest.approx(60.0)
     assert result["CIFNet", "measured"][f"{name} n"] == "2"
     assert float(result["CIFNet", "published"][name]) == 59.57
     assert float(result["DER", "external"][name]) == 63
     assert float(result["DER", "published"][name]) == 59.03
-    photos = [key for key in rows[0] if key.startswith("photos")]
-    assert not any(row[key] for row in rows for key in photos if row["numbers"] != "measured")
+    photos = [key for key in table[0] if key.startswith("photos")]
+    assert not any(row[key] for row in table for key in photos if row["numbers"] != "measured")
 
 
 def test_tables_of_the_ablations(written: Path) -> None:
-    ablation = {(row["variant"], row["numbers"]): row for row in cells(written / "tables" / "ablation.csv")}
+    ablation = {(row["variant"], row["numbers"]): row for row in rows(written / "tables" / "ablation.csv")}
     name = "CIFAR-100, 10 cls/task: A_K"
     assert float(ablation["CIFNet, no buffer", "measured"][name]) == pytest.approx(25.0)
     assert float(ablation["CIFNet, no buffer", "published"][name]) == 24.74
     assert ("CIFNet, locked old neurons", "measured") in ablation
-    sizes = {row["size of the buffer (embeddings)"]: row for row in cells(written / "tables" / "buffer_size.csv")}
+    sizes = {row["size of the buffer (embeddings)"]: row for row in rows(written / "tables" / "buffer_size.csv")}
     assert [float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")] == [50.0, 60.0]
-    sampling = cells(written / "tables" / "sampling.csv")
-    assert [row["selection of the buffer"] for row in sampling] == ["herding", "k-means", "random"]
-    five = {row["selection of the buffer"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling}
-    assert five == {"random": "59.26", "k-means": "58.25", "herding": "58.07"}
+    sampling = rows(written / "tables" / "sampling.csv")
+    assert [row["buffer.strategy"] for row in sampling] == ["herding", "kmeans", "random"]
+    five = {row["buffer.strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling}
+    assert five == {"random": "59.26", "kmeans": "58.25", "herding": "58.07"}
 
 
 def test_memory_as_in_the_paper(written: Path) -> None:
-    rows = {(r["method"], r["numbers"]): r for r in cells(written / "tables" / "memory_cifar_100_10_cls_task.csv")}
+    kept = {(r["method"], r["numbers"]): r for r in rows(written / "tables" / "memory_cifar_100_10_cls_task.csv")}
     # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes. Here: float64, a triangle, no projection.
-    assert float(rows["ACIL", "published"]["total (M)"]) == pytest.approx(72.1, abs=0.05)
-    assert float(rows["ACIL", "published"]["stored (MB)"]) == pytest.approx(288.5, abs=0.3)
+    assert float(kept["ACIL", "published"]["total (M)"]) == pytest.approx(72.1, abs=0.05)
+    assert float(kept["ACIL", "published"]["stored (MB)"]) == pytest.approx(288.5, abs=0.3)
     numbers = 8192 * 8193 // 2 + 2 * 100 * 8192
-    assert float(rows["ACIL", "measured"]["total (M)"]) == pytest.approx(numbers / 1e6)
-    assert float(rows["ACIL", "measured"]["stored (MB)"]) == pytest.approx(8 * numbers / 1e6)
+    assert float(kept["ACIL", "measured"]["total (M)"]) == pytest.approx(numbers / 1e6)
+    assert float(kept["ACIL", "measured"]["stored (MB)"]) == pytest.approx(8 * numbers / 1e6)
     # Measured and published components stand in the same columns.
     for kind, factors in (("measured", 33.56), ("published", 67.1)):
-        assert float(rows["ACIL", kind]["factors (M)"]) == pytest.approx(factors, abs=0.05)
-        assert float(rows["CIFNet", kind]["buffer (M)"]) == pytest.approx(1.02, abs=0.03)
-    assert {float(row["backbone (M)"]) for row in rows.values() if row["numbers"] == "measured"} == {11.17}
+        assert float(kept["ACIL", kind]["factors (M)"]) == pytest.approx(factors, abs=0.05)
+        assert float(kept["CIFNet", kind]["buffer (M)"]) == pytest.approx(1.02, abs=0.03)
+    assert {float(row["backbone (M)"]) for row in kept.values() if row["numbers"] == "measured"} == {11.17}
 
 
 def test_energies_carry_their_source(written: Path) -> None:
-    for row in cells(written / "tables" / "efficiency_cifar_100_10_cls_task.csv"):
+    for row in rows(written / "tables" / "efficiency_cifar_100_10_cls_task.csv"):
         assert row["conditions"]
         if row["numbers"] == "measured" and row["energy (kWh)"]:
             assert row["conditions"] == "a"

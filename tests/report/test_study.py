@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,7 @@ import yaml
 
 from cifnet_pl.heads import HEADS
 from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.settings import METHODS, configuration, heading, value_name, words
-from cifnet_pl.report.significance import stat_of
+from cifnet_pl.report.settings import METHODS, configuration, words
 from cifnet_pl.report.study import Group, Study, group_runs
 from cifnet_pl.report.tables import settings_table
 from tests.report.synthetic import write_run
@@ -25,23 +23,6 @@ def groups_of(folder: Path, *runs: dict[str, Any]) -> list[Group]:
     for i, options in enumerate(runs):
         write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
     return group_runs(read_runs([folder])[0])[0]
-
-
-def test_seeds_are_averaged_and_nothing_else(tmp_path: Path) -> None:
-    groups = groups_of(
-        tmp_path,
-        *({"seed": s, "final": f} for s, f in ((1, 50.0), (2, 52.0), (3, 57.0))),
-        {"seed": 1, "head_options": {"ridge": 1.0}, "final": 60.0},
-    )
-    three, one = sorted(groups, key=lambda g: -len(g.outcomes))
-    stat = three.stat("A_K")
-    assert stat is not None
-    assert (stat.mean, stat.n) == (pytest.approx(53.0), 3)
-    assert stat.sd == pytest.approx(statistics.stdev([50, 52, 57]))
-    assert [o.seed for o in three.outcomes] == [1, 2, 3]
-    single = one.stat("A_K")
-    assert single is not None
-    assert single.sd is None
 
 
 def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> None:
@@ -264,7 +245,7 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
     }
     assert own == {"My head": [1, 2], "My head, alpha 1": [1]}
     (row,) = [row for row in settings_table(study).rows if row[1] == "My head"]
-    assert row[2] == "alpha: 2.0; precision of the sums: float64; soft: False"
+    assert row[2] == "head.alpha: 2.0; head.dtype: float64; head.soft: no"
     frozen = [group.label for group in study.groups if group.frozen and group.is_reference]
     assert frozen == ["CIFNet", "NCM", "Linear (SGD)", "My head"]  # FOSTER trains its network
 
@@ -283,30 +264,20 @@ def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> 
     assert group.seeds == 2
 
 
-def test_statistics_of_what_is_known() -> None:
-    assert stat_of({"a": None, "b": None}) is None
-    stat = stat_of({"a": 1.0, "b": None, "c": 3.0})
-    assert stat is not None
-    assert (stat.mean, stat.n) == (2.0, 2)
-    assert stat.sd == pytest.approx(2**0.5)
-
-
 def test_every_head_has_a_name_of_its_own():
     names = [METHODS[head] for head in HEADS]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "name", "cell"),
+    ("key", "value", "name"),
     [
-        ("head.ridge", 0.01, "λ 0.01", "0.01"),
-        ("buffer.capacity", 500, "buffer 500", "500"),
-        ("head.update_past", False, "locked old neurons", "no"),
-        ("head.unheard_of", None, "unheard of none", "none"),
-        ("buffer.strategy", "herding", "herding buffer", "herding"),
+        ("head.ridge", 0.01, "λ 0.01"),
+        ("buffer.capacity", 500, "buffer 500"),
+        ("head.update_past", False, "locked old neurons"),
+        ("head.unheard_of", None, "unheard of none"),
+        ("buffer.strategy", "herding", "herding buffer"),
     ],
 )
-def test_settings_and_values(key: str, value: object, name: str, cell: str):
+def test_settings_and_values(key: str, value: object, name: str):
     assert words(key, value) == name
-    assert value_name(key, value) == cell
-    assert heading("head.unheard_of") == "unheard of"

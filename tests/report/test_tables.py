@@ -91,20 +91,6 @@ def test_what_deviations_are_over_is_said(orders: list[int | None], said: str, t
     assert said in accuracy_table(read_study([tmp_path])).notes[0]
 
 
-def test_costs_are_best_among_their_like_in_the_table_of_all_results(tmp_path: Path) -> None:
-    """Two heads computed their embeddings; a third read them from the cache, for a thousandth of the energy."""
-    for seed in (1, 2, 3):
-        for head, kwh, images in (("CIFNetHead", 0.06, 0), ("RidgeHead", 0.03, 0), ("NCMHead", 3e-5, 900)):
-            write_run(
-                tmp_path / f"{head}{seed}" / "version_0", head=head, seed=seed, tasks=2,
-                kwh=kwh * (1 + seed / 50), about={"cached_images": images},
-            )  # fmt: skip
-    study = read_study([tmp_path])
-    table = results_table(study, study.settings[0])
-    energy = next(j for j, column in enumerate(table.columns) if column.header == "energy (kWh)")
-    assert [table.rows[i][0] for i, j in sorted(table.best) if j == energy] == ["Exact ridge"]
-
-
 def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Path) -> None:
     write_run(tmp_path / "e" / "version_0", tasks=3)
     study = read_study([tmp_path])
