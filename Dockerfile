@@ -1,5 +1,5 @@
 # cifnet_pl on a CPU: docker build -t cifnet .
-# docker run --rm --shm-size 1g -v "$PWD:/data" cifnet fit --data.root PHOTOS
+# docker run --rm -v "$PWD:/data" cifnet fit --data.root PHOTOS
 FROM python:3.12-slim AS wheel
 WORKDIR /source
 COPY pyproject.toml setup.py README.md LICENSE ./

@@ -22,12 +22,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
-from cifnet_pl.backbones.onnx_runtime import Runtime
+from cifnet_pl.backbones.engines import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.photos.reading import cores
+from cifnet_pl.photos.photo import cores
 
 ROUNDS = {128: 4, 224: 2}
 """Side of the photos → number of runs on 6000 photos: one solve for each 2000."""
@@ -65,8 +65,7 @@ class BareLoop(Callback):
         data: Any = module.data
         self.side, self.batch = data.image_size, data.batch_size
         workers = cores() if data.num_workers is None else data.num_workers
-        self.loader = ImageLoader(self.images, self.side, 1.0, workers, self.batch)
-        self.loader.start()
+        self.loader = ImageLoader(self.images, self.side, 1.0, workers)
         runtime: Any = module.backbone._runtime("cpu", "32-true")
         threads = torch.get_num_threads()
         own = Runtime(runtime._graph)

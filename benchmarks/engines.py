@@ -19,7 +19,7 @@ from benchmarks.fit_overhead import CPU, Setup, write_photos
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.photos.reading import squares
+from cifnet_pl.photos.photo import squares
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"

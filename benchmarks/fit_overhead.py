@@ -123,10 +123,7 @@ class Rivals(Callback):
         """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
         assert isinstance(module, CIFNetModule)
         self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
-        self.loader = ImageLoader(
-            self.images, self.setup_.side, 1.0, self.setup_.workers, self.setup_.batch, self.device.type
-        )
-        self.loader.start()
+        self.loader = ImageLoader(self.images, self.setup_.side, 1.0, self.setup_.workers, self.device.type)
         self.embed(self.batches(0))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:

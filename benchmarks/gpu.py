@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 
 from benchmarks import fit_overhead
 from benchmarks.measure import Row
-from cifnet_pl.photos.reading import cores
+from cifnet_pl.photos.photo import cores
 
 SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max)
 

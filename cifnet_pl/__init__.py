@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
     from cifnet_pl.data import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
+    from cifnet_pl.model.class_photos import embed
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.embedding import embed
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
@@ -34,7 +34,7 @@ _HOME = {
     "CifnetError": "cifnet_pl.utilities.errors",
     "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
-    "embed": "cifnet_pl.model.embedding",
+    "embed": "cifnet_pl.model.class_photos",
     "load": "cifnet_pl.model.store",
 }
 

@@ -60,7 +60,7 @@ class Images:
 
 def decoded(images: ImageSet, side: int, classes: list[int]) -> Images:
     """All photos of some classes."""
-    loader = ImageLoader(images, side, 1.0, 1, 64)
+    loader = ImageLoader(images, side, 1.0, 1)
     rows = np.flatnonzero(np.isin(images.labels, classes))
     x = torch.cat([batch.image for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))])
     loader.close()

@@ -23,7 +23,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate, novelty_reference
 from cifnet_pl.model.calibration import occasions
-from cifnet_pl.model.open_set import detection
+from cifnet_pl.model.classifier import detection
 from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)

@@ -85,7 +85,7 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
         store = EmbeddingCache(images, source.class_names, folder / name)
         rows = np.arange(len(images))
         missing = rows[~store.known(rows)]
-        loader = ImageLoader(images, side, 1.0, 1, BATCH)
+        loader = ImageLoader(images, side, 1.0, 1)
         with autocast("cpu", precision):
             for batch in loader.decode(np.array_split(missing, range(BATCH, len(missing), BATCH))):
                 store.collect(batch.row, batch.key, backbone(batch.image))

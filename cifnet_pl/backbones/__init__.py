@@ -21,8 +21,7 @@ from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
 from cifnet_pl.backbones.families import headless
 from cifnet_pl.backbones.patches import patch_dictionary
-from cifnet_pl.backbones.structures import structured
-from cifnet_pl.backbones.views import VIEWS, split_views
+from cifnet_pl.backbones.structures import VIEWS, split_views, structured
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Wanted, photographs
-from cifnet_pl.backbones.onnx_runtime import Embedder, Runtime
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, photographs
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line

@@ -13,7 +13,7 @@ Returns:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
-from cifnet_pl.backbones.weights import fill, read_tensors
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import import_part, naming
-from cifnet_pl.utilities.text import first_line, one_line
 
 RESNET18_FEATURES = 512
 
@@ -191,12 +189,9 @@ def torchvision_weights(rest: str, architecture: str | None, download: bool) -> 
             "or allow the download with --model.download true (Python: download=True)"
         )
     builder = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
-    try:
+    fetching = explained(CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError)
+    with explained(CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError), fetching:
         network, features = headless(builder(weights=weights))
-    except OSError as error:
-        raise CifnetError(f"cannot fetch the weights {rest} from {weights.url}: {first_line(error)}") from error
-    except RuntimeError as error:
-        raise CheckpointError(f"{file} does not hold the weights {rest}: {one_line(error)}") from error
     shape = Preprocessing(
         transform.crop_size[0],
         transform.crop_size[0] / transform.resize_size[0],
@@ -238,23 +233,28 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.
         CifnetError: the weights are not on this machine, and may not or cannot be fetched.
         CheckpointError: they do not fill the network.
     """
-    try:
-        import timm
-    except ImportError:
-        raise UsageError("backbone timm:… needs the timm package: pip install 'cifnet_pl[timm]'") from None
+    timm = _import_timm(rest)
     base, _, tag = rest.partition(".")
-    if not timm.is_model(base):
-        raise unknown_name("timm model", base, timm.list_models())
     tags = timm.list_pretrained(f"{base}.*")
     if tag and rest not in tags:
         raise unknown_name("timm weights", rest, tags)
     overlay = {"state_dict": _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)}
-    try:
+    with explained(CheckpointError, f"the weights of timm:{rest} do not fill the network", RuntimeError):
         # With its classifier: without one, timm leaves tensors that the file lacks at random values.
-        network: Any = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of timm:{rest} do not fill the network: {one_line(error)}") from error
+        network = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
     return _without_classifier(network)
+
+
+def _import_timm(name: str) -> Any:
+    """Import timm; UsageError where it is not installed, or has no model ``name``."""
+    try:
+        import timm
+    except ImportError:
+        raise UsageError(f"timm:{name} needs the timm package: pip install 'cifnet_pl[timm]'") from None
+    base = name.partition(".")[0]
+    if not timm.is_model(base):
+        raise unknown_name("timm model", base, timm.list_models())
+    return timm
 
 
 def _without_classifier(network: Any) -> tuple[nn.Module, int, Preprocessing]:
@@ -282,10 +282,8 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
                 f"the weights of timm:{name} are not on this machine (looked for {wanted} of {repository} in the "
                 "Hugging Face cache): allow the download with --model.download true (Python: download=True)"
             )
-        try:
+        with explained(CifnetError, f"cannot fetch the weights of timm:{name}"):
             file = hf_hub_download(repository, wanted)
-        except Exception as error:  # the client has its own kinds of error besides those of the network
-            raise CifnetError(f"cannot fetch the weights of timm:{name}: {first_line(error)}") from error
     return read_tensors(Path(file))
 
 
@@ -323,7 +321,8 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> tuple
     if rest.startswith("import:"):
         return imported(rest.removeprefix("import:"), None, download)
     if rest.startswith("timm:"):
-        return _timm_architecture(rest.removeprefix("timm:"))
+        name = rest.removeprefix("timm:")
+        return _without_classifier(_import_timm(name).create_model(name, pretrained=False))
     if rest in SMALL:
         build, features = SMALL[rest]
         return build(), features, Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
@@ -331,16 +330,6 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> tuple
         raise unknown_name("architecture", rest, [*SMALL, *list_models()])
     network, features = headless(get_model_builder(rest)(weights=None))
     return network, features, Preprocessing(224, 0.875)
-
-
-def _timm_architecture(name: str) -> tuple[nn.Module, int, Preprocessing]:
-    try:
-        import timm
-    except ImportError:
-        raise UsageError("architecture timm:… needs the timm package: pip install 'cifnet_pl[timm]'") from None
-    if not timm.is_model(name.partition(".")[0]):
-        raise unknown_name("timm model", name, timm.list_models())
-    return _without_classifier(timm.create_model(name, pretrained=False))
 
 
 def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
@@ -364,13 +353,10 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
             f"import:{rest} does not say its {missing[0]}: give the module the attributes features (width of its "
             "embeddings), image_size (side in pixels), mean and std (three numbers each)"
         )
-    try:
-        shape = Preprocessing(
-            int(module.image_size), float(getattr(module, "crop_ratio", 1.0)), _three(module.mean), _three(module.std)
-        )
-        width, side = int(module.features), shape.image_size
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the attributes of import:{rest} do not fit: {one_line(error)}") from error
+    with explained(UsageError, f"the attributes of import:{rest} do not fit", TypeError, ValueError):
+        side, width = int(module.image_size), int(module.features)
+        (r, g, b), (s, t, u) = (map(float, numbers) for numbers in (module.mean, module.std))
+        shape = Preprocessing(side, float(getattr(module, "crop_ratio", 1.0)), (r, g, b), (s, t, u))
     with naming(f"import:{rest}"), torch.inference_mode():
         z = network.eval()(torch.zeros(2, 3, side, side))
     if z.shape != (2, width) or not z.isfinite().all():
@@ -381,6 +367,130 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
     return network, width, shape
 
 
-def _three(numbers: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(number) for number in numbers)
-    return red, green, blue
+# ---------------------------------------------------------------------- files of weights
+
+PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.", "trunk.", "encoder.", "encoder_q."),
+    *("base_encoder.", "online_encoder.", "teacher."),
+)
+"""Prefixes that training frameworks put before a network's names, stripped repeatedly.
+
+Of frameworks that train two copies of a network, only those of the copy that is meant to be used.
+"""
+
+
+def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Rename stored tensors as a network names them, with as few of ``PREFIXES`` stripped as possible.
+
+    Names that fit nothing are left out. A name of the network may itself begin with a prefix (``encoder.`` in a vision
+    transformer).
+
+    Args:
+        stored: tensors by the names of any training framework.
+        names: of the network's tensors.
+
+    Returns:
+        Name of the network → tensor.
+
+    Raises:
+        CheckpointError: two tensors fit the same name, so that it is not clear which network is meant.
+
+    Example:
+        >>> match_names({"module.encoder_q.conv1.weight": torch.ones(1)}, ["conv1.weight"])
+        {'conv1.weight': tensor([1.])}
+    """
+    keys: dict[str, str] = {}
+    for key in stored:
+        name: str | None = key
+        while name is not None and name not in names:
+            prefix = next((p for p in PREFIXES if name.startswith(p)), None)
+            name = name[len(prefix) :] if prefix else None
+        if name is None:
+            continue
+        if name in keys:
+            raise CheckpointError(
+                f"the checkpoint holds two networks, {keys[name]} and {key} both fit {name}: save one of them alone"
+            )
+        keys[name] = key
+    return {name: stored[key] for name, key in keys.items()}
+
+
+def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """Load all tensors of a network.
+
+    Args:
+        network: it is changed in place.
+        stored: tensors by the names of any training framework.
+        source: name of the file or weights, for errors.
+
+    Raises:
+        CheckpointError: tensors are missing or of another shape.
+    """
+    parameters = network.state_dict()
+    matched = match_names(stored, parameters)
+    counters = {k for k in parameters if k.endswith("num_batches_tracked")}  # unused in evaluation mode
+    missing = sorted(parameters.keys() - counters - matched.keys())
+    unlike = sorted(k for k in matched if matched[k].shape != parameters[k].shape)
+    if missing or unlike:
+        listed = ", ".join((missing + unlike)[:10]) + (", …" if len(missing + unlike) > 10 else "")
+        raise CheckpointError(
+            f"{source} does not fill the network: {len(missing)} tensors missing and {len(unlike)} of another shape, "
+            f"of {len(parameters)} ({listed})"
+        )
+    network.load_state_dict(parameters | matched)
+
+
+NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "network", "net", "backbone", "encoder")
+"""Keys under which training frameworks store a state dict inside a checkpoint, the likelier first."""
+
+
+def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
+    """Read a file of torch without executing anything from it.
+
+    Args:
+        path: the file.
+        map_location: device for the tensors, as for ``torch.load``.
+
+    Raises:
+        CheckpointError: it holds more than tensors and plain containers.
+        Exception: any other one on a damaged file.
+    """
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:
+        if "Weights only load failed" not in str(error):
+            raise
+        # torch's own advice is to execute the file, with escape codes for a terminal in it.
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint: it holds more than tensors and plain containers, such as a whole "
+            "module, and loading these would execute code from the file; save the module's state_dict()"
+        ) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint, which is a state dict or holds one; never execute code from it.
+
+    Args:
+        path: a file of torch or safetensors.
+
+    Returns:
+        Name → tensor.
+
+    Raises:
+        UsageError: there is no such file.
+        CheckpointError: it cannot be read, or holds more than tensors.
+    """
+    if not path.is_file():
+        raise UsageError(f"checkpoint {path} does not exist")
+    with explained(CheckpointError, f"cannot read {path}"):
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        content = load_tensors(path)
+    while isinstance(content, dict):
+        inner = next((content[key] for key in NESTED if isinstance(content.get(key), dict)), None)
+        if inner is None:
+            return {k: v for k, v in content.items() if isinstance(v, Tensor)}
+        content = inner
+    raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")

@@ -243,7 +243,7 @@ def photos_csv(result: Audit, files: list[Path]) -> str:
     """
     import numpy as np
 
-    from cifnet_pl.learning.run_record import to_csv
+    from cifnet_pl.utilities.files import to_csv
 
     evaluation, doubtful = result.evaluation, set(result.doubtful().tolist())
     names = evaluation.class_names

@@ -85,7 +85,7 @@ def classify(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.backbones.engines import check_precision
-    from cifnet_pl.model.open_set import able
+    from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
 
     if top < 1:

@@ -204,8 +204,8 @@ def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None)
         evaluation: of a model.
         unjudged: class → number of its photos, where it could not be judged.
     """
-    from cifnet_pl.learning.run_record import to_csv
     from cifnet_pl.model.metrics import interval
+    from cifnet_pl.utilities.files import to_csv
 
     header = ["class", "photos", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows: list[list[Any]] = []
@@ -220,7 +220,7 @@ def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None)
 
 
 def _photos_csv(evaluation: Evaluation, photos: ClassPhotos) -> str:
-    from cifnet_pl.learning.run_record import to_csv
+    from cifnet_pl.utilities.files import to_csv
 
     rows = []
     columns = (evaluation.rows, evaluation.target, evaluation.predicted, evaluation.confidence, evaluation.seen())

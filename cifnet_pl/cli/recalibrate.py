@@ -128,7 +128,7 @@ def answers(model: Classifier, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     """
     import torch
 
-    from cifnet_pl.model.open_set import able
+    from cifnet_pl.model.classifier import able
 
     probabilities = model.head.probabilities(z)
     confidence, column = probabilities.max(dim=1)

@@ -131,7 +131,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         DataError: data that is missing.
     """
     from cifnet_pl.data import CIFNetDataModule
-    from cifnet_pl.data.copies import find_copies
+    from cifnet_pl.data.plan import find_copies
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.sums import ShardLearner
     from cifnet_pl.utilities.plugins import find_in_current_folder

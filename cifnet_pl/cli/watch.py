@@ -70,7 +70,7 @@ def watch(
         DataError: no such folder, or a table with other columns.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.open_set import able
+    from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
     from cifnet_pl.photos.files import NewPhotos, require_folder
 

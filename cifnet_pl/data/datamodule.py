@@ -15,31 +15,29 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.data.copies import Copies, find_copies, of_first
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
     Batch,
+    Batches,
     ImageBatch,
     ImageLoader,
     Store,
     StoredLoader,
+    Task,
     name_unreadable,
     pieces,
     shard_batches,
 )
-from cifnet_pl.data.plan import Plan, TaskLearner, TaskStream, without_test_images
+from cifnet_pl.data.plan import Copies, Plan, TaskLearner, TaskStream, find_copies, of_first, without_test_images
 from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
 from cifnet_pl.data.sources.embeddings import EmbeddingSet
-from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.streams import Disjoint, Stream
-from cifnet_pl.data.tasks import Batches, Task
 from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates
-from cifnet_pl.photos.photo import LARGEST_IMAGE
-from cifnet_pl.photos.reading import cores
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.photos.photo import LARGEST_IMAGE, cores
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -60,7 +58,7 @@ class CIFNetDataModule(LightningDataModule):
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
         image_size: side in pixels (short side resized, centre cropped); null for the weights' own size and crop.
         batch_size: images per process and batch; the result does not depend on it.
-        num_workers: decoding processes for each process that embeds, or null to share out the cores, at most 16 each.
+        num_workers: decoding threads of each process that embeds, or null to share out the cores, at most 16 each.
         val_fraction: share of each class held back where the source has no validation part of its own.
         split_seed: seed of that split.
         tune: share of each class's training images that accuracies are measured on in place of the test images, which
@@ -109,21 +107,18 @@ class CIFNetDataModule(LightningDataModule):
     ):
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        if on_corrupt not in ("error", "skip"):
-            raise UsageError(f"on_corrupt is '{on_corrupt}', expected error or skip")
+        check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip")
         limits = {"batch_size": (batch_size, 1), "max_tasks": (max_tasks, 1), "num_workers": (num_workers, 0)}
         for name, (limit, least) in limits.items():
-            if limit is not None and not limit >= least:
-                raise UsageError(f"{name} is {limit:g}, expected at least {least}")
-        if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
-            raise UsageError(f"image_size is {image_size}, expected 1 to {LARGEST_IMAGE} pixels, or null")
+            check_that(limit is None or limit >= least, name, limit, f"at least {least}")
+        fits = image_size is None or 1 <= image_size <= LARGEST_IMAGE
+        check_that(fits, "image_size", image_size, f"1 to {LARGEST_IMAGE} pixels, or null")
         source_options = SourceOptions(
             Path(root) if root else None, val_fraction, split_seed, download, options or {}, group
         )
-        named = isinstance(source, str)
-        self.source = build_source(source, source_options) if named else source_of(source, source_options)
+        self.source = build_source(source, source_options)
         kind = "arrays" if isinstance(source, tuple | list) else type(source).__name__
-        self.source_name = self.given["source"] = source if named else kind
+        self.source_name = self.given["source"] = source if isinstance(source, str) else kind
         if tune is not None:
             if group is not None:
                 raise UsageError("--data.tune splits photo by photo, --data.group by groups: leave one of them out")
@@ -358,12 +353,11 @@ class CIFNetDataModule(LightningDataModule):
         plan = [(batch, cache if cache is not None and cache.known(batch).all() else None) for batch in batches]
         loader = StoredLoader(samples, plan, self._train_images, learned=True)
         if any(store is None for _, store in plan):
-            self._val_images.start()
             loader.begin()
         return loader
 
     def begin_task(self, task: int) -> None:
-        """Let the workers decode the first photos of the next task, number ``task``, while one is being solved."""
+        """Let threads decode the first photos of the next task, number ``task``, while one is being solved."""
         if isinstance(self.source.train, ImageSet):
             self._begun = (task, self.training_batches(task))
 
@@ -407,7 +401,7 @@ class CIFNetDataModule(LightningDataModule):
         shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
         workers = cores(self.attached.num_devices) if self.num_workers is None else self.num_workers
-        return ImageLoader(images, *shape, workers, self.batch_size, self.attached.strategy.root_device.type)
+        return ImageLoader(images, *shape, workers, self.attached.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return how photos become squares.
@@ -441,8 +435,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                shape = self.image_shape(self.learner.backbone.preprocessing)
-                raise DataError(name_unreadable(batch.unreadable, (self.source.train, self.source.val), *shape))
+                raise DataError(name_unreadable(batch.unreadable, (self._train_images, self._val_images)))
             self.skipped += [name for name in batch.unreadable if name not in self.skipped]
         if isinstance(batch, tuple) and hasattr(batch, "label"):
             return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
@@ -457,7 +450,7 @@ class CIFNetDataModule(LightningDataModule):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report images that were left out, stop the decoding processes, and drop what belonged to this learner."""
+        """Report images that were left out, stop the decoding threads, and drop what belonged to this learner."""
         skipped = list(dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped))))
         if skipped:
             rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")

@@ -1,221 +1,24 @@
-"""Make batches on the device from positions in an image set: exact sharding, decoding in worker processes."""
+"""Make batches on the device from positions in an image set: exact sharding, decoding in threads."""
 
 from __future__ import annotations
 
-import atexit
-import math
-import os
-import signal
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import chain, islice, starmap
-from multiprocessing.connection import Connection
-from traceback import format_exc
-from typing import Any, NamedTuple, Protocol, cast
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
-from cifnet_pl.photos.photo import UnreadableImage
-from cifnet_pl.photos.reading import cores
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.photos.photo import UnreadableImage, decoded
+from cifnet_pl.utilities.errors import DataError
 
 AHEAD = 2
-"""Batches that each worker decodes ahead of the reader, or at a time where the two alternate."""
-
-
-class Decoded(NamedTuple):
-    """The result of decoding a batch, apart from the pixels."""
-
-    numbers: np.ndarray  # (n, 3) int64: label, key and row of each image that could be read
-    unreadable: tuple[str, ...]  # "place: reason" of each of the others
-
-
-class Failed(NamedTuple):
-    """What a worker sends instead of a batch; the traceback is text, as it cannot be sent itself."""
-
-    error: Exception
-    traceback: str
-
-
-Decode = Callable[[Sequence[int], np.ndarray], Decoded]
-"""Positions of a batch's images, and memory (len or more, s, s, 3) uint8 that their squares are written to."""
-
-
-def decode_batch(images: ImageSet, size: int, crop_ratio: float, rows: Sequence[int], squares: np.ndarray) -> Decoded:
-    """Decode a batch of images.
-
-    Args:
-        images: the set.
-        size: side of the squares in pixels.
-        crop_ratio: share of the short side that is kept.
-        rows: positions of the images.
-        squares: (len(rows) or more, s, s, 3) uint8, into which they are written.
-
-    Returns:
-        Label, content hash and row of each image that could be read, and why others could not.
-    """
-    numbers: list[tuple[int, int, int]] = []
-    unreadable: list[str] = []
-    for row in rows:
-        try:
-            photo = images.photo(row)
-            squares[len(numbers)] = photo.square(size, crop_ratio)
-            numbers.append((int(images.labels[row]), photo.hash, row))
-        except UnreadableImage as error:
-            unreadable.append(f"{images.place(row)}: {error}")
-    return Decoded(np.array(numbers, dtype=np.int64).reshape(-1, 3), tuple(unreadable))
-
-
-# ---------------------------------------------------------------------- worker processes
-
-
-KILLED = (
-    "a process that decodes photos was killed, as systems do when memory is short: "
-    "use fewer --data.num_workers or a smaller --data.batch_size; --ckpt_path last goes on"
-)
-
-
-class WorkerPool:
-    """Processes that decode batches ahead, for all tasks of a run; they start when they are made.
-
-    Pixels come through memory that is set up once: each worker has a few slots that it fills in turn. torch's own
-    loader maps memory anew for every batch, which takes a third of the time that small JPEGs are decoded in.
-
-    Args:
-        decode: what a worker does with a batch; can be pickled, so that spawned workers can receive it.
-        workers: number of processes.
-        shape: (images, s, s, 3) of the largest batch.
-        alternate: decode only while the reader waits: for a network of several threads on the cores that decode.
-            torch's wait for each other at every layer, and a worker on the core of one would stop them all.
-    """
-
-    def __init__(self, decode: Decode, workers: int, shape: tuple[int, int, int, int], alternate: bool = False):
-        self._alternate, self._ahead = alternate, AHEAD * workers
-        # A worker is asked for its next batch when its oldest one is about to be yielded, so that this one and
-        # AHEAD others are in memory.
-        self._slots = _shared(workers, AHEAD + 1, *shape)
-        self._asked = self._taken = 0  # batches, over all tasks; the worker of each is the next one in turn
-        self._pipes: list[Connection] = []
-        processes = []
-        for number in range(workers):
-            ours, theirs = multiprocessing.Pipe()
-            process = multiprocessing.Process(target=_work, args=(theirs, decode, self._slots[number]), daemon=True)
-            process.start()
-            theirs.close()  # so that a worker that is gone is noticed
-            self._pipes.append(ours)
-            processes.append(process)
-        self._stop = weakref.finalize(self, _stop, processes, os.getpid())  # for who forgets to close it
-        self._stop.atexit = False
-        atexit.register(self._stop)  # before Python's own, at exit, waits for them
-
-    def decode(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
-        """Yield the batches in order, decoded by the workers, which begin at once.
-
-        What is left of batches given before is dropped.
-
-        Args:
-            batches: positions of the images of each batch.
-
-        Yields:
-            The pixels, (n or more, s, s, 3) uint8, which are overwritten when the next batch is taken; and the rest.
-        """
-        while self._taken < self._asked:
-            self._take()
-        self._ask(batches[: self._ahead])
-        return self._results(batches)
-
-    def _results(self, batches: list[list[int]]) -> Iterator[tuple[Tensor, Decoded]]:
-        if not self._alternate:
-            for number in range(len(batches)):
-                result = self._take()
-                self._ask(batches[number + self._ahead : number + self._ahead + 1])
-                yield result
-            return
-        for start in range(0, len(batches), self._ahead):
-            part = batches[start : start + self._ahead]
-            if start:
-                self._ask(part)
-            yield from [self._take() for _ in part]
-
-    def _ask(self, batches: list[list[int]]) -> None:
-        for rows in batches:
-            try:
-                self._pipes[self._asked % len(self._pipes)].send(rows)
-            except ConnectionError as error:
-                raise CifnetError(KILLED) from error
-            self._asked += 1
-
-    def _take(self) -> tuple[Tensor, Decoded]:
-        turn, worker = divmod(self._taken, len(self._pipes))
-        try:
-            result = self._pipes[worker].recv()
-        except (EOFError, ConnectionError) as error:
-            raise CifnetError(KILLED) from error
-        self._taken += 1
-        if isinstance(result, Failed):
-            raise result.error from RuntimeError(f"in a process that decodes photos:\n{result.traceback}")
-        return self._slots[worker, turn % (AHEAD + 1)], cast(Decoded, result)
-
-    def close(self) -> None:
-        """Stop the processes.
-
-        Left to the garbage collector they would outlive the run, as Lightning keeps its loaders.
-        """
-        atexit.unregister(self._stop)
-        self._stop()
-
-
-def _work(pipe: Connection, decode: Decode, slots: Tensor) -> None:
-    """In a worker: decode each batch that is asked for into the next slot, until the reader is gone."""
-    # A signal may be sent to the whole group of processes: the reader closes the workers when it stops.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    turn = 0
-    try:
-        while True:
-            rows = pipe.recv()
-            try:
-                pipe.send(decode(rows, slots[turn].numpy()))
-            except Exception as error:
-                pipe.send(Failed(error, format_exc()))
-            turn = (turn + 1) % len(slots)
-    except (EOFError, ConnectionError):
-        return
-
-
-def _stop(workers: list[Any], process: int) -> None:
-    """Stop the workers.
-
-    Args:
-        workers: their processes.
-        process: the number of the process that started them; nothing is done in a copy of it.
-    """
-    if os.getpid() == process:
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.join()
-
-
-def _shared(*shape: int) -> Tensor:
-    """Return uint8 numbers in memory that processes share; CifnetError if there is not enough of it."""
-    try:
-        shared: Tensor = cast(Any, torch.empty(shape, dtype=torch.uint8)).share_memory_()
-    except RuntimeError as error:
-        raise CifnetError(
-            f"cannot share {math.prod(shape) / 1e6:,.0f} MB of decoded photos between processes: use fewer "
-            "--data.num_workers, a smaller --data.batch_size, or more shared memory (docker run --shm-size 1g)"
-        ) from error
-    return shared
-
-
-# ---------------------------------------------------------------------- batches
+"""Batches for each thread that are decoded ahead of the reader, or at a time where the two alternate."""
 
 
 class ImageBatch(NamedTuple):
@@ -273,66 +76,59 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 class ImageLoader:
-    """Decode batches of images, with one set of worker processes for all tasks.
+    """Decode batches of images in threads.
 
     Args:
         images: the set.
         size: side of the squares in pixels.
         crop_ratio: share of the short side that is kept.
-        workers: number of processes; 0 to decode in this one.
-        batch_size: images in the largest batch.
+        workers: number of threads, at least one.
         device: type of the device that embeds the images.
     """
 
-    def __init__(
-        self, images: ImageSet, size: int, crop_ratio: float, workers: int, batch_size: int, device: str = "cpu"
-    ):
-        self._decode = partial(decode_batch, images, size, crop_ratio)
-        self._size, self._workers, self._batch_size, self._device = size, workers, batch_size, device
-        self._pool: WorkerPool | None = None
+    def __init__(self, images: ImageSet, size: int, crop_ratio: float, workers: int, device: str = "cpu"):
+        self._images, self._size, self._crop_ratio = images, size, crop_ratio
+        self._workers, self._device = max(1, workers), device
+        self._pool = ThreadPoolExecutor(self._workers, "decode")
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Return an iterator over decoded batches; the workers start with the first ones now.
+        """Return an iterator over decoded batches; the threads begin with the first ones now.
 
         Args:
             batches: positions of the images of each batch.
         """
-        rows = [batch.tolist() for batch in batches]
-        if self._workers and rows:
-            self.start()
-            assert self._pool is not None
-            return starmap(self._batch, self._pool.decode(rows))
-        return map(self._decode_here, rows)
+        alternate = self._device == "cpu" and torch.get_num_threads() > 1
+        rows, ahead = iter([batch.tolist() for batch in batches]), AHEAD * self._workers
+        return map(
+            self._batch, decoded(self._pool, rows, self._size, self._read, ahead, alternate, self._device == "cuda")
+        )
 
-    def _decode_here(self, rows: list[int]) -> ImageBatch:
-        squares = torch.empty(self._shape(len(rows)), dtype=torch.uint8)
-        return self._batch(squares, self._decode(rows, squares.numpy()))
+    def _read(self, row: int, pixels: np.ndarray) -> tuple[int, str | None]:
+        """Decode an image; return its content hash, and why it cannot be read or None."""
+        try:
+            photo = self._images.photo(row)
+            pixels[:] = photo.square(self._size, self._crop_ratio)
+            return photo.hash, None
+        except UnreadableImage as error:
+            return 0, f"{self._images.place(row)}: {error}"
 
-    def _shape(self, images: int) -> tuple[int, int, int, int]:
-        return (images, self._size, self._size, 3)
+    def _batch(self, batch: tuple[Sequence[int], Tensor, list[tuple[int, str | None]]]) -> ImageBatch:
+        given, pixels, outcomes = batch
+        readable = np.array([reason is None for _, reason in outcomes], dtype=bool)
+        rows = np.array(given, dtype=np.int64)[readable]
+        hashes = np.array([value for value, _ in outcomes], dtype=np.int64)[readable]
+        image = (pixels if readable.all() else pixels[torch.from_numpy(readable)]).permute(0, 3, 1, 2)
+        label, key, row = (torch.from_numpy(column) for column in (self._images.labels[rows], hashes, rows))
+        return ImageBatch(image, label, key, row, tuple(reason for _, reason in outcomes if reason is not None))
 
-    def _batch(self, squares: Tensor, decoded: Decoded) -> ImageBatch:
-        image = torch.empty(self._shape(len(decoded.numbers)), dtype=torch.uint8, pin_memory=self._device == "cuda")
-        # By NumPy, in this thread alone: torch's threads would wait for a core that a worker has just woken up on.
-        np.copyto(image.numpy(), squares[: len(image)].numpy())
-        label, key, row = torch.from_numpy(decoded.numbers).unbind(1)
-        return ImageBatch(image.permute(0, 3, 1, 2), label, key, row, decoded.unreadable)
-
-    def start(self) -> None:
-        """Start the worker processes, unless they run: best before a network's first pass.
-
-        A forked process copies each page of memory that it or its parent writes to. After one pass of a network on the
-        CPU that is a gigabyte or more.
-        """
-        if self._workers and self._pool is None:
-            alternate = self._device == "cpu" and torch.get_num_threads() > 1
-            self._pool = WorkerPool(self._decode, self._workers, self._shape(self._batch_size), alternate)
+    def unreadable(self) -> Iterator[str]:
+        """Decode all images of the set, and yield "place: reason" of each that cannot be decoded."""
+        for batch in self.decode(pieces(np.arange(len(self._images)), CHECKED)):
+            yield from batch.unreadable
 
     def close(self) -> None:
-        """Stop the worker processes; others start if the loader is used again."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Store(Protocol):
@@ -391,38 +187,92 @@ class StoredLoader:
 NAMED = 50
 """Unreadable images that one error names."""
 
-CHECKED_AT_ONCE = 256
-"""Images that are handed to the threads which look for unreadable ones, before the next are."""
+CHECKED = 32
+"""Images that are decoded at once to find unreadable ones."""
 
 
-def name_unreadable(known: Sequence[str], sets: Sequence[SampleSet], size: int, crop_ratio: float) -> str:
+def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
     """Return a sentence that names the unreadable images of some sets.
 
     Args:
         known: "place: reason" of those that were found already; they come first.
-        sets: all are looked through.
-        size, crop_ratio: how the images are decoded.
+        loaders: of the sets, all of which are looked through.
     """
-    others = chain.from_iterable(unreadable_images(s, size, crop_ratio) for s in sets if isinstance(s, ImageSet))
+    others = chain.from_iterable(loader.unreadable() for loader in loaders)
     names = list(islice(dict.fromkeys(chain(known, others)), NAMED + 1))
     shown = "; ".join(names[:NAMED]) + ("; and more" if len(names) > NAMED else "")
-    if len(names) == 1:
-        return f"cannot read image {shown}: repair or remove it, or use --data.on_corrupt skip"
-    return f"cannot read these images: {shown}: repair or remove them, or use --data.on_corrupt skip"
+    these, them = ("image", "it") if len(names) == 1 else ("these images:", "them")
+    return f"cannot read {these} {shown}: repair or remove {them}, or use --data.on_corrupt skip"
 
 
-def unreadable_images(images: ImageSet, size: int, crop_ratio: float) -> Iterator[str]:
-    """Decode all images of a set in threads, and yield "place: reason" of each that cannot be decoded.
+# ---------------------------------------------------------------------- a loop of one's own
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Some samples of a set in batches, read anew whenever they are gone through.
 
     Args:
-        images: the set.
-        size, crop_ratio: how the images are decoded.
+        samples: the set.
+        rows: (n,) positions of the samples.
+        labels: (classes,) label of each class position.
+        size: samples of a batch, at most.
+        side: of the squares that images become, in pixels; 0 for embeddings.
+        workers: threads that decode images.
+        skip: whether images that cannot be read are left out.
     """
 
-    def failures(row: int) -> tuple[str, ...]:
-        return decode_batch(images, size, crop_ratio, [row], np.empty((1, size, size, 3), dtype=np.uint8)).unreadable
+    samples: SampleSet
+    rows: np.ndarray
+    labels: Tensor
+    size: int
+    side: int
+    workers: int
+    skip: bool
 
-    with ThreadPoolExecutor(cores(), "check") as pool:
-        for start in range(0, len(images), CHECKED_AT_ONCE):
-            rows = range(start, min(start + CHECKED_AT_ONCE, len(images)))
-            yield from chain.from_iterable(pool.map(failures, rows))
+    def __len__(self) -> int:
+        return len(pieces(self.rows, self.size))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and their labels (n,) int64.
+
+        Raises:
+            DataError: an image cannot be read, and is not to be left out; names it.
+        """
+        for samples, labels, _ in self.with_keys():
+            yield samples, labels
+
+    def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the same batches, each with the content hashes (n,) int64 of its samples."""
+        batches = pieces(self.rows, self.size)
+        if not isinstance(self.samples, ImageSet):
+            for rows in batches:
+                labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
+                yield cast(Store, self.samples).get(rows), labels, torch.from_numpy(self.samples.hashes(rows))
+            return
+        with closing(ImageLoader(self.samples, self.side, 1.0, self.workers)) as loader:
+            for batch in loader.decode(batches):
+                if batch.unreadable and not self.skip:
+                    raise DataError(
+                        f"cannot read image {batch.unreadable[0]}: repair or remove it, or use on_corrupt=skip"
+                    )
+                yield batch.image, self.labels[batch.label], batch.key
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stream.
+
+    Attributes:
+        number: of the task, from 0.
+        class_names: names of the classes that it introduces.
+        labels: their labels: classes are numbered in the order in which they are introduced.
+        train: what it brings.
+        test: the test samples of all classes introduced so far.
+    """
+
+    number: int
+    class_names: list[str]
+    labels: list[int]
+    train: Batches
+    test: Batches

@@ -1,18 +1,27 @@
-"""Plan a run: which classes and training samples each task has, and which samples test it."""
+"""Plan a run: which classes and training samples each task has, which samples test it, and which are copies.
+
+Which of several copies is learned depends on the plan alone, so that it is the same whatever the batches and the
+processes, and wherever a run went on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, Source, held_back_rows, in_two
+from cifnet_pl.data.sets import Grouping, SampleSet, Source, held_back_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, find_repeats, listed
+from cifnet_pl.photos.photo import NOTHING
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.text import is_or_are, printable
 
 ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""
@@ -32,8 +41,7 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     if order is None:
         return list(names)
     if isinstance(order, int):
-        if order < 0:
-            raise UsageError(f"class_order is {order}, expected a seed of at least 0, a list, or null")
+        check_that(order >= 0, "class_order", order, "a seed of at least 0, a list, or null")
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
@@ -139,11 +147,8 @@ class TaskStream:
             sizes = task_sizes(len(fresh), planned[len(past) :]) if len(planned) > len(past) else []
         else:
             sizes = task_sizes(len(fresh), min(per_task, len(fresh))) if fresh else []
-        tasks, start = [], 0
-        for size in sizes:
-            tasks.append(tuple(fresh[start : start + size]))
-            start += size
-        return cls(past + tuple(tasks))
+        left = iter(fresh)
+        return cls(past + tuple(tuple(islice(left, size)) for size in sizes))
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -257,9 +262,7 @@ class Plan:
         seen: set[int] = set()
         tasks = []
         for task_rows in rows:
-            new = sorted(
-                {int(label) for label in np.unique(self.source.train.labels[task_rows])} - seen, key=rank.__getitem__
-            )
+            new = sorted(set(self.source.train.labels[task_rows].tolist()) - seen, key=rank.__getitem__)
             seen |= set(new)
             tasks.append(tuple(self.source.class_names[label] for label in new))
         return tuple(tasks)
@@ -316,8 +319,7 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     Raises:
         UsageError: the fraction is not between 0 and 1, or a class has a single training sample.
     """
-    if not 0 < fraction < 1:
-        raise UsageError(f"--data.tune is {fraction:g}, expected a share between 0 and 1 of the training images")
+    check_that(0 < fraction < 1, "--data.tune", fraction, "a share between 0 and 1 of the training images")
     train = source.train
     for label, rows in train.rows_of.items():
         if len(rows) < 2:
@@ -329,3 +331,138 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     groups = {"domains": source.domains, "tasks": source.tasks}
     known = {kind: (group.names, group.train) for kind, group in groups.items() if group is not None}
     return in_two(source.class_names, train, chosen, **known)
+
+
+# ---------------------------------------------------------------------- copies
+
+Pairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Samples with the same content, by their rows.
+
+    Attributes:
+        twice: (copy, first) training samples of one class; the first is the one that is learned.
+        tested: (test sample, training sample) of one class.
+        tested_twice: (copy, first) test samples of one class; the first is the one that is tested.
+        undecided: training sample → label of another class in which it lies, too: it is learned as neither.
+        tested_undecided: the same of test samples, which are not tested.
+    """
+
+    twice: Pairs = field(default_factory=list)
+    tested: Pairs = field(default_factory=list)
+    tested_twice: Pairs = field(default_factory=list)
+    undecided: dict[int, int] = field(default_factory=dict)
+    tested_undecided: dict[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Return which samples are copies of an earlier one or in two classes: two masks, of training and of test."""
+        train, val = np.zeros(len(source.train), dtype=bool), np.zeros(len(source.val), dtype=bool)
+        train[[*(row for row, _ in self.twice), *self.undecided]] = True
+        val[[*(row for row, _ in self.tested_twice), *self.tested_undecided]] = True
+        return train, val
+
+    def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
+        """Return one note for the user about each kind of copy that occurs.
+
+        Args:
+            source: where the samples are from.
+            duplicates: whether copies are left out.
+        """
+        table = [(kind, printable(photo), printable(other)) for kind, photo, other in self.table(source)]
+        copies = [photo for kind, photo, _ in table if kind == "copy"]
+        labels = [f"{photo} (also in {other})" for kind, photo, other in table if kind == "two classes"]
+        both = listed([f"{photo} (learned as {other})" for kind, photo, other in table if kind == "learned and tested"])
+        sentences = [about_copies(copies, duplicates), about_labels(labels, duplicates)]
+        if both:
+            sentences += [f"note: {both} {is_or_are(len(self.tested))} learned and tested with: the score flatters"]
+        return [sentence for sentence in sentences if sentence]
+
+    def table(self, source: Source) -> list[tuple[str, str, str]]:
+        """Return a row for each sample: the kind of copy, the sample, and the other sample or class.
+
+        Args:
+            source: where the samples are from.
+        """
+        train, val, names = source.train.names, source.val.names, source.class_names
+        return [
+            *(("copy", train[a], train[b]) for a, b in self.twice),
+            *(("copy", val[a], val[b]) for a, b in self.tested_twice),
+            *(("two classes", train[row], names[other]) for row, other in self.undecided.items()),
+            *(("two classes", val[row], names[other]) for row, other in self.tested_undecided.items()),
+            *(("learned and tested", val[a], train[b]) for a, b in self.tested),
+        ]
+
+
+def of_first(pairs: Pairs) -> dict[int, list[int]]:
+    """Return the copies of each first sample of pairs (copy, first)."""
+    copies: dict[int, list[int]] = {}
+    for row, first in pairs:
+        copies.setdefault(first, []).append(row)
+    return copies
+
+
+def find_copies(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
+    """Compare all samples of a source with each other.
+
+    Samples of classes that no task learns yet count, too: which samples are in two classes must not depend on where a
+    run stops.
+
+    Args:
+        source: where they are from.
+        tasks: rows of the training samples of each task; of several copies the first one is learned.
+    """
+    train, val = source.train, source.val
+    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
+    rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
+    sizes = np.array([train.size(row) for row in rows.tolist()])
+    tested_sizes = np.array([val.size(row) for row in range(len(val))])
+    ours = _where_alike(train, rows, sizes, tested_sizes)
+    theirs = _where_alike(val, np.arange(len(val)), tested_sizes, sizes)
+    count = len(train)  # test samples are numbered after the training samples
+    pairs = [*ours, *((count + row, value) for row, value in theirs)]
+    repeats = find_repeats(pairs, np.concatenate([train.labels, val.labels]))
+    copies, tested_as = Copies(), dict[int, int]()
+    for row, first in sorted(repeats.twice.items()):
+        if row < count:
+            copies.twice.append((row, first))
+        elif first < count and first not in tested_as:
+            copies.tested.append((row - count, first))
+            tested_as[first] = row
+        else:
+            copies.tested_twice.append((row - count, tested_as.get(first, first) - count))
+    for row, other in sorted(repeats.undecided.items()):
+        if row < count:
+            copies.undecided[row] = other
+        else:
+            copies.tested_undecided[row - count] = other
+    return copies
+
+
+def _where_alike(samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, others: np.ndarray) -> Pairs:
+    """Find the samples that may be a copy of another one.
+
+    Samples of a size that no other one of them and none of the others has are not read. With several processes each
+    reads a share of the samples; all must call this.
+
+    Args:
+        samples: the set.
+        rows: (n,) positions of the samples to compare.
+        sizes: (n,) of them in bytes; -1 where that is not known without reading.
+        others: (m,) sizes of samples elsewhere.
+
+    Returns:
+        Row and hash of those that can be read, in the order of ``rows``.
+    """
+    values, counts = np.unique(np.concatenate([sizes, others]), return_counts=True)
+    candidates = rows[np.isin(sizes, values[(counts > 1) | (values < 0)])]
+    rank, world = rank_and_world()
+    share = candidates[rank::world]
+    for known, hashes in of_all_processes((share, samples.hashes(share))):
+        samples.note_hashes(known, hashes)
+    pairs = zip(candidates.tolist(), samples.hashes(candidates).tolist(), strict=True)
+    return [(row, value) for row, value in pairs if value != NOTHING]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cifnet_pl.photos.copies import held_back
 from cifnet_pl.photos.files import file_size, identity
-from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Photo, UnreadableImage
+from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Contents, Look, Photo, UnreadableImage, looks_at
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -49,7 +49,7 @@ class SampleSet(ABC):
         """Return where sample ``index`` is, for messages, on one line."""
         return printable(self.names[index])
 
-    def mark(self, index: int) -> tuple[int, ...] | int | str:
+    def mark(self, index: int) -> tuple[int, ...] | int:
         """Return what is cheap to compute and changes with the content; by default the content's hash."""
         return int(self.hashes(np.array([index]))[0])
 
@@ -96,12 +96,12 @@ class ImageSet(SampleSet):
             UnreadableImage: it cannot be read.
         """
 
-    @abstractmethod
-    def subset(self, rows: np.ndarray) -> ImageSet:
-        """Return the images at positions ``rows``, with the names that they have here."""
-
-    def photo(self, index: int) -> Photo:
+    def photo(self, index: int, again: bool = False) -> Photo:
         """Read image ``index``, once for all that is wanted of it.
+
+        Args:
+            index: position of the image.
+            again: whether it will be asked for again, to be decoded.
 
         Raises:
             UnreadableImage: it cannot be read.
@@ -111,7 +111,7 @@ class ImageSet(SampleSet):
     def content_hash(self, index: int) -> int:
         """Read image ``index``, and return its hash; that of nothing where it cannot be read."""
         try:
-            return self.photo(index).hash
+            return self.photo(index, again=True).hash
         except UnreadableImage:  # it is reported when it is to be decoded
             return NOTHING
 
@@ -159,16 +159,26 @@ class Source:
     def untested(self) -> Source:
         """Return the source with the files that were held back among those to learn, and none to test."""
         train, val = cast(FileSet, self.train), cast(FileSet, self.val)
-        whole = FileSet(train.root, [*train.names, *val.names], [*train.labels, *val.labels])
+        whole = FileSet(train.root, [*train.names, *val.names], [*train.labels, *val.labels], train.contents)
         return Source(self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes)
 
 
 class FileSet(ImageSet):
-    """Images in files below ``root``, a folder or a Zip archive."""
+    """Images in files below ``root``, a folder or a Zip archive; ``contents`` are those of files looked at already."""
 
-    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int]):
-        self.root, self.names = root, list(names)
+    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], contents: Contents | None = None):
+        self.root, self.names, self.contents = root, list(names), contents or Contents()
         self.labels = np.asarray(labels, dtype=np.int64)
+
+    def photo(self, index: int, again: bool = False) -> Photo:
+        """Read a file once, although it may be asked for ``again``; UnreadableImage where it cannot be read."""
+        return (self.contents.keep if again else self.contents.take)(self.given(index))
+
+    def look(self, rows: np.ndarray) -> list[Look]:
+        """Look at files ``rows`` (n,), which are to be decoded later, and note their content hashes."""
+        looks = looks_at([self.given(row) for row in rows], self.contents.keep)
+        self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+        return looks
 
     def given(self, index: int) -> Path:
         """Return the file."""
@@ -180,7 +190,7 @@ class FileSet(ImageSet):
 
     def subset(self, rows: np.ndarray) -> FileSet:
         """Return the files at positions ``rows``, with what is known of their hashes."""
-        files = FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist())
+        files = FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist(), self.contents)
         files.note_hashes(np.arange(len(rows)), self._hashes[rows])
         return files
 
@@ -197,9 +207,7 @@ class ArraySet(ImageSet):
     """Images that a function reads: from memory, from another data set's object, or from a place in a large file.
 
     Args:
-        read: position in the data → decoded image, or bytes of an image file; can be pickled, so that spawned workers
-            can receive it. If it has a method ``mark``, that gives what changes with an image without reading it, or
-            None where it cannot tell.
+        read: position in the data → decoded image, or bytes of an image file; several threads call it.
         labels: (n,) class position of each image.
         names: (n,) what each image is called; by default its position.
         rows: (n,) position of each image in the data; by default 0, 1, …
@@ -238,12 +246,6 @@ class ArraySet(ImageSet):
     def place(self, index: int) -> str:
         """Return where the image is, for messages."""
         return printable(f"{self.where}{self.names[index]}")
-
-    def mark(self, index: int) -> tuple[int, ...] | int | str:
-        """Return what the reader's ``mark`` says of the image, or else its content's hash."""
-        marked = getattr(self.read, "mark", None)
-        mark: str | None = None if marked is None else marked(int(self.rows[index]))
-        return super().mark(index) if mark is None else mark
 
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
@@ -384,6 +386,32 @@ def split_by_seed(
     one = np.zeros(len(whole), dtype=np.int64)
     held = held_back_rows(whole, one, options.val_fraction, options.split_seed)
     return replace(in_two(class_names, whole, held, **groups), held_back=True)
+
+
+def of_parts(
+    labels: Sequence[Sequence[Any]],
+    make: Callable[[int, np.ndarray], SampleSet],
+    options: SourceOptions,
+    where: str,
+    names: Sequence[str] | None = None,
+) -> Source:
+    """Return a source of data in one part, of which a share is held back, or in two, to learn and to test with.
+
+    Args:
+        labels: of the samples of each part, as :func:`classes_of` takes them.
+        make: number of a part and class positions (n,) of its samples → the samples.
+        options: share and seed.
+        where, names: as for :func:`classes_of`.
+
+    Raises:
+        DataError: as :func:`classes_of` and :func:`checked`.
+    """
+    class_names, positions = classes_of([label for part in labels for label in part], where, names)
+    ends = np.cumsum([len(part) for part in labels])[:-1]
+    sets = [make(number, part) for number, part in enumerate(np.split(positions, ends))]
+    if len(sets) == 1:
+        return split_by_seed(class_names, sets[0], options)
+    return checked(Source(class_names, sets[0], sets[1]), where)
 
 
 def checked(source: Source, where: str) -> Source:

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from cifnet_pl.data.sets import Grouping, Source
-from cifnet_pl.utilities.errors import DataError, UsageError, check_choice
+from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ class Returning(Stream):
     """
 
     def __init__(self, share: float = 0.5, seed: int = 0):
-        if not 0 < share < 1:
-            raise UsageError(f"share is {share:g}, expected a number between 0 and 1")
+        check_that(0 < share < 1, "share", share, "a number between 0 and 1")
         self.share, self.seed = share, seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
@@ -119,8 +118,7 @@ class Blurry(Stream):
 
     def __init__(self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0, every: int | None = None):
         for name, value in (("disjoint", disjoint), ("blurry", blurry)):
-            if not 0 <= value <= 100:
-                raise UsageError(f"{name} is {value:g}, expected a percentage from 0 to 100")
+            check_that(0 <= value <= 100, name, value, "a percentage from 0 to 100")
         check_every(every)
         self.disjoint, self.blurry, self.every, self.seed = disjoint, blurry, every, seed
 
@@ -165,8 +163,7 @@ class TaskFree(Stream):
 
 def check_every(every: int | None) -> None:
     """Check a number of samples between two solves; UsageError if there are none."""
-    if every is not None and every < 1:
-        raise UsageError(f"every is {every}, expected at least 1 sample between two solves")
+    check_that(every is None or every >= 1, "every", every, "at least 1 sample between two solves")
 
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
@@ -190,8 +187,7 @@ class LongTailed(Stream):
     samples_return = False
 
     def __init__(self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0):
-        if ratio < 1:
-            raise UsageError(f"ratio is {ratio:g}, expected at least 1: the largest class divided by the smallest")
+        check_that(ratio >= 1, "ratio", ratio, "at least 1: the largest class divided by the smallest")
         check_choice("order of a long-tailed stream", order, SizeOrder)
         self.ratio, self.order, self.seed = ratio, order, seed
 

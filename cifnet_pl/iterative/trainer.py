@@ -35,9 +35,8 @@ from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, ch
 from cifnet_pl.iterative.learned import frozen_backbone, learned_model
 from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.iterative.networks import frozen, grown
-from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskModule, run_folder
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import of_all_processes

@@ -24,10 +24,9 @@ from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.testing import try_head
-from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError, explained
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
-from cifnet_pl.utilities.text import first_line
 
 LEARNED_FROM = 5000
 """Images that a backbone which is to be learned gets at most."""
@@ -268,10 +267,8 @@ class CIFNetModule(TaskModule):
         Raises:
             CheckpointError: tensors are missing, of another shape, or do not fit each other.
         """
-        try:
+        with explained(CheckpointError, "the checkpoint does not fit the head"):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit the head: {first_line(error)}") from error
         missing = [key for key in result.missing_keys if not self._is_given(key)]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(

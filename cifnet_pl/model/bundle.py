@@ -30,10 +30,10 @@ from torch import Tensor
 
 from cifnet_pl.backbones import imports
 from cifnet_pl.photos.photo import LARGEST_IMAGE
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
-from cifnet_pl.utilities.text import first_line, has_controls, printable
+from cifnet_pl.utilities.text import has_controls, printable
 
 FORMAT = 1
 """Version of the description and of the files that hold it, bundles and checkpoints."""
@@ -265,14 +265,10 @@ class StoredTensors(NamedTuple):
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
     """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that name it."""
-    try:
-        with safe_open(path, framework="pt") as stored:
-            shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
-            yield StoredTensors(
-                stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes}
-            )
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    damaged = explained(CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError)
+    with damaged, safe_open(path, framework="pt") as stored:
+        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
+        yield StoredTensors(stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes})
 
 
 def is_bundle(folder: Path) -> bool:
@@ -403,11 +399,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
         raise CheckpointError(f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)")
     if path.stat().st_size > LARGEST_CONFIG:
         raise CheckpointError(f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's")
-    try:
+    with explained(CheckpointError, f"{path} is damaged"):
         content = json.loads(path.read_bytes().decode("utf-8"))
-        digest = _digest(content)
-    except (OSError, ValueError, RecursionError) as error:  # NaN has no digest
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+        digest = _digest(content)  # NaN has none
     if isinstance(content, dict):
         check_format(content.get("format"), str(folder))
     file = parse(FileTable, content, str(folder))

@@ -1,26 +1,38 @@
-"""Read photos in class folders, embed them by a learned model, and tell which of them it has learned already."""
+"""Read photos in class folders or elsewhere, embed them, and tell which of them a model has learned already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
 from cifnet_pl.data.sources.folders import about_nesting, about_strays, file_set, parts_of, require_classes
 from cifnet_pl.model.bundle import class_names
-from cifnet_pl.model.core import Model
-from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, held_back, held_back_together
+from cifnet_pl.model.core import Model, embed_images
+from cifnet_pl.photos.copies import Duplicates, Repeats, about_copies, about_labels, held_back, held_back_together
 from cifnet_pl.photos.copies import find_repeats as compared
 from cifnet_pl.photos.files import expanded, listing, place, require_folder, sub_folders
-from cifnet_pl.photos.photo import Look, Photo
-from cifnet_pl.photos.reading import SKIPPED, PhotoBatch, batch_size, look_at, place_of, squares
+from cifnet_pl.photos.photo import (
+    NOTHING,
+    SKIPPED,
+    AnyPhoto,
+    Look,
+    Photo,
+    PhotoBatch,
+    batch_size,
+    photos_of,
+    place_of,
+    squares,
+)
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable
 
@@ -91,6 +103,8 @@ class ClassPhotos:
     def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the photos of one class that are scored first; those that look alike are on the same side.
 
+        Embeddings are chosen by a hash of their names.
+
         Args:
             rows: (n,) positions of the class's photos.
             share: of them, never all.
@@ -99,9 +113,9 @@ class ClassPhotos:
             (n,) bool.
         """
         names = [self.files.names[i] for i in rows]
-        known = [self.looks[i] if self.looks else None for i in rows]
-        looks = [look or look_at(self.files.root / name) for name, look in zip(names, known, strict=True)]
-        return held_back_together(names, looks, share, 0)
+        if isinstance(self.files, EmbeddingSet):
+            return held_back(names, share, 0)
+        return held_back_together(names, [self.looks[i] or Look(NOTHING, None, None) for i in rows], share, 0)
 
     def embedded(
         self,
@@ -112,7 +126,7 @@ class ClassPhotos:
         look: Callable[[Photo], Look] = Photo.identify,
         skip: Callable[[int, int], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Embed all photos that can be read, in batches; each is opened once.
+        """Embed all photos that can be read, in batches, each opened once; or yield the embeddings that there are.
 
         Args:
             model: whose backbone embeds.
@@ -125,6 +139,10 @@ class ClassPhotos:
         Yields:
             Rows (m,) of the photos and their embeddings (m, d).
         """
+        if isinstance(self.files, EmbeddingSet):
+            for rows in pieces(np.arange(len(self.files)), EMBEDDED_BATCH):
+                yield rows, self.files.get(rows).to(model.device)
+            return
         start = 0
         files = [self.files.root / name for name in self.files.names]
         batches = squares(files, model.image_size, model.crop_ratio, look, skip)
@@ -163,99 +181,44 @@ def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
     return [Unreadable(cast(Path, file), reason) for file, reason in pairs if reason not in (None, SKIPPED)]
 
 
-@dataclass(frozen=True)
-class ClassEmbeddings(ClassPhotos):
-    """:class:`ClassPhotos` of which ``files`` are embeddings."""
+def samples_of(model: Model, place: Path | str, option: str, tested: bool = False) -> ClassPhotos:
+    """Find what a model learns from: photos in class folders, or a file of embeddings with labels.
 
-    @classmethod
-    def find(cls, folder: Path | str, option: str, tested: bool = False) -> ClassEmbeddings:
-        """Open the file that ``option`` named: embeddings with labels.
+    Args:
+        model: that is to learn or to be tested.
+        place, option, tested: as for :meth:`ClassPhotos.find`.
 
-        Raises:
-            UsageError: another kind of file.
-            DataError: the file is missing or damaged; columns that are missing or do not fit.
-        """
-        return cls(*open_table(Path(folder)).labelled())
-
-    def held_back(self, rows: np.ndarray, share: float) -> np.ndarray:
-        """Choose the samples of one class that are scored first, by a hash of their names.
-
-        Args:
-            rows: (n,) positions of the class's samples.
-            share: of them.
-
-        Returns:
-            (n,) bool.
-        """
-        return held_back([self.files.names[i] for i in rows], share, 0)
-
-    def embedded(
-        self,
-        model: Model,
-        title: str,
-        unreadable: list[Unreadable],
-        progress: bool = False,
-        look: Callable[[Photo], Look] = Photo.identify,
-        skip: Callable[[int, int], bool] | None = None,
-    ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield the embeddings in pieces, as :meth:`ClassPhotos.embedded` does.
-
-        Args:
-            model: whose device they go to.
-            title, unreadable, progress, look, skip: not used, as every embedding can be read, and at once.
-
-        Yields:
-            (m,) rows, and their (m, d) embeddings.
-
-        Raises:
-            DataError: embeddings of another width than the model's.
-        """
-        samples = cast(EmbeddingSet, self.files)
-        if samples.features != model.head.in_features:
-            raise DataError(
-                f"{samples.file}: the embeddings have {samples.features} numbers, the model's {model.head.in_features}"
-            )
-        for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
-            yield rows, samples.get(rows).to(model.device)
-
-
-def samples_of(model: Model) -> type[ClassPhotos]:
-    """Return what a model learns from: photos in class folders, or a file of embeddings."""
-    return ClassPhotos if model.backbone.takes_images else ClassEmbeddings
+    Raises:
+        UsageError: another kind of file than one of embeddings.
+        DataError: as :meth:`ClassPhotos.find`; embeddings or labels that are missing, or do not fit.
+    """
+    if model.backbone.takes_images:
+        return ClassPhotos.find(place, option, tested)
+    names, samples = open_table(Path(place)).labelled()
+    if samples.features != model.head.in_features:
+        width = model.head.in_features
+        raise DataError(f"{samples.file}: the embeddings have {samples.features} numbers, the model's {width}")
+    return ClassPhotos(names, samples)
 
 
 # ---------------------------------------------------------------------- copies
 
 
-class Repeats(NamedTuple):
-    """Photos whose content occurs elsewhere.
-
-    Attributes:
-        learned: (n,) bool: those that a model has learned in the same class.
-        twice: (n,) bool: those that are copies of an earlier one of their class, which was not learned.
-        undecided: those that are in another class, too → how messages name them.
-    """
-
-    learned: np.ndarray
-    twice: np.ndarray
-    undecided: dict[int, str]
-
-
-def find_repeats(model: Model, photos: ClassPhotos) -> Repeats:
+def find_repeats(model: Model, photos: ClassPhotos) -> tuple[Repeats, dict[int, str]]:
     """Compare photos with each other and with those that a model has learned.
 
     Args:
         model: a learned model.
         photos: those that cannot be read are never copies.
+
+    Returns:
+        The positions of copies, and how messages name those that are in another class, too.
     """
     names = list(dict.fromkeys([*photos.class_names, *model.class_names]))
     hashes = photos.files.hashes(np.arange(len(photos.files)))
     repeats = compared(enumerate(hashes.tolist()), photos.files.labels, classes_of_hashes(model, names))
-    learned, twice = np.zeros((2, len(hashes)), dtype=bool)
-    learned[repeats.learned], twice[list(repeats.twice)] = True, True
     pairs = sorted(repeats.undecided.items())
-    undecided = {row: f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in pairs}
-    return Repeats(learned, twice, undecided)
+    return repeats, {row: f"{_shown(photos, row)} (also in {printable(names[other])})" for row, other in pairs}
 
 
 def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]:
@@ -277,7 +240,7 @@ def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]
     return known
 
 
-def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[Repeats, list[str]]:
+def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> tuple[np.ndarray, list[int], list[str]]:
     """Find photos that the model has learned, that occur twice, or lie in two classes.
 
     Args:
@@ -286,24 +249,93 @@ def copies_among(model: Model, photos: ClassPhotos, duplicates: Duplicates) -> t
         duplicates: "leave_out" if they are left out, "keep" if they are only named.
 
     Returns:
-        The photos, and sentences for the user. A photo in two classes is learned as neither, as it is not known which
-        label is wrong; one that was learned in another class before stays there.
+        The positions of copies, ascending, and of photos in two classes, and sentences for the user. A photo in two
+        classes is learned as neither, as it is not known which label is wrong; one that was learned in another class
+        before stays there.
 
     Raises:
         DataError: no photo is left.
     """
-    repeats = find_repeats(model, photos)
-    copy = repeats.learned | repeats.twice
+    repeats, undecided = find_repeats(model, photos)
+    copies = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
     sentences = [
         about_nesting(photos.files, photos.class_names) if isinstance(photos.files, FileSet) else None,
-        about_labels(list(repeats.undecided.values()), duplicates),
-        about_copies([_shown(photos, int(i)) for i in np.flatnonzero(copy)], duplicates),
+        about_labels(list(undecided.values()), duplicates),
+        about_copies([_shown(photos, row) for row in copies.tolist()], duplicates),
     ]
-    if duplicates == "leave_out" and copy.sum() + len(repeats.undecided) == len(copy):
-        also = " or lies in two classes" if repeats.undecided else ""
+    if duplicates == "leave_out" and len(copies) + len(undecided) == len(photos.files):
+        also = " or lies in two classes" if undecided else ""
         raise DataError(f"every photo is learned already{also}: there is nothing to learn")
-    return repeats, [sentence for sentence in sentences if sentence]
+    return copies, list(undecided), [sentence for sentence in sentences if sentence]
 
 
 def _shown(photos: ClassPhotos, row: int) -> str:
     return printable(photos.files.names[row])
+
+
+# ---------------------------------------------------------------------- vectors alone
+
+BACKBONE = "embedded:efficientnet_lite0"
+"""The network that comes with the package's dependencies."""
+
+
+class Embedded(NamedTuple):
+    """Vectors of photos.
+
+    Attributes:
+        embeddings: (n, d) float32, on the CPU.
+        files: of the n photos; None for one that was given as bytes or as an image.
+        unreadable: photo that could not be read, as messages name it → why.
+    """
+
+    embeddings: Tensor
+    files: list[Path | None]
+    unreadable: dict[str, str]
+
+
+def embed(
+    photos: AnyPhoto | str | Iterable[AnyPhoto | str],
+    backbone: str | Backbone = BACKBONE,
+    *,
+    image_size: int | None = None,
+    device: str | None = None,
+    progress: bool = False,
+) -> Embedded:
+    """Embed photos by a frozen network, as ``fit`` does: upright, resized and cropped to a square.
+
+    Args:
+        photos: one photo or many: paths, bytes of image files, or Pillow images. A single path may also be a folder
+            with photos, a Zip archive, or a pattern.
+        backbone: the network, or its name (:func:`cifnet_pl.build_backbone`).
+        image_size: side of the squares in pixels; None for the size and crop that the weights were made for.
+        device: where to compute; None for the first GPU if there is one, else the CPU.
+        progress: whether to draw a bar on a terminal.
+
+    Returns:
+        The vectors of the photos that can be read, in the order given.
+
+    Raises:
+        DataError: a single path where there is no photo.
+        UsageError: something that is no photo, or an unknown network.
+        NonFiniteError: an embedding holds NaN or infinity; names the photo.
+
+    Example::
+
+        vectors, files, unreadable = cifnet_pl.embed("photos")
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    network = (build_backbone(backbone) if isinstance(backbone, str) else backbone).to(place)
+    shape = network.preprocessing
+    size, crop_ratio = (shape.image_size, shape.crop_ratio) if image_size is None else (image_size, 1.0)
+    parts, files, unreadable = [torch.zeros(0, network.features)], list[Path | None](), dict[str, str]()
+    batches = squares(photos_of(photos), size, crop_ratio)
+    for batch in counted(batches, "embedding") if progress else batches:
+        readable = []
+        for photo, reason in zip(batch.files, batch.unreadable, strict=True):
+            if reason is None:
+                readable.append(photo)
+            else:
+                unreadable[place_of(photo)] = reason
+        parts.append(embed_images(network, batch.image.to(place), [*map(place_of, readable)].__getitem__).cpu())
+        files += [photo if isinstance(photo, Path) else None for photo in readable]
+    return Embedded(torch.cat(parts), files, unreadable)

@@ -13,12 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.onnx_runtime import alone_with_the_exporter, import_onnxruntime
+from cifnet_pl.backbones.engines import alone_with_the_exporter, import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.open_set import able
+from cifnet_pl.model.classifier import Classifier, able
 from cifnet_pl.photos.photo import square
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
 TOLERANCE = 1e-4
 """Largest difference of a probability between onnxruntime and torch that an export is good for."""
@@ -195,20 +194,16 @@ def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
 
 def _exported(graph: HeadGraph) -> Any:
     sides = range(graph.example.ndim - 1)  # all but the last one, of channels or features
-    try:
-        with alone_with_the_exporter():
-            return torch.onnx.export(
-                graph,
-                (graph.example,),
-                input_names=[graph.input_name],
-                output_names=graph.outputs,
-                dynamic_shapes=(dict.fromkeys(sides, torch.export.Dim.DYNAMIC),),
-                dynamo=True,
-                verbose=False,
-            )
-    except Exception as error:  # torch's exporter fails in its own way for every operation that it does not know
-        reason = " ".join(str(error).split())[:200]
-        raise CifnetError(f"this model cannot be written as ONNX: {type(error).__name__}: {reason}") from error
+    with explained(CifnetError, "this model cannot be written as ONNX"), alone_with_the_exporter():
+        return torch.onnx.export(
+            graph,
+            (graph.example,),
+            input_names=[graph.input_name],
+            output_names=graph.outputs,
+            dynamic_shapes=(dict.fromkeys(sides, torch.export.Dim.DYNAMIC),),
+            dynamo=True,
+            verbose=False,
+        )
 
 
 def _strip(graph: Any) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
+from typing import Generic, cast
 
 import torch
+from torch import Tensor
 
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.photos.files import expanded, image_files, listing, place, require_folder
-from cifnet_pl.photos.reading import hashes_of, squares
+from cifnet_pl.photos.photo import SKIPPED, Photo, squares
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -114,64 +115,48 @@ def _subtract(model: Model, name: str, folders: Sequence[Path], unreadable: list
         model: it is changed in place.
         name: of the class.
         folders: where the photos are.
-        unreadable: photos that cannot be decoded are appended.
+        unreadable: photos that cannot be decoded are appended; each is opened once, and known by its content hash.
 
     Returns:
         The other photos of the folders, which were ignored.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
-        DataError: not all of those photos are there.
+        DataError: a folder, or not all of those photos, is missing.
     """
     try:
         model.head.require("subtracts")
     except UnsupportedError as error:
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
-    label, count = model.labels([name])[0], model.counts[name]
-    files, ignored = _photos_of(model, name, folders)
-    gone = model.head.fresh()
-    gone.begin_task([label], [count])
-    seen = 0
-    for batch in squares(files, model.image_size, model.crop_ratio):
-        unreadable += unreadable_of(batch)
-        z = embed_batch(model, batch)
-        gone.observe(z, torch.full((len(z),), label, dtype=torch.int64, device=z.device))
-        seen += len(z)
-    if seen != count:
-        raise DataError(_unlike(name, count, folders, f"{seen} that can be read"))
-    before = model.photos.copies
-    model.photos.remove([label])
-    gone.note_copies(before - model.photos.copies)
-    model.head.subtract_(gone)
-    return ignored
-
-
-def _photos_of(model: Model, name: str, folders: Sequence[Path]) -> tuple[list[Path], set[Path]]:
-    """Return the photos that a class was learned from, found by their content hashes, and the others of the folders.
-
-    Raises:
-        DataError: a folder or a photo is missing.
-    """
-    known = model.photos.of(model.label_of[name]).tolist()
+    label = model.labels([name])[0]
+    learned = model.photos.of(label).tolist()
     for folder in folders:
         require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
     with listing():
         files = list(dict.fromkeys(file for folder in folders for file in image_files(folder)))
-    hashes = hashes_of(files).tolist()
-    first = dict(reversed(list(zip(hashes, files, strict=True))))
-    missing = sum(value not in first for value in known)
-    if missing:
-        raise DataError(_unlike(name, len(known), folders, f"{len(known) - missing} of them"))
-    learned = set(known)
-    ignored = {file for file, value in zip(files, hashes, strict=True) if value not in learned}
-    return [first[value] for value in known], ignored
-
-
-def _unlike(name: str, count: int, folders: Sequence[Path], problem: str) -> str:
-    where = " and ".join(place(folder) for folder in folders)
-    holds = "holds" if len(folders) == 1 else "hold"
-    return (
-        f"class '{printable(name)}' was learned from {number_of(count, 'photo')}, {where} {holds} {problem}: "
-        "give all of them, or leave out --images to remove the class from what can be predicted"
-    )
+    wanted, found, others = set(learned), dict[int, Tensor](), set[Path]()
+    shape = model.image_size, model.crop_ratio
+    for batch in squares(files, *shape, Photo.identify, lambda _, value: value not in wanted):
+        unreadable += unreadable_of(batch)
+        z = iter(embed_batch(model, batch))
+        for file, reason, seen in zip(batch.files, batch.unreadable, batch.seen, strict=True):
+            if reason == SKIPPED:
+                others.add(cast(Path, file))
+            elif seen is not None:
+                found[seen.hash] = next(z)
+    there = sum(value in found for value in learned)
+    if there < len(learned):
+        raise DataError(
+            f"class '{printable(name)}' was learned from {number_of(len(learned), 'photo')}, "
+            f"{' and '.join(map(place, folders))} {'holds' if len(folders) == 1 else 'hold'} {there} of them: "
+            "give all of them, or leave out --images to remove the class from what can be predicted"
+        )
+    gone = model.head.fresh()
+    gone.begin_task([label], [len(learned)])
+    gone.observe(torch.stack([found[value] for value in learned]), torch.full((len(learned),), label).to(model.device))
+    before = model.photos.copies
+    model.photos.remove([label])
+    gone.note_copies(before - model.photos.copies)
+    model.head.subtract_(gone)
+    return others

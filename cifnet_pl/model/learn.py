@@ -132,7 +132,7 @@ def extend(
         UnsupportedError: ``more`` photos for a head that cannot take them in.
         DataError: a folder is missing, holds no photos, none of a class that can be read, or none that is new.
     """
-    photos = samples_of(old).find(images, "--images")
+    photos = samples_of(old, images, "--images")
     known = sorted(set(photos.class_names) & set(old.class_names))
     if known and not more:
         name = printable(known[0])
@@ -140,7 +140,7 @@ def extend(
     warnings = [*photos.notes, *old.warnings_of(photos.class_names)]
     old_photos = None
     if check is not None:
-        old_photos = samples_of(old).find(check, "--check", tested=True)
+        old_photos = samples_of(old, check, "--check", tested=True)
         warnings += old_photos.notes
         old_photos = old_photos.of(set(old.class_names))
         if not old_photos.class_names:
@@ -207,11 +207,11 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     z, read = np.empty((len(labels), old.head.in_features), np.float32), np.zeros(len(labels), dtype=bool)
     for rows, part in photos.embedded(old, "learning", unreadable, progress, Photo.look, skip if known else None):
         z[rows], read[rows] = part.cpu().numpy(), True
-    repeats, news = copies_among(old, photos, duplicates)
-    kept = ~(repeats.learned | repeats.twice)
-    files = [photos.files.root / name for name in photos.files.names]
-    copies, undecided = [files[row] for row in np.flatnonzero(~kept)], [files[row] for row in repeats.undecided]
-    kept[list(repeats.undecided)] = False
+    repeated, twofold, news = copies_among(old, photos, duplicates)
+    root, names = photos.files.root, photos.files.names
+    copies, undecided = ([root / names[row] for row in rows] for rows in (repeated, twofold))
+    kept = np.ones(len(labels), dtype=bool)
+    kept[[*repeated, *twofold]] = False
     if leave_out and not kept.all():
         photos, z, read = photos.select(kept), z[kept], read[kept]
     old.check_task(photos.class_names)

@@ -1,7 +1,7 @@
 """Compute the figures of a run (Ā, forgetting, backward transfer) and of a model's answers to labelled photos.
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k itself, the accuracy
-over all classes seen after task k, is computed from the predictions in :mod:`cifnet_pl.learning.evaluation`.
+over all classes seen after task k, is computed from the predictions in :mod:`cifnet_pl.learning.task_module`.
 ``matrix[k][j]`` is the accuracy in percent, after learning task k, on the test images of the classes that task j
 introduced; rows have k+1 entries, and None where task j has no test image.
 """
@@ -384,7 +384,7 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
         raise DataError("none of the photos can be read: there is nothing to evaluate")
     rows, target, predicted, confidence = (np.concatenate(column) for column in zip(*parts, strict=True))
     ece = 100 * float(calibration.compute())
-    learned, twice, undecided = find_repeats(model, photos)
+    repeats, undecided = find_repeats(model, photos)
     return Evaluation(
         list(model.class_names),
         rows,
@@ -392,7 +392,7 @@ def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], pr
         predicted,
         confidence,
         ece,
-        learned=learned[rows],
-        twice=twice[rows],
+        learned=np.isin(rows, repeats.learned),
+        twice=np.isin(rows, list(repeats.twice)),
         mislabelled=tuple(undecided.values()),
     )

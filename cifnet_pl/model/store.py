@@ -6,7 +6,6 @@ import inspect
 import math
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import PRECISIONS
+from cifnet_pl.backbones.families import load_tensors
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.heads.base import Samples, fits
@@ -37,10 +37,10 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.photos.files import about_unsafe
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.utilities.text import printable
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -81,11 +81,9 @@ def assemble(
     """
     about = parse(Description, description, where)
     names, tasks = class_names(about.class_names, where), about.task_sizes
-    if sum(tasks) != len(names):
-        raise CheckpointError(f"{where} is damaged: its task_sizes are of {sum(tasks)} classes, not {len(names)}")
-    if about.precision not in PRECISIONS:
-        expected = ", ".join(PRECISIONS)
-        raise CheckpointError(f"{where} was learned in precision {shown(about.precision)}, expected {expected}")
+    _require(sum(tasks) == len(names), where, f"its task_sizes are of {sum(tasks)} classes, not {len(names)}")
+    expected = f"its precision is {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
+    _require(about.precision in PRECISIONS, where, expected)
     wanted = outside_parts(about.head.get("class"), about.backbone.name, about.backbone.architecture)
     if wanted and not trust:
         listed = " and ".join(printable(name)[:200] for name in wanted)
@@ -94,7 +92,9 @@ def assemble(
             "add --trust (Python: trust=True) if you know that code and trust it"
         )
     if backbone is None or backbone.describe() != about.backbone.model_dump():
-        backbone = _backbone(about.backbone, where, download, engine)
+        backbone = build_backbone(about.backbone.name, about.backbone.architecture, download, engine)
+        if not backbone.stored:  # else the file has its weights
+            _check_weights(backbone, about.backbone, where)
     head = _head(about.head, backbone.features, shapes, where)
     buffer = None
     if about.buffer is not None:
@@ -103,20 +103,18 @@ def assemble(
         except UsageError as error:
             raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
     photos, calibration = PhotoHashes(), Calibration()
-    others: dict[str, nn.Module] = {"photos": photos, "calibration": calibration}
-    if buffer is not None:
-        others["buffer"] = buffer
-    if backbone.stored:
-        others["backbone"] = backbone
-    keys = [f"{name}.{key}" for name, part in others.items() for key in part.state_dict()]
-    _check_shapes(head, keys, tasks, shapes, where)
+    learned = backbone if backbone.stored else None
+    given = {"photos": photos, "calibration": calibration, "buffer": buffer, "backbone": learned}
+    others: dict[str, nn.Module] = {name: part for name, part in given.items() if part is not None}
+    _check_shapes(head, [f"{name}.{key}" for name in others for key in others[name].state_dict()], tasks, shapes, where)
     tensors = read()
     for name, part in {"head": head, **others}.items():
         _load(part, f"{name}.", tensors, where)
     _check_weights(backbone, about.backbone, where)
+    if solved != bool(head.solved) or bool(head.under_way):
+        raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
     _check_head(head, tasks, where, solved)
-    _check_samples(buffer, photos, head, where)
-    _check_calibration(calibration, buffer, head, where)
+    _check_samples(head, buffer, photos, calibration, where)
     return Classifier(
         backbone,
         head,
@@ -133,14 +131,13 @@ def assemble(
     )
 
 
+def _require(fits: bool, where: str, problem: str) -> None:
+    """Raise CheckpointError about a ``problem`` of the file ``where``, unless what it holds ``fits``."""
+    if not fits:
+        raise CheckpointError(f"{where} is damaged or not a model: {problem}")
+
+
 # ---------------------------------------------------------------------- parts
-
-
-def _backbone(about: BackboneTable, where: str, download: bool, engine: str) -> Backbone:
-    backbone = build_backbone(about.name, about.architecture, download, engine)
-    if not backbone.stored:  # else the file has its weights
-        _check_weights(backbone, about, where)
-    return backbone
 
 
 def _check_weights(backbone: Backbone, about: BackboneTable, where: str) -> None:
@@ -159,25 +156,23 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     kinds = {name: type(default) for name, default in defaults.items() if isinstance(default, bool | int)}
     for name, expected in {**kinds, "in_features": int, "width": int}.items():
-        if name in settings and type(settings[name]) is not expected:
-            raise _wrong(where, name, settings[name], expected.__name__)
-    if settings.get("in_features") != features:
-        raise _wrong(where, "in_features", settings.get("in_features"), f"the backbone's width {features}")
+        value = settings.get(name)
+        fits = name not in settings or type(value) is expected
+        _require(fits, where, f"head.{name} is {shown(value)}, expected {expected.__name__}")
+    declared = settings.get("in_features")
+    problem = f"head.in_features is {shown(declared)}, expected the backbone's width {features}"
+    _require(declared == features, where, problem)
     width = max(features, settings.get("width", 0))
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
-    if 8 * width**2 > max(FREE_BYTES, 4 * stored):
-        raise CheckpointError(f"{where} declares a head of width {width}, but stores only {stored} bytes")
-    try:
-        head = kind.from_settings(settings)
-    except Exception as error:  # settings from outside can make any constructor fail in its own way
-        raise CheckpointError(f"{where}: the settings of head are refused: {first_line(error)}") from error
-    if head.settings() != settings:
-        raise CheckpointError(f"{where}: the settings of {kind.__name__} are not complete: it is of another version")
+    small = 8 * width**2 <= max(FREE_BYTES, 4 * stored)
+    _require(small, where, f"it declares a head of width {width}, but stores only {stored} bytes")
+    with explained(CheckpointError, f"{where}: the settings of head are refused"):
+        try:
+            head = kind.from_settings(settings)
+        except CifnetError as error:
+            raise CheckpointError(f"{where}: the settings of head are refused: {error}") from error
+    _require(head.settings() == settings, where, f"the settings of {kind.__name__} are those of another version")
     return head
-
-
-def _wrong(where: str, name: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{where} is damaged or not a model: head.{name} is {shown(value)}, expected {expected}")
 
 
 def _kind_of_head(name: Any, where: str) -> type[Head]:
@@ -202,32 +197,25 @@ def _check_shapes(head: Head, others: Sequence[str], tasks: Sequence[int], shape
     """Raise CheckpointError unless the tensors of a file are those of an empty ``head``, and the ``others`` by name."""
     expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
     for name, sizes in expected.items():
-        if not fits(shapes.get(name, (-1,)), sizes):
-            raise CheckpointError(
-                f"{where} is damaged or of another version: tensor {name} has shape {shapes.get(name)}, which "
-                f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width {head.in_features} do not have"
-            )
+        asked = f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width {head.in_features}"
+        problem = f"tensor {name} has shape {shapes.get(name)}, which {asked} do not have"
+        _require(fits(shapes.get(name, (-1,)), sizes), where, problem)
     foreign = sorted(set(shapes) - set(expected) - set(others))
-    if foreign:
-        raise CheckpointError(f"{where} holds a tensor '{printable(foreign[0][:60])}' that its head does not have")
+    _require(not foreign, where, f"it holds tensors that its head does not have: {shown(foreign[:1])}")
 
 
 def _load(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
     """Load the tensors whose names begin with ``prefix``: dense, finite, and of the module's types."""
     state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     for key, value in state.items():
-        if not _is_plain(value):
-            raise CheckpointError(f"{where} holds '{printable(key)}', which is not a whole tensor of finite numbers")
-    try:
-        module.load_state_dict(state, strict=True)
-    except CifnetError as error:
-        raise CheckpointError(f"{where} is damaged: {error}") from error
-    except Exception as error:  # tensors from outside can make loading fail in many ways
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{where} does not fit a {type(module).__name__}: {reason}") from error
+        _require(_is_plain(value), where, f"'{printable(key)}' is not a whole tensor of finite numbers")
+    with explained(CheckpointError, f"{where} does not fit a {type(module).__name__}"):
+        try:
+            module.load_state_dict(state, strict=True)
+        except CifnetError as error:
+            raise CheckpointError(f"{where} is damaged: {error}") from error
     for key, value in module.state_dict().items():
-        if value.dtype != state[key].dtype:
-            raise CheckpointError(f"{where} holds '{key}' in {state[key].dtype}, expected {value.dtype}")
+        _require(value.dtype == state[key].dtype, where, f"'{key}' is in {state[key].dtype}, expected {value.dtype}")
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -243,54 +231,41 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> None:
     """Raise CheckpointError unless the numbers of a loaded head go together, and it scores its classes."""
-    if solved != bool(head.solved) or bool(head.under_way):
-        raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
-    damaged = f"{where} is damaged: "
     in_order = head.task_of.tolist() == [k for k, size in enumerate(tasks) for _ in range(size)]
-    if len(set(head.classes)) < sum(tasks) or not in_order:
-        raise CheckpointError(f"{damaged}the labels or tasks of its classes are not in order")
+    distinct = len(set(head.classes)) == sum(tasks)
+    _require(in_order and distinct, where, "the labels or tasks of its classes are not in order")
     temperature, power = float(head.temperature), float(head.odds_power)
-    if not (temperature > 0 and 0 < power <= 1):
-        raise CheckpointError(f"{damaged}its temperature is {temperature:g}, the power of its odds {power:g}")
-    for module in head.modules():
-        if isinstance(module, Samples):
-            same = len(module.z) == len(module.y) == len(module.weight)
-            if not same or not set(module.y.tolist()) <= set(head.classes):
-                raise CheckpointError(f"{damaged}its samples are not all of classes that it knows")
-    try:
+    plausible = temperature > 0 and 0 < power <= 1
+    _require(plausible, where, f"its temperature is {temperature:g}, the power of its odds {power:g}")
+    with explained(CheckpointError, f"{where} is damaged: its tensors do not go together"):
         least = min(head.class_counts().values())
-        scores = head(torch.zeros(1, head.in_features)) if solved else None
-    except Exception as error:  # numbers that do not go together fail wherever they meet first
-        raise CheckpointError(f"{damaged}its tensors do not go together ({first_line(error)})") from error
-    if least < solved:  # sums of a part of the photos may have none of a class
-        raise CheckpointError(f"{damaged}it has a class without photos")
-    if scores is not None and (scores.shape != (1, sum(tasks)) or not torch.isfinite(scores).all()):
-        raise CheckpointError(f"{damaged}its head does not give {sum(tasks)} finite scores")
+        scores = head(torch.zeros(1, head.in_features)) if solved else torch.zeros(1, sum(tasks))
+    _require(least >= solved, where, "it has a class without photos")  # sums of a part of the photos may have none
+    whole = scores.shape == (1, sum(tasks)) and bool(torch.isfinite(scores).all())
+    _require(whole, where, f"its head does not give {sum(tasks)} finite scores")
 
 
-def _check_samples(buffer: CalibrationBuffer | None, photos: PhotoHashes, head: Head, where: str) -> None:
-    """Raise CheckpointError unless a loaded buffer and content hashes go together with the head."""
+def _check_samples(
+    head: Head, buffer: CalibrationBuffer | None, photos: PhotoHashes, calibration: Calibration, where: str
+) -> None:
+    """Raise CheckpointError unless what is loaded of samples and their hashes goes together with the head."""
+    sets = [("samples", part.z, part.y, part.weight) for part in head.modules() if isinstance(part, Samples)]
+    sets.append(("calibration", calibration.z, calibration.y, calibration.key))
     if buffer is not None:
-        z, y = buffer.items()
-        whole = len(z) == len(y) == len(buffer.key) and z.is_floating_point()
-        if not whole or (len(z) and z.shape[1] != head.in_features) or not set(y.tolist()) <= set(head.classes):
-            raise CheckpointError(f"{where} is damaged: its buffer does not go together, or with its classes")
+        sets.append(("buffer", buffer.z, buffer.y, buffer.key))
+    for name, z, y, others in sets:
+        whole = len(z) == len(y) == len(others) and z.is_floating_point()
+        whole &= name == "samples" or not len(y) or z.shape[1] == head.in_features
+        known = set(y.tolist()) <= set(head.classes)
+        _require(whole and known, where, f"its {name} does not go together, or with its classes")
+    whole = len(calibration.given) == len(calibration.given_key) and calibration.is_plausible()
+    whole &= len(calibration.groups) in (0, 0 if buffer is None else len(buffer.y))
+    _require(whole, where, "its calibration does not go together with its samples")
     labels, sizes = photos.labels.tolist(), photos.counts.tolist()
-    whole = photos.labels.ndim == photos.counts.ndim == photos.content.ndim == 1 and len(labels) == len(sizes)
-    known = len(set(labels)) == len(labels) and sum(sizes) == len(photos.content)
+    whole = len(labels) == len(sizes) == len(set(labels)) and sum(sizes) == len(photos.content)
     counts = {label: count for label, count in head.class_counts().items() if count}
-    if not (whole and known and dict(zip(labels, sizes, strict=True)) == counts):
-        raise CheckpointError(f"{where} is damaged: its content hashes do not go together with its classes")
-
-
-def _check_calibration(calibration: Calibration, buffer: CalibrationBuffer | None, head: Head, where: str) -> None:
-    """Raise CheckpointError unless what is loaded of a calibration goes together with the buffer and the head."""
-    z, y, stored = calibration.z, calibration.y, 0 if buffer is None else len(buffer.y)
-    whole = len(calibration.given) == len(calibration.given_key)
-    whole &= len(z) == len(y) == len(calibration.key) and (not len(y) or z.shape[1] == head.in_features)
-    known = set(y.tolist()) <= set(head.classes) and len(calibration.groups) in (0, stored)
-    if not (whole and known and calibration.is_plausible()):
-        raise CheckpointError(f"{where} is damaged: its calibration does not go together with its classes or samples")
+    whole = whole and dict(zip(labels, sizes, strict=True)) == counts
+    _require(whole, where, "its content hashes do not go together with its classes")
 
 
 # ---------------------------------------------------------------------- places
@@ -338,10 +313,6 @@ def load(
     return model.to(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
-UNZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, ValueError)
-"""What zipfile raises for damaged archives; ValueError for names that are not UTF-8."""
-
-
 def _is_zipped_bundle(path: Path) -> bool:
     """Return whether a file is a zipped bundle, as the page of ``serve`` sends it; checkpoints are zip files, too."""
     if not path.is_file() or not zipfile.is_zipfile(path):
@@ -349,22 +320,19 @@ def _is_zipped_bundle(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return CONFIG in archive.namelist()
-    except UNZIP_ERRORS:  # damaged: reading it as a checkpoint says so
+    except Exception:  # damaged: reading it as a checkpoint says so
         return False
 
 
 def _unpack(path: Path, folder: Path) -> None:
     """Unpack a zipped bundle; CheckpointError where it is damaged, hostile, or holds folders."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            if any(entry.filename != Path(entry.filename).name or about_unsafe(entry) for entry in entries):
-                raise CheckpointError(f"{path} holds more than a model: unpack it, and give the model's folder")
-            if sum(entry.file_size for entry in entries) > LARGEST_RATIO * path.stat().st_size:
-                raise CheckpointError(f"{path} unpacks to more than {LARGEST_RATIO} times its size")
-            archive.extractall(folder, entries)
-    except UNZIP_ERRORS as error:
-        raise CheckpointError(f"cannot unpack {path}: {printable(first_line(error))}") from error
+    with explained(CheckpointError, f"cannot unpack {path}"), zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        if any(entry.filename != Path(entry.filename).name or about_unsafe(entry) for entry in entries):
+            raise CheckpointError(f"{path} holds more than a model: unpack it, and give the model's folder")
+        if sum(entry.file_size for entry in entries) > LARGEST_RATIO * path.stat().st_size:
+            raise CheckpointError(f"{path} unpacks to more than {LARGEST_RATIO} times its size")
+        archive.extractall(folder, entries)
 
 
 def read_bundle(
@@ -408,12 +376,6 @@ def checkpoint_of(path: Path) -> Path:
     raise CheckpointError(f"{path} is neither a bundle (no config.json) nor a run's folder (no {CHECKPOINT})")
 
 
-OBJECTS = (
-    "it holds more than tensors and plain containers, such as a whole module; loading these would execute code from "
-    "the file"
-)
-
-
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a checkpoint file of a run without executing anything from it.
 
@@ -427,21 +389,14 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")
-    try:
+    with explained(CheckpointError, f"cannot read checkpoint {path}, it is damaged or not a checkpoint"):
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise CheckpointError(f"{path} is compressed: it was not written by this package")
             damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
                 raise CheckpointError(f"{path} is damaged: the checksum of {printable(damaged)} is wrong; use a copy")
-        content = torch.load(path, map_location=map_location, weights_only=True)
-    except CheckpointError:
-        raise
-    except Exception as error:  # the unpickler fails in many ways on damaged or hostile files
-        # torch's own advice is to execute the file, with escape codes for a terminal in it.
-        objects = "Weights only load failed" in str(error)
-        reason = OBJECTS if objects else printable(first_line(error))[:200]
-        raise CheckpointError(f"cannot read checkpoint {path}, it is damaged or not a checkpoint: {reason}") from error
+        content = load_tensors(path, map_location)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
     missing = [key for key in ("cifnet", "state_dict", "pytorch-lightning_version") if key not in content]
@@ -472,10 +427,8 @@ def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Cl
     if run.under_way:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")
     tensors = content["state_dict"]
-    if not isinstance(tensors, dict):
-        raise CheckpointError(f"{where} is damaged or not a model: its state_dict is not a table")
+    _require(isinstance(tensors, dict), where, "its state_dict is not a table")
     wrong = [key for key, value in tensors.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if wrong:
-        raise CheckpointError(f"{where} is damaged: '{printable(str(wrong[0]))}' is not a tensor")
+    _require(not wrong, where, f"{shown(wrong[:1])} is not a tensor")
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     return assemble(run.model, shapes, lambda: tensors, where, download, engine, trust)

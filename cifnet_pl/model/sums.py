@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from cifnet_pl.model.merge import absorb, check_same_embeddings
 from cifnet_pl.model.store import assemble
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
 from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import printable
 
 ENDING = ".sums"
@@ -176,7 +177,7 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         CifnetError: the disk is full or not writable.
     """
     tensors = sums.model.tensors()
-    digest = _digest(tensors)
+    digest = fingerprint("", tensors)
     about = {**sums.model.describe(), "history": []}
     header = {"parts": [part.model_dump() for part in sums.parts], "sha256": digest, "model": about}
     content = save(tensors, {KEY: json.dumps(header)})
@@ -197,7 +198,7 @@ def read_sums(path: Path, trust: bool = False) -> PartialSums:
 
         def read() -> dict[str, Tensor]:
             tensors = stored.read()
-            if _digest(tensors) != table.sha256:
+            if fingerprint("", tensors) != table.sha256:
                 raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
             return tensors
 
@@ -230,14 +231,6 @@ def _opened(path: Path) -> Iterator[tuple[SumsTable, StoredTensors]]:
 def is_sums(path: Path) -> bool:
     """Return whether a path names a file of sums."""
     return path.suffix == ENDING
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
@@ -369,8 +362,7 @@ class ShardLearner:
             return
         assert isinstance(samples, ImageSet)
         shape = (self.image_size, self.crop_ratio)
-        loader = ImageLoader(samples, *shape, self.workers, self.batch_size, model.device.type)
-        try:
+        with closing(ImageLoader(samples, *shape, self.workers, model.device.type)) as loader:
             for batch in loader.decode(pieces(rows, self.batch_size)):
                 if batch.unreadable and not self.skip_unreadable:
                     raise DataError(
@@ -381,5 +373,3 @@ class ShardLearner:
                 if len(embedded):
                     names = [samples.place(row) for row in embedded.tolist()]
                     yield model.embed(batch.image, names.__getitem__), embedded
-        finally:
-            loader.close()

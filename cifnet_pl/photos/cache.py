@@ -77,7 +77,7 @@ class Images(Protocol):
     def rows_of(self) -> dict[int, np.ndarray]:
         """Label → positions of its images."""
 
-    def mark(self, index: int) -> tuple[int, ...] | int | str:
+    def mark(self, index: int) -> tuple[int, ...] | int:
         """Return what changes with the image, without reading it where that is possible."""
 
     def hashes(self, rows: np.ndarray) -> np.ndarray:

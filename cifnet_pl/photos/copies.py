@@ -20,7 +20,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from cifnet_pl.photos.photo import NOTHING, SIDE, Look
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_that, explained, unknown_name
 
 Duplicates = Literal["leave_out", "keep"]
 """What becomes of copies: they are left out, or learned all the same."""
@@ -127,16 +127,16 @@ def listed(items: Sequence[str]) -> str:
 
 def hash_order(names: Sequence[str], seed: int) -> list[int]:
     """Return the positions of ``names`` in the order of a seeded hash of each."""
-    ranks = [
-        hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names
-    ]
-    return sorted(range(len(names)), key=ranks.__getitem__)
+    return sorted(range(len(names)), key=lambda i: _hash(f"{seed}\0{names[i]}"))
 
 
 def number_of_name(name: str) -> int:
     """Return a hash of a name as a signed number of 64 bits."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
+    return int.from_bytes(_hash(name), "big", signed=True)
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
@@ -168,8 +168,7 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
 
 def check_share(fraction: float) -> None:
     """Raise UsageError unless a share to hold back is between 0 and 1."""
-    if not 0 < fraction < 1:
-        raise UsageError(f"val_fraction is {fraction:g}, expected a number between 0 and 1")
+    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
 
 
 def held_back_together(names: Sequence[str], looks: Sequence[Look], fraction: float, seed: int) -> np.ndarray:
@@ -322,8 +321,6 @@ def grouping(kind: str) -> Grouped:
         return GROUPS[kind]
     if not kind.startswith(NAMED_GROUPS):
         raise unknown_name("group of photos", kind, [NEAR, SINGLE, *GROUPS, f"{NAMED_GROUPS}REGULAR EXPRESSION"])
-    try:
+    with explained(UsageError, f"--data.group {kind} is no regular expression"):
         pattern = re.compile(kind.removeprefix(NAMED_GROUPS))
-    except re.error as error:
-        raise UsageError(f"--data.group {kind} is no regular expression: {error}") from error
     return lambda names, looks: _by_name(pattern, names)

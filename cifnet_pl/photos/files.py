@@ -10,14 +10,13 @@ import os
 import stat
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.text import printable
 
 EXTENSIONS = (
@@ -32,11 +31,6 @@ left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
 
 LARGEST_PHOTO = 2**28
 """Bytes that one photo may have, unpacked (256 MB): an archive may promise any number."""
-
-FAILURES = (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError, EOFError)
-"""What :mod:`zipfile` raises for damaged archives, unknown methods of compression, and passwords."""
-
-T = TypeVar("T")
 
 
 def place(path: Path) -> str:
@@ -81,7 +75,8 @@ class Archive:
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        self._zip = _explained(path, lambda: zipfile.ZipFile(path))
+        with self._readable():
+            self._zip = zipfile.ZipFile(path)
         named = [(_safe_name(path, entry), entry) for entry in self._zip.infolist()]
         entries = {name: entry for name, entry in named if name is not None and not is_hidden(name)}
         top = _only_folder(entries)
@@ -96,15 +91,11 @@ class Archive:
         """
         if name not in self.files:
             raise DataError(f"no {printable(name)} in archive {place(self.path)}")
-        with self._lock, _explained(self.path, lambda: self._zip.open(self.files[name])) as file:
-            return _explained(self.path, lambda: file.read(LARGEST_PHOTO + 1))
+        with self._lock, self._readable(), self._zip.open(self.files[name]) as file:
+            return file.read(LARGEST_PHOTO + 1)
 
-
-def _explained(path: Path, action: Callable[[], T]) -> T:
-    try:
-        return action()
-    except FAILURES as error:
-        raise DataError(f"cannot read archive {place(path)}: {error}; make it again") from error
+    def _readable(self) -> AbstractContextManager[None]:
+        return explained(DataError, f"cannot read archive {place(self.path)}", end="; make it again")
 
 
 def about_unsafe(entry: zipfile.ZipInfo) -> str | None:

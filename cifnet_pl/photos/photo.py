@@ -1,23 +1,30 @@
-"""A photo: its bytes are read once, and give its hash, its time, a thumbnail and its pixels."""
+"""Photos: the bytes of one are read once, and give its hash, its time, a thumbnail and its pixels; many by threads."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
-from cifnet_pl.photos.files import read_bytes
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.photos.files import find_photos, place, read_bytes
+from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import first_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack helps nobody.
@@ -311,3 +318,254 @@ def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.
         drafted = image.draft(image.mode, (wanted, wanted))
     # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
     return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
+
+
+# ---------------------------------------------------------------------- many photos
+
+MOST = 16
+"""Cores that decoding takes unless told otherwise."""
+
+BATCHES_AHEAD = 2
+"""Batches that are being decoded while one is being embedded."""
+
+PART = 4
+"""Photos that a thread decodes at once, if there are enough for all threads."""
+
+FIRST = 8
+"""Photos that are timed before the others are looked at."""
+
+KEPT = 2**27
+"""Bytes of photos that were looked at which stay in memory until they are decoded (134 MB)."""
+
+LIGHT = 1e-3
+"""Seconds of reading a photo below which several threads are slower than one.
+
+Most of that time is Python's, whose lock they would pass to each other.
+"""
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; not every system can say which."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores(processes: int = 1) -> int:
+    """Return the number of cores for decoding.
+
+    Args:
+        processes: number of processes on this machine that decode; each gets an equal share.
+
+    Returns:
+        At least 1, at most ``MOST``.
+    """
+    return max(1, min(usable_cores() // processes, MOST))
+
+
+def photos_of(photos: AnyPhoto | str | Iterable[AnyPhoto | str]) -> Iterator[AnyPhoto]:
+    """Yield one or many photos.
+
+    Args:
+        photos: paths, contents of files, or Pillow images; one alone, or several. A single path may be a folder.
+
+    Raises:
+        DataError: there is no photo at a single path.
+        UsageError: something else than a photo.
+    """
+    if isinstance(photos, str | Path):
+        return iter(find_photos(photos))
+    return map(_as_photo, [photos] if isinstance(photos, bytes | bytearray | Image.Image) else photos)
+
+
+def _as_photo(item: object) -> AnyPhoto:
+    if isinstance(item, bytes | Path | Image.Image):
+        return item
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    if isinstance(item, str | os.PathLike):
+        return Path(os.fspath(item))
+    raise UsageError(f"a {type(item).__name__} is no photo: give a path, the bytes of a file, or a Pillow image")
+
+
+def place_of(photo: AnyPhoto) -> str:
+    """Return where a photo is, for messages, on one line."""
+    return place(photo) if isinstance(photo, Path) else "a photo in memory"
+
+
+SKIPPED = "left out"
+"""Why a photo that was not wanted has no pixels."""
+
+Outcome = tuple[str | None, Look | None]
+"""Why a photo could not be read, or None; and what is small of it."""
+
+
+class PhotoBatch(NamedTuple):
+    """Decoded photos.
+
+    Attributes:
+        files: all photos of the batch.
+        image: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
+        unreadable: for each of ``files`` the reason why it could not be read, or None.
+        seen: for each of ``files`` what ``look`` of :func:`squares` gave; None if it could not be read.
+    """
+
+    files: tuple[AnyPhoto, ...]
+    image: Tensor
+    unreadable: tuple[str | None, ...]
+    seen: tuple[Look | None, ...]
+
+
+def squares(
+    files: Iterable[AnyPhoto],
+    size: int,
+    crop_ratio: float,
+    look: Callable[[Photo], Look] | None = None,
+    skip: Callable[[int, int], bool] | None = None,
+) -> Iterator[PhotoBatch]:
+    """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number.
+
+    Args:
+        files: the photos.
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is kept.
+        look: what else is wanted of each photo while its bytes are in memory; None for nothing.
+        skip: whether the photo of a position and hash is not decoded; ``SKIPPED`` is then its reason.
+    """
+    remaining = enumerate(files)
+
+    def read(item: tuple[int, AnyPhoto], pixels: np.ndarray) -> Outcome:
+        position, given = item
+        try:
+            photo = Photo(given)
+            if skip is not None and skip(position, photo.hash):
+                return SKIPPED, Look(photo.hash, None, None)
+            pixels[:] = photo.square(size, crop_ratio)
+            return None, None if look is None else look(photo)
+        except UnreadableImage as error:
+            return str(error), None
+
+    pool = ThreadPoolExecutor(cores(), "decode")
+    try:
+        batches = iter(lambda: tuple(islice(remaining, batch_size(size))), ())
+        for photos, pixels, outcomes in decoded(pool, batches, size, read):
+            reasons, seen = zip(*outcomes, strict=True)
+            readable = torch.tensor([reason is None for reason in reasons])
+            image = pixels if readable.all() else pixels[readable]
+            yield PhotoBatch(tuple(photo for _, photo in photos), image.permute(0, 3, 1, 2), reasons, seen)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def decoded(
+    pool: ThreadPoolExecutor,
+    batches: Iterator[Sequence[T]],
+    size: int,
+    read: Callable[[T, np.ndarray], R],
+    ahead: int = BATCHES_AHEAD + 1,
+    alternate: bool = False,
+    pinned: bool = False,
+) -> Iterator[tuple[Sequence[T], Tensor, list[R]]]:
+    """Decode batches by the threads of a pool, some ahead of the consumer; they begin at once.
+
+    Args:
+        pool: of the threads.
+        batches: photos.
+        size: side of the squares in pixels.
+        read: reads a photo, writes its square (``size``, ``size``, 3) uint8, and returns what is known of it.
+        ahead: batches that are being decoded, or wait for the consumer.
+        alternate: decode only while the consumer waits: for a network of several threads on the cores that decode,
+            which wait for each other at every layer.
+        pinned: whether the pixels are to be copied to a GPU.
+
+    Returns:
+        Photos, their squares (n, ``size``, ``size``, 3) uint8, and what ``read`` returned of each.
+    """
+    waiting: deque[tuple[Sequence[T], Tensor, list[Future[list[R]]]]] = deque()
+
+    def read_part(photos: Sequence[T], pixels: np.ndarray) -> list[R]:
+        return [read(photo, pixels[i]) for i, photo in enumerate(photos)]
+
+    def begin(count: int) -> None:
+        for photos in islice(batches, count):
+            pixels = torch.empty(len(photos), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+            part = max(1, min(PART, len(photos) // cores()))
+            starts = range(0, len(photos), part)
+            rows = pixels.numpy()
+            waiting.append(
+                (photos, pixels, [pool.submit(read_part, photos[i : i + part], rows[i : i + part]) for i in starts])
+            )
+
+    def results() -> Iterator[tuple[Sequence[T], Tensor, list[R]]]:
+        while waiting:
+            if alternate:
+                wait([part for _, _, parts in waiting for part in parts])
+            photos, pixels, parts = waiting.popleft()
+            outcomes = [outcome for part in parts for outcome in part.result()]
+            if not alternate:
+                begin(1)
+            yield photos, pixels, outcomes
+            if alternate and not waiting:
+                begin(ahead)
+
+    begin(ahead)
+    return results()
+
+
+def batch_size(size: int) -> int:
+    """Return the number of photos in a batch: 64 for sides from 256 to 512 pixels, more of smaller ones, at most 256.
+
+    At the end of each batch the threads that embed wait for each other. In batches of small photos they would do so
+    too often.
+    """
+    return max(1, min(256, max(64, 2**22 // size**2), 2**24 // size**2))
+
+
+class Contents:
+    """Contents of photos that were looked at, in memory until they are decoded, so that each photo is opened once.
+
+    Of more than ``KEPT`` bytes the rest is read again.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[Path, bytes] = {}
+        self._free = KEPT
+
+    def keep(self, file: Path) -> Photo:
+        """Read a photo, and keep its content; UnreadableImage as :class:`Photo`."""
+        photo = Photo(file)
+        if isinstance(photo.given, bytes) and len(photo.given) <= self._free:
+            self._contents[file] = photo.given
+            self._free -= len(photo.given)
+        return photo
+
+    def take(self, file: Path) -> Photo:
+        """Return a photo whose content is not needed any more, read unless it is here."""
+        content = self._contents.pop(file, None)
+        self._free += len(content or b"")
+        return Photo(file if content is None else content)
+
+
+def look_at(file: Path, read: Callable[[Path], Photo] = Photo) -> Look:
+    """Read a photo, and return what is small of it; the hash of nothing where it cannot be read."""
+    try:
+        return read(file).look()
+    except UnreadableImage:
+        return Look(NOTHING, None, None)
+
+
+def looks_at(files: Sequence[Path], read: Callable[[Path], Photo] = Photo) -> list[Look]:
+    """Look at photos: the first ones in this thread, the rest in several if they take long to decode.
+
+    Args:
+        files: the photos.
+        read: reads one.
+    """
+    begun = time.perf_counter()
+    seen = [look_at(file, read) for file in files[:FIRST]]
+    if time.perf_counter() - begun < FIRST * LIGHT:
+        return seen + [look_at(file, read) for file in files[FIRST:]]
+    with ThreadPoolExecutor(cores(), "look") as pool:
+        return seen + list(pool.map(partial(look_at, read=read), files[FIRST:]))

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cifnet_pl.learning.callbacks.pictures import png
-from cifnet_pl.learning.run_record import to_csv
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.report.significance import SHARED, Stat, marked
+from cifnet_pl.utilities.files import to_csv
 from cifnet_pl.utilities.text import printable
 
 Cell = str | Stat | None

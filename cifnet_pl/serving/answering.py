@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel, Field
 
-from cifnet_pl.model.classifier import Classifier, Judged
-from cifnet_pl.model.open_set import Verdict, able
-from cifnet_pl.photos.reading import cores
+from cifnet_pl.model.classifier import Classifier, Judged, Verdict, able
+from cifnet_pl.photos.photo import cores
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 

@@ -21,7 +21,7 @@ from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
-from cifnet_pl.photos.reading import looks_at
+from cifnet_pl.photos.photo import looks_at
 from cifnet_pl.serving.answering import Answering, PhotoAnswer, Scored, Served
 from cifnet_pl.serving.inbox import Inbox, LeftOut, Received
 from cifnet_pl.serving.inspection import Answers, Audit, Gallery, Promise, audited, class_answers, stored_accuracy

@@ -8,8 +8,11 @@ given, what was expected and what to do. The command line prints that sentence a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
+
+from cifnet_pl.utilities.text import first_line, one_line, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +48,29 @@ class NonFiniteError(CifnetError):
     def __init__(self, message: str, rows: list[int]):
         super().__init__(message)
         self.rows = rows
+
+
+@contextmanager
+def explained(kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = "") -> Iterator[None]:
+    """Within the block, replace errors of other packages by one of this package; its own stay as they are.
+
+    Args:
+        kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of the old one, or all
+            where that ends in a colon, too.
+        failed: what could not be done, such as "cannot read photos.zip".
+        errors: kinds that are replaced; none for all, as parsers of damaged files and the code of others fail in many
+            ways.
+        end: of the sentence, such as "; make it again".
+    """
+    try:
+        yield
+    except CifnetError:
+        raise
+    except Exception as error:
+        if errors and not isinstance(error, errors):
+            raise
+        line = first_line(error)
+        raise kind(f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}") from error
 
 
 def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -86,6 +88,29 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON, atomically: None is null, and NaN is refused."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return CSV text; None is an empty cell, and short rows are filled with empty cells.
+
+    Args:
+        header: names of the columns.
+        rows: the cells of each row.
+
+    Example:
+        >>> print(to_csv(["task", "A_k"], [[1, 97.5], [2]]), end="")
+        task,A_k
+        1,97.5
+        2,
+    """
+    lines = []
+    for row in (header, *rows):
+        cells = ["" if value is None else value for value in row]
+        line = io.StringIO()
+        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold either.
+        csv.writer(line, lineterminator="\r\n").writerow(cells + [""] * (len(header) - len(cells)))
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 @contextmanager

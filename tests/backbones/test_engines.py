@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines, onnx_runtime
-from cifnet_pl.backbones import engines as graphs
-from cifnet_pl.backbones.onnx_runtime import Runtime, piece_ends
+from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines
+from cifnet_pl.backbones.engines import Runtime, piece_ends
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import assert_same_model, learned, make_photos
 from tests.models import config_of, forge
@@ -81,7 +80,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that are exported in a second, by name."""
-    monkeypatch.setenv(graphs.CACHE, str(cache))
+    monkeypatch.setenv(engines.CACHE, str(cache))
     for name, network in (("small", Small), ("stubborn", Stubborn), ("one_size", OneSize)):
         monkeypatch.setitem(BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE))
 
@@ -157,8 +156,8 @@ class TestEmbeddings:
         backbone = build_backbone("small", engine="onnxruntime")
         one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
         sessions = counted_sessions(backbone, monkeypatch)
-        monkeypatch.setattr(onnx_runtime, "PIECE", int(piece * 16 * 16))
-        monkeypatch.setattr(onnx_runtime, "LARGE", large)
+        monkeypatch.setattr(engines, "PIECE", int(piece * 16 * 16))
+        monkeypatch.setattr(engines, "LARGE", large)
         with threads_of_torch(threads):
             assert torch.equal(backbone(images(count)), one_by_one)
         assert sorted(sessions) == taken
@@ -243,7 +242,6 @@ class TestChoice:
 
     def test_a_missing_package(self, monkeypatch, caplog):
         monkeypatch.setattr(engines, "PACKAGES", ("no_such_package",))
-        monkeypatch.setattr(engines.missing_packages, "__defaults__", (("no_such_package",),))
         assert build_backbone("small").engine() == "torch"
         assert "engine torch, not onnxruntime: it needs no_such_package: pip install" in caplog.text
         with pytest.raises(UsageError, match="it needs no_such_package"):

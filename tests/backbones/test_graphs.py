@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
 from cifnet_pl.backbones import engines as graphs
-from cifnet_pl.backbones.engines import check_graph, graph_key, stored_graph
-from cifnet_pl.backbones.onnx_runtime import TELEMETRY_OFF, NoGraph, exported
+from cifnet_pl.backbones.engines import TELEMETRY_OFF, NoGraph, check_graph, exported, graph_key, stored_graph
 from cifnet_pl.utilities.errors import CifnetError
 from tests.killing import SERVER
 
@@ -164,7 +163,7 @@ def test_waiting_for_another_process_is_said(
 
 
 def test_importing_the_runtime_notes_nothing_about_the_machine(tmp_path: Path):
-    code = "from cifnet_pl.backbones.onnx_runtime import import_onnxruntime; import_onnxruntime()"
+    code = "from cifnet_pl.backbones.engines import import_onnxruntime; import_onnxruntime()"
     environment = {name: value for name, value in os.environ.items() if name != TELEMETRY_OFF}
     subprocess.run([sys.executable, "-c", code], env=environment | {"HOME": str(tmp_path)}, check=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

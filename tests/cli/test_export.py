@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.onnx_runtime import alone_with_the_exporter
+from cifnet_pl.backbones.engines import alone_with_the_exporter
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.model import export as onnx_graph

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from cifnet_pl.data.loading import decode_batch
+from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.benchmarks import set_names
@@ -315,6 +315,6 @@ def test_sets_without_one_label_an_image(
 def test_an_item_that_is_no_image_is_reported_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "SVHN", _Fake)
     source = build("SVHN", tmp_path)
-    batch = decode_batch(source.train, 4, 1.0, [0, 1], np.zeros((2, 4, 4, 3), dtype=np.uint8))
-    assert len(batch.numbers) == 0
+    (batch,) = ImageLoader(source.train, 4, 1.0, 0).decode([np.array([0, 1])])
+    assert len(batch.row) == 0
     assert batch.unreadable[0] == "number 0: _Fake gives a str, not an image"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import cifnet_pl
 from cifnet_pl.data import CIFNetDataModule
-from cifnet_pl.data.copies import find_copies
+from cifnet_pl.data.plan import find_copies
 from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
@@ -149,7 +149,9 @@ def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypat
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
     given = FileSet.given
-    monkeypatch.setattr(FileSet, "photo", lambda self, i: read.append(self.names[i]) or Photo(given(self, i)))
+    monkeypatch.setattr(
+        FileSet, "photo", lambda self, i, again=False: read.append(self.names[i]) or Photo(given(self, i))
+    )
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []
 

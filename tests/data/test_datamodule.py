@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 from cifnet_pl import CIFNetDataModule
+from cifnet_pl.data import datamodule
 from cifnet_pl.data.loading import ImageBatch, ImageLoader
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import CopiesReport
@@ -82,22 +83,6 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path) -> None:
     assert sum(counts) == len(data.source.train) + len(data.source.val)
 
 
-def test_all_workers_start_before_the_network_fills_the_memory(tmp_path: Path) -> None:
-    """A fork copies what the process writes to afterwards, in learning time if it came after the first pass."""
-    before = {child.pid for child in multiprocessing.active_children()}
-    model, workers = module(head=RidgeHead, buffer=None), []
-    embed = model.backbone.forward
-
-    def look(images: Tensor) -> Tensor:
-        workers.append({child.pid for child in multiprocessing.active_children()} - before)
-        return embed(images)
-
-    model.backbone.forward = look  # type: ignore[method-assign]
-    trainer(tmp_path, max_epochs=2).fit(model, datamodule=digits(num_workers=2))
-    assert len(workers[0]) == 4  # two that decode training images, two for testing
-    assert all(result == workers[0] for result in workers)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_next_task_is_decoded_while_one_is_solved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -125,26 +110,21 @@ def test_the_next_task_is_decoded_while_one_is_solved(
 
 def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
-    before = {child.pid for child in multiprocessing.active_children()}
+    asked: list[int] = []
+    monkeypatch.setattr(datamodule, "ImageLoader", lambda images, size, crop, workers, device: asked.append(workers))
     data = digits(num_workers=None)
     data.trainer = trainer(tmp_path, devices=3, strategy="ddp")
     learner = module(head=RidgeHead, buffer=None)
     learner.trainer = data.trainer
-    data.trainer.datamodule = data
     data.trainer.strategy.connect(learner)
-    data.train_dataloader()
-    assert len({child.pid for child in multiprocessing.active_children()} - before) == 4  # as above
-    data.on_exception(KeyboardInterrupt())
-    assert {child.pid for child in multiprocessing.active_children()} <= before
+    assert data._image_loader(data.source.train) is None
+    assert asked == [2]
 
 
-def test_no_process_outlives_its_run(tmp_path: Path) -> None:
-    before = {child.pid for child in multiprocessing.active_children()}
-    trainer(tmp_path).fit(module(head=RidgeHead, buffer=None), datamodule=digits(num_workers=2))
-    assert {child.pid for child in multiprocessing.active_children()} <= before
+def test_no_thread_outlives_its_run(tmp_path: Path) -> None:
     root = class_tree(tmp_path / "photos")
     (root / "red" / "bad.png").write_bytes(b"")
     broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=2)
     with pytest.raises(DataError, match=r"bad\.png"):
         trainer(tmp_path, max_epochs=1).fit(module(head=RidgeHead, buffer=None), datamodule=broken)
-    assert {child.pid for child in multiprocessing.active_children()} <= before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]

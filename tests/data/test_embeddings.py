@@ -14,7 +14,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings_width, read_table
+from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings_width, open_table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import vectors
 
@@ -41,11 +41,11 @@ def refused(path: Path, **own: Any) -> str:
 
 
 def test_an_uncompressed_file_is_mapped_and_not_read(tmp_path: Path) -> None:
-    table = read_table(write(tmp_path))
+    table = open_table(write(tmp_path))
     assert isinstance(table.matrix("embeddings"), np.memmap)
     assert (table.matrix("embeddings") == vectors()[0]).all()
     fortran = np.asfortranarray(vectors()[0])
-    assert (read_table(write(tmp_path, embeddings=fortran)).matrix("embeddings") == fortran).all()
+    assert (open_table(write(tmp_path, embeddings=fortran)).matrix("embeddings") == fortran).all()
 
 
 def test_rows_come_as_asked_for(tmp_path: Path) -> None:

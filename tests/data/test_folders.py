@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.photos import files
-from cifnet_pl.photos import photo as photos
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
 from tests.photos.test_photo import bomb
@@ -109,22 +106,6 @@ def test_exif_orientation_decides_what_is_learned(tmp_path: Path) -> None:
     rows = learn_and_predict(root, logs)
     assert len(rows) == 8
     assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
-
-
-def test_a_photo_is_opened_once_to_see_which_look_alike_and_once_to_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: Counter[str] = Counter()
-    read = files.read_bytes
-    monkeypatch.setattr(photos, "read_bytes", lambda path: opened.update([path.name]) or read(path))
-    root = tmp_path / "photos"
-    for c in ("green", "red"):
-        (root / c).mkdir(parents=True)
-        for i in range(5):
-            photo(COLOURS[c], i).save(root / c / f"{c}{i}.png")
-    assert run(root, tmp_path / "logs", "--data.classes_per_task", "10") == 0  # as without the option
-    assert set(opened.values()) == {2}
-    assert len(opened) == 10
 
 
 NAMES = [

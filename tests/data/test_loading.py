@@ -1,21 +1,12 @@
-"""From positions to batches: exact shards, lasting workers whose shared memory is never overwritten, memory."""
+"""From positions to batches: exact shards, images decoded in threads ahead of the reader, memory."""
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
-import subprocess
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -23,26 +14,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl.data import loading
-from cifnet_pl.data.loading import (
-    AHEAD,
-    Decoded,
-    EmbeddingBatch,
-    ImageBatch,
-    ImageLoader,
-    StoredLoader,
-    WorkerPool,
-    shard_batches,
-)
+from cifnet_pl.data.loading import AHEAD, EmbeddingBatch, ImageBatch, ImageLoader, StoredLoader, shard_batches
 from cifnet_pl.data.sets import FileSet, ImageSet
 from cifnet_pl.photos.cache import EvaluationMemory
-from cifnet_pl.photos.photo import UnreadableImage
-from cifnet_pl.photos.reading import cores
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.photos.photo import UnreadableImage, cores
 from tests.command_line import make_photos
 
 
-class ProcessNumbers(ImageSet):
-    """Images that show which process decoded them; those in ``broken`` cannot be decoded."""
+class Numbers(ImageSet):
+    """Images of one colour, their number; those in ``broken`` cannot be decoded."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()):
         self.labels = np.arange(count, dtype=np.int64) % 2
@@ -54,20 +34,10 @@ class ProcessNumbers(ImageSet):
         self.decoded += 1
         if index in self.broken:
             raise UnreadableImage("of no known format")
-        digits = np.array([os.getpid()], dtype=np.int64).view(np.uint8)
-        return Image.fromarray(np.resize(digits, (2, 2, 3)))
+        return Image.new("RGB", (2, 2), (index, 0, 0))
 
     def subset(self, rows: np.ndarray) -> ImageSet:
         raise NotImplementedError
-
-
-def processes(batches: list[ImageBatch]) -> set[int]:
-    pixels = torch.cat([batch.image for batch in batches]).permute(0, 2, 3, 1).reshape(-1, 12)[:, :8]
-    return {int(row.numpy().copy().view(np.int64)[0]) for row in pixels}
-
-
-def loader_of(images: ImageSet, workers: int, batch_size: int, device: str = "cpu") -> ImageLoader:
-    return ImageLoader(images, 2, 1.0, workers, batch_size, device)
 
 
 # ---------------------------------------------------------------------- shards
@@ -90,80 +60,73 @@ def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> No
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
-    loader = loader_of(ProcessNumbers(6, broken=(1, 4, 5)), workers, 20)
-    first, second = loader.decode([np.array([0, 1, 2]), np.array([4, 5])])
+    loader = ImageLoader(Numbers(6, broken=(1, 4, 5)), 2, 1.0, workers)
+    first, second, third = loader.decode([np.array([0, 1, 2]), np.array([4, 5]), np.arange(0)])
     assert (first.row.tolist(), first.label.tolist()) == ([0, 2], [0, 0])
+    assert first.image[:, 0, 1, 1].tolist() == [0, 2]
     assert first.unreadable == ("1\\n.png: of no known format",)
-    assert second.image.shape == (0, 3, 2, 2)
-    assert second.image.dtype == torch.uint8
-    assert [part.dtype for part in second[1:4]] == [torch.int64] * 3
+    for batch in (second, third):
+        assert batch.image.shape == (0, 3, 2, 2)
+        assert batch.image.dtype == torch.uint8
+        assert [part.dtype for part in batch[1:4]] == [torch.int64] * 3
     assert second.unreadable == ("4\\n.png: of no known format", "5\\n.png: of no known format")
+    assert list(loader.decode([])) == []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_fault_of_ours_is_not_taken_for_a_bad_image(workers: int) -> None:
-    class Faulty(ProcessNumbers):
+def test_a_fault_of_ours_is_not_taken_for_a_bad_image() -> None:
+    class Faulty(Numbers):
         def given(self, index: int) -> Image.Image:
             raise KeyError("a bug")
 
-    with pytest.raises(KeyError) as caught:
-        list(loader_of(Faulty(1), workers, 1).decode([np.array([0])]))
-    where = str(caught.value.__cause__) if workers else "".join(traceback.format_tb(caught.tb))
-    assert 'raise KeyError("a bug")' in where  # the place in the worker is shown, too
+    with pytest.raises(KeyError):
+        list(ImageLoader(Faulty(1), 2, 1.0, 2).decode([np.array([0])]))
 
 
-def test_workers_start_with_the_first_batch() -> None:
-    images = ProcessNumbers(4)
+def test_decoding_starts_with_the_first_batch() -> None:
+    images = Numbers(4)
     plan = [(np.array([0, 1]), None), (np.array([2]), None)]
-    loader = StoredLoader(images, plan, loader_of(images, 0, 20), learned=True)
+    loader = StoredLoader(images, plan, ImageLoader(images, 2, 1.0, 0), learned=True)
     iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
     assert images.decoded == 0
     assert next(iterators[1]).row.tolist() == [0, 1]
-    assert images.decoded == 2
+    assert images.decoded >= 2
 
 
-def test_workers_stay_for_all_tasks_until_they_are_closed() -> None:
-    """They can start before there are batches, and again after they were closed in the middle of some."""
-    before = {child.pid for child in multiprocessing.active_children()}
-    loader = loader_of(ProcessNumbers(12), 2, 20)
-    loader.start()
-    workers = {child.pid for child in multiprocessing.active_children()} - before
-    assert len(workers) == 2
-    for parts in (6, 4, 2):
-        batches = list(loader.decode(np.split(np.arange(12), parts)))
-        assert [batch.row.tolist() for batch in batches] == np.arange(12).reshape(parts, -1).tolist()
-        assert processes(batches) == workers
-    next(loader.decode(np.split(np.arange(12), 6)))
-    start = time.perf_counter()
+@pytest.mark.parametrize("threads", [1, 2])
+def test_batches_are_whole_and_in_order_whatever_the_reader_does(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """It is slow or fast, leaves a task midway, and the threads of a network make the decoders wait for it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    loader = ImageLoader(Numbers(250), 2, 1.0, 3)
+    for count, size, pause in ((60, 7, 0.005), (250, 1, 0), (250, 3, 0), (4, 7, 0)):
+        batches = np.split(np.arange(count), range(size, count, size))
+        for batch, rows in zip(loader.decode(batches), batches, strict=True):
+            time.sleep(pause)
+            assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == rows.tolist()
+        next(loader.decode(batches))
     loader.close()
-    loader.close()
-    assert time.perf_counter() - start < 4  # not by a timeout
-    assert {child.pid for child in multiprocessing.active_children()} <= before
-    assert processes(list(loader.decode([np.arange(3)]))).isdisjoint(workers)
-    loader.close()
-    here = loader_of(ProcessNumbers(2), 0, 20)
-    here.start()
-    assert {child.pid for child in multiprocessing.active_children()} <= before
-    assert [len(batch.row) for batch in here.decode([np.arange(2), np.arange(0)])] == [2, 0]
-    assert list(here.decode([])) == []
 
 
-@pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("cuda", 2, False)])
-def test_workers_rest_while_several_threads_of_a_network_run(
+def settled(images: Numbers) -> int:
+    """Number of images decoded once no more have come for a while, however slow the machine."""
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < 0.2:
+        if images.decoded != count:
+            count, since = images.decoded, time.monotonic()
+        time.sleep(0.01)
+    return count
+
+
+@pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("meta", 2, False)])
+def test_decoders_rest_while_several_threads_of_a_network_run(
     monkeypatch: pytest.MonkeyPatch, device: str, threads: int, alternate: bool
 ) -> None:
-    made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(loading, "WorkerPool", lambda *options: made.append(options))
-    loader_of(ProcessNumbers(2), 2, 20, device).start()
-    assert [options[1:] for options in made] == [(2, (20, 2, 2, 3), alternate)]
-
-
-def test_a_loader_can_be_left_midway_and_used_again() -> None:
-    loader = loader_of(ProcessNumbers(12), 2, 20)
-    for _ in loader.decode(np.split(np.arange(12), 6)):
-        break
-    assert [b.row.tolist() for b in loader.decode([np.array([7]), np.array([3, 2])])] == [[7], [3, 2]]
+    images = Numbers(12)
+    taken, begun = ImageLoader(images, 2, 1.0, 1, device).decode(np.split(np.arange(12), 12)), []
+    for _ in taken:
+        begun.append(settled(images))
+    ahead = [min(12, i // AHEAD * AHEAD + AHEAD if alternate else i + AHEAD + 1) for i in range(12)]
+    assert begun == ahead
 
 
 def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +135,14 @@ def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest
     for name in ("b.png", "c.png"):
         (tmp_path / "ant" / name).write_bytes(b"no image")
     files = FileSet(tmp_path, ["ant/0.png", "ant/b.png", "ant/c.png"], [0, 0, 0])
-    broken = list(loading.unreadable_images(files, 8, 1.0))
+    loader = ImageLoader(files, 8, 1.0, 2)
+    broken = list(loader.unreadable())
     assert [line.split(": ")[0] for line in broken] == [str(tmp_path / "ant" / n) for n in ("b.png", "c.png")]
-    text = loading.name_unreadable(broken[1:], [files], 8, 1.0)
+    text = loading.name_unreadable(broken[1:], [loader])
     assert text.startswith(f"cannot read these images: {broken[1]}; {broken[0]}: repair")
     monkeypatch.setattr(loading, "NAMED", 1)
-    assert "; and more" in loading.name_unreadable([], [files], 8, 1.0)
-    assert loading.name_unreadable(["x: y"], [], 8, 1.0).startswith("cannot read image x: y")
+    assert "; and more" in loading.name_unreadable([], [loader])
+    assert loading.name_unreadable(["x: y"], []).startswith("cannot read image x: y")
 
 
 # ---------------------------------------------------------------------- memory
@@ -213,11 +177,11 @@ def test_memory_does_not_follow_what_it_was_given() -> None:
 
 
 def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
-    images = ProcessNumbers(8)
+    images = Numbers(8)
     images.note_hashes(np.arange(8), np.arange(10, 18))
     memory = EvaluationMemory(8, 1.0)
     memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
-    decoder = loader_of(images, 0, 20)
+    decoder = ImageLoader(images, 2, 1.0, 0)
     plan = [(np.array([6, 4]), None), (np.array([1, 0]), memory), (np.array([7]), None), (np.array([3]), memory)]
     loader = StoredLoader(images, plan, decoder, learned=True)
     other = StoredLoader(images, [(np.array([5]), None)], decoder, learned=False)
@@ -236,90 +200,6 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     assert [b.row.tolist() for b in other] == [[5]]
 
 
-# ---------------------------------------------------------------------- worker processes
-
-
-def show_row(rows: Sequence[int], squares: np.ndarray) -> Decoded:
-    """Every byte of an image is its row; odd hundreds take a while."""
-    for place, row in enumerate(rows):
-        squares[place] = row % 251
-    time.sleep(0.02 * (rows[0] // 100 % 2) if rows else 0)
-    return Decoded(np.array([(0, 0, row) for row in rows], dtype=np.int64).reshape(-1, 3), ())
-
-
-@pytest.fixture(params=[(1, False), (3, False), (1, True), (3, True)], ids=str)
-def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    workers, alternate = request.param
-    pool = WorkerPool(show_row, workers, (7, 2, 2, 3), alternate)
-    yield pool
-    pool.close()
-
-
-def check(pool: WorkerPool, batches: list[list[int]], pause: float = 0.0) -> None:
-    taken = pool.decode(batches)
-    for rows in batches:
-        squares, decoded = next(taken)
-        time.sleep(pause)  # the workers are as far ahead as they may be
-        assert decoded.numbers[:, 2].tolist() == rows
-        assert (squares[: len(rows)].flatten(1) == torch.tensor(rows, dtype=torch.int64)[:, None] % 251).all()
-    assert next(taken, None) is None
-
-
-def split(count: int, size: int) -> list[list[int]]:
-    return [list(range(start, min(count, start + size))) for start in range(0, count, size)]
-
-
-def test_a_slow_reader_gets_every_batch_whole(pool: WorkerPool) -> None:
-    check(pool, split(120, 7), pause=0.01)
-
-
-def test_a_fast_reader_gets_every_batch_whole_of_every_task(pool: WorkerPool) -> None:
-    for size in (1, 7, 3):
-        check(pool, split(400, size))
-
-
-def test_empty_batches_keep_their_place(pool: WorkerPool) -> None:
-    check(pool, [[1], [], [2, 3], []])
-
-
-def test_after_a_task_that_was_left_midway_nothing_is_mixed_up(pool: WorkerPool) -> None:
-    for taken in range(1, 9):
-        left = pool.decode(split(400, 7))
-        for _ in range(taken):
-            next(left)
-        check(pool, split(60, 4))
-
-
-def note_and_show(folder: Path, rows: Sequence[int], squares: np.ndarray) -> Decoded:
-    """Leaves a file of the name of a batch's first row."""
-    (folder / str(rows[0])).touch()
-    return show_row(rows, squares)
-
-
-def settled(folder: Path) -> int:
-    """Number of files once no more have come for a while, however slow the machine."""
-    count, since = -1, time.monotonic()
-    while time.monotonic() - since < 0.3:
-        if (now := len(list(folder.iterdir()))) != count:
-            count, since = now, time.monotonic()
-        time.sleep(0.01)
-    return count
-
-
-@pytest.mark.parametrize("alternate", [False, True])
-def test_alternating_workers_rest_while_a_part_is_read(tmp_path: Path, alternate: bool) -> None:
-    pool, batches = WorkerPool(partial(note_and_show, tmp_path), 2, (1, 2, 2, 3), alternate), split(12, 1)
-    taken = pool.decode(batches)
-    begun = []
-    for _ in batches:
-        next(taken)
-        begun.append(settled(tmp_path))
-    part, ahead = 2 * AHEAD, 2 * AHEAD + 1
-    expected = [min(12, i // part * part + part if alternate else i + ahead) for i in range(12)]
-    assert begun == expected
-    pool.close()
-
-
 def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system such as macOS does not say which cores may be used."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
@@ -328,53 +208,3 @@ def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatc
     for count, used in ((4, 4), (100, 16), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
         assert cores() == used
-
-
-def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(tensor: torch.Tensor) -> None:  # as torch does; it would leave a file of that size behind
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    with pytest.raises(CifnetError, match=r"cannot share 38 MB of decoded photos .*--shm-size"):
-        WorkerPool(show_row, 2, (2**6, 181, 181, 3))
-
-
-def test_a_signal_to_all_processes_is_left_to_the_reader() -> None:
-    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
-    taken = pool.decode(split(60, 7))
-    next(taken), next(taken)  # one of each process, which have begun by then
-    for child in multiprocessing.active_children():
-        child.terminate()
-    assert sum(len(decoded.numbers) for _, decoded in taken) == 60 - 14
-    pool.close()
-
-
-def alive(workers: list[psutil.Process]) -> list[psutil.Process]:
-    return [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_workers_of_a_forgotten_pool_end() -> None:
-    before = psutil.Process().children()
-    pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
-    workers = [child for child in psutil.Process().children() if child not in before]
-    assert len(alive(workers)) == 2
-    next(pool.decode([[1], [2], [3]]))
-    pool.itself = pool  # type: ignore[attr-defined]  # as an exception's traceback does, which only the collector frees
-    del pool
-    gc.collect()
-    assert not alive(workers)
-
-
-UNCLOSED = """
-import numpy as np
-from tests.data.test_loading import show_row
-from cifnet_pl.data.loading import WorkerPool
-pool = WorkerPool(show_row, 2, (7, 2, 2, 3))
-next(pool.decode([[1], [2], [3]]))
-"""
-
-
-def test_a_program_that_forgets_its_pool_ends() -> None:
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=100, cwd=root)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.sets import ImageSet, SourceOptions
-from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.python_objects import source_of
+from cifnet_pl.data.sources import build_source, source_of
 from cifnet_pl.data.streams import Returning
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CifnetError, UsageError

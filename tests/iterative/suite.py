@@ -15,7 +15,7 @@ from cifnet_pl import CIFNetDataModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.iterative import METHODS, FinetuneModule, IterativeModule, TagFexModule
 from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.learning.run_record import RunRecord
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord
 from tests.lightning_runs import digits, trainer
 
 SIDE, WIDTH = 8, 32

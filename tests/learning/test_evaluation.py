@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from cifnet_pl.learning.evaluation import EvaluationCounts
+from cifnet_pl.learning.task_module import EvaluationCounts
 from cifnet_pl.model.metrics import first_classes
 
 

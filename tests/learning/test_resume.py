@@ -27,8 +27,8 @@ from cifnet_pl.cli.lightning_cli import CIFNetCLI
 from cifnet_pl.heads.cifnet import CIFNetHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics, TrajectoryPlot
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from tests.command_line import (

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.learning.run_record import (
+from cifnet_pl.learning.callbacks.task_metrics import (
     RunRecord,
     TaskRow,
     fingerprint,
     machine,
     package_commit,
     processor,
-    to_csv,
 )
-from cifnet_pl.photos.reading import usable_cores
+from cifnet_pl.photos.photo import usable_cores
+from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_photos
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.open_set import Judge, detection
+from cifnet_pl.model.classifier import Classifier, Judge, detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.models import MAKERS, SIDE, empty, learned, samples, teach
 

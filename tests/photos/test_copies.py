@@ -12,10 +12,8 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.photos import reading
 from cifnet_pl.photos.copies import held_back, held_back_together, similar_groups
-from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART
-from cifnet_pl.photos.reading import look_at
+from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART, look_at, looks_at
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_photos
 
@@ -185,7 +183,7 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
 
 
 def groups_of(files: list[Path]) -> np.ndarray:
-    return similar_groups(reading.looks_at(files))
+    return similar_groups(looks_at(files))
 
 
 def test_shots_of_one_scene_are_a_group(tmp_path: Path):
@@ -208,7 +206,7 @@ def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path:
     (tmp_path / "a.jpg").write_bytes(b"")
     for name in "bc":
         Image.new("RGB", (40, 30), "white").save(tmp_path / f"{name}.png")
-    assert reading.look_at(tmp_path / "a.jpg").thumbnail is None
+    assert look_at(tmp_path / "a.jpg").thumbnail is None
     assert groups_of(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]
 
 
@@ -236,4 +234,4 @@ def test_photos_that_cannot_be_divided_in_groups_are_divided_one_by_one(tmp_path
             (tmp_path / f"{moment}-{shot}.jpg").write_bytes(again.getvalue())
     files = sorted(tmp_path.iterdir())
     names = [file.name for file in files]
-    assert held_back_together(names, reading.looks_at(files), 0.2, 3).tolist() == held_back(names, 0.2, 3).tolist()
+    assert held_back_together(names, looks_at(files), 0.2, 3).tolist() == held_back(names, 0.2, 3).tolist()

@@ -18,8 +18,7 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.photos import files as photo_files
 from cifnet_pl.photos.files import find_photos, is_folder, links_upwards
-from cifnet_pl.photos.photo import UnreadableImage, read_square
-from cifnet_pl.photos.reading import squares
+from cifnet_pl.photos.photo import UnreadableImage, read_square, squares
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_photos
 

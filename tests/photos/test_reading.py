@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.photos import reading
+import cifnet_pl
+from cifnet_pl.photos import photo as reading
 from cifnet_pl.photos.copies import similar_groups
-from cifnet_pl.photos.reading import batch_size, squares
+from cifnet_pl.photos.photo import batch_size, squares
+from tests.command_line import BUFFER, learned, make_photos
 from tests.photos.test_copies import shelf
 
 
@@ -61,17 +65,70 @@ def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Photos are read by several threads if the first ones take long, and otherwise by one."""
     threads = set()
 
-    look_at = reading.look_at
-
-    def read(file: Path):
+    def read(file: Path) -> reading.Photo:
         threads.add(threading.get_ident())
-        return look_at(file)
+        return reading.Photo(file)
 
     monkeypatch.setattr(reading, "LIGHT", light)
-    monkeypatch.setattr(reading, "look_at", read)
     files = shelf(tmp_path, 25, 3)
     (tmp_path / "5-1.jpg").write_bytes(b"")
-    groups = similar_groups(reading.looks_at(files))
+    groups = similar_groups(reading.looks_at(files, read))
     assert groups[16] == -1
     assert np.delete(groups, 16).tolist() == np.delete(np.arange(75) // 3, 16).tolist()
     assert (threads == {threading.get_ident()}) == (light == math.inf)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file was opened, by its name."""
+    times: Counter[str] = Counter()
+    plain = Path.open
+
+    def counting(self: Path, *args: Any, **options: Any) -> Any:
+        times[str(self)] += 1
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", counting)
+    return times
+
+
+def once(opened: Counter[str], photos: Path) -> bool:
+    """Return whether every photo was opened once, and start to count again."""
+    times = [opened[str(file)] for file in photos.rglob("*.png")]
+    opened.clear()
+    return set(times) == {1}
+
+
+@pytest.mark.parametrize("options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]])
+def test_a_photo_is_opened_once(tmp_path: Path, opened: Counter[str], options: list[str]) -> None:
+    """By fit, from disk to weights; by extend; and by forget."""
+    photos, new = make_photos(tmp_path / "photos", ["ant", "bee"]), make_photos(tmp_path / "new", ["cow", "dog"])
+    opened.clear()
+    learned(
+        tmp_path, "--data.source", "folder", "--data.root", str(photos), "--model.head", "RidgeHead", *BUFFER, *options
+    )
+    assert once(opened, photos)
+    model = cifnet_pl.load(tmp_path / "default" / "version_0").extend(new).model
+    assert once(opened, new)
+    model.forget("cow", new)
+    assert once(opened, new)
+
+
+def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, opened: Counter[str]) -> None:
+    """Folders to learn and to test with are not divided, but photos of equal sizes are looked at as possible copies."""
+    for part in ("train", "val"):
+        make_photos(tmp_path / "photos" / part, ["ant", "bee"])
+    opened.clear()
+    learned(tmp_path, "--data.source", "folder", "--data.root", str(tmp_path / "photos"), *BUFFER)
+    assert once(opened, tmp_path / "photos" / "train")
+
+
+def test_what_does_not_fit_into_memory_is_read_again(
+    tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(make_photos(tmp_path, ["ant"], 3).rglob("*.png"))
+    monkeypatch.setattr(reading, "KEPT", files[0].stat().st_size)
+    opened.clear()
+    contents = reading.Contents()
+    assert [contents.keep(file).hash for file in files] == [contents.take(file).hash for file in files]
+    assert [opened[str(file)] for file in files] == [1, 2, 2]

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from cifnet_pl import heads
-from cifnet_pl.learning.run_record import RunRecord, TaskRow, to_csv
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
-from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.files import to_csv, write_text
 
 SOURCE = "cpu estimated (cpu_load), ram estimated"
 HEADS: dict[str, dict[str, Any]] = {

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import ArraySet, Source, SourceOptions, split_by_seed
-from cifnet_pl.data.sources.benchmarks import core50, domains, imagenet100, set_names, tinyimagenet, torchvision_set
-from cifnet_pl.data.sources.cifar100 import cifar100
-from cifnet_pl.data.sources.embeddings import embeddings
+from cifnet_pl.data.sets import ArraySet, SampleSet, Source, SourceOptions, of_parts, picture, split_by_seed
+from cifnet_pl.data.sources.benchmarks import (
+    cifar100,
+    core50,
+    domains,
+    imagenet100,
+    set_names,
+    tinyimagenet,
+    torchvision_set,
+)
+from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.data.sources.hugging_face import hugging_face
 from cifnet_pl.data.sources.manifests import manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered
+from cifnet_pl.utilities.text import first_line
 
 
 def digits(options: SourceOptions) -> Source:
@@ -26,16 +36,7 @@ def digits(options: SourceOptions) -> Source:
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
-    return split_by_seed([str(c) for c in range(10)], ArraySet(partial(_digit, images), labels), options)
-
-
-def _digit(images: np.ndarray, index: int) -> Image.Image:
-    return Image.fromarray(images[index])
-
-
-def local_data_set(options: SourceOptions) -> Source:
-    """Read a local folder or Parquet file by Hugging Face ``datasets``."""
-    return hugging_face("", options)
+    return split_by_seed([str(c) for c in range(10)], ArraySet(partial(_of_array, images), labels), options)
 
 
 SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
@@ -45,7 +46,7 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "core50": core50,
     "domains": domains,
     "embeddings": embeddings,
-    "hf": local_data_set,
+    "hf": partial(hugging_face, ""),
     "imagenet100": imagenet100,
     "manifest": manifest,
     "tinyimagenet": tinyimagenet,
@@ -67,11 +68,12 @@ OWN_OPTIONS: dict[str, tuple[str, ...]] = {
 """Name → options that this source alone has."""
 
 
-def build_source(name: str, options: SourceOptions) -> Source:
-    """Build a source by name: of ``SOURCES``, ``torchvision:<class>``, ``hf:<name>``, or from outside the package.
+def build_source(name: str | Any, options: SourceOptions) -> Source:
+    """Build a source by its name, or of Python objects as :func:`source_of`.
 
-    A name with a dot is the import of a function like those of ``SOURCES``; an installed package offers others as entry
-    points of the group ``cifnet_pl.sources``.
+    A name is one of ``SOURCES``, ``torchvision:<class>``, ``hf:<name>``, or of a source from outside the package: one
+    with a dot is the import of a function like those of ``SOURCES``; an installed package offers others as entry points
+    of the group ``cifnet_pl.sources``.
 
     Args:
         name: of the source.
@@ -81,12 +83,13 @@ def build_source(name: str, options: SourceOptions) -> Source:
         UsageError: unknown name, or an option that is missing.
         DataError: data that is missing or has no classes.
     """
-    prefixed = name.startswith(("hf:", "torchvision:"))
-    factory = (
-        None if prefixed else name if names_import(name) else None if name in SOURCES else entry_point("sources", name)
-    )
-    if factory is not None:
-        return _from_outside(factory, options)
+    if not isinstance(name, str):
+        return source_of(name, options)
+    outside = None
+    if name not in SOURCES and not name.startswith(("hf:", "torchvision:")):
+        outside = name if names_import(name) else entry_point("sources", name)
+    if outside is not None:
+        return _from_outside(outside, options)
     if options.group is not None and name != "folder":
         raise UsageError(f"--data.group is for photos in class folders: leave it out for data source {name}")
     known_options = OWN_OPTIONS.get("hf" if name.startswith("hf:") else name, ())
@@ -117,3 +120,81 @@ def _from_outside(name: str, options: SourceOptions) -> Source:
             f"data source {name} gives a {type(source).__name__}, expected a Source (docs/outside_parts.md)"
         )
     return source
+
+
+# ---------------------------------------------------------------------- what Python programs hold
+
+EXPECTED = (
+    "expected a name, arrays (X, y), a torch Dataset of (image, label), or a pair of these to learn and test with"
+)
+
+
+def source_of(given: Any, options: SourceOptions) -> Source:
+    """Return a source of Python objects.
+
+    Args:
+        given: arrays (X, y), with X embeddings (n, d) of floats or images (n, h, w, 3) or (n, 3, h, w) of uint8, and
+            y (n,) integers or names; a torch ``Dataset`` whose items are (image, label), an image being one of Pillow
+            or an array of uint8; or a pair of either, to learn and to test with.
+        options: share and seed of what is held back where there is nothing to test with.
+
+    Raises:
+        UsageError: something else.
+        DataError: labels that do not fit, or a class without a training sample.
+    """
+    if isinstance(given, Source):
+        return given
+    parts = list(given) if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given) else [given]
+    read = [_read(part) for part in parts]
+
+    def make(part: int, positions: np.ndarray) -> SampleSet:
+        return read[part][2](positions)
+
+    return of_parts([labels for labels, _, _ in read], make, options, "the data", read[0][1])
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2
+
+
+def _is_data_set(given: Any) -> bool:
+    return hasattr(given, "__getitem__") and hasattr(given, "__len__") and not hasattr(given, "shape")
+
+
+Read = tuple[Sequence[Any], Sequence[str] | None, Callable[[np.ndarray], SampleSet]]
+"""Labels; names of the labels 0, 1, …, if there are some; and function of class positions (n,) that makes the set."""
+
+
+def _read(part: Any) -> Read:
+    """Look at a pair of arrays or a data set."""
+    tensors = getattr(part, "tensors", None)
+    part = tensors if tensors is not None and len(tensors) == 2 else part  # of a TensorDataset
+    if _is_pair(part):
+        x, y = np.asarray(part[0]), np.asarray(part[1])
+        if y.shape != x.shape[:1]:
+            raise UsageError(f"X has shape {x.shape} and y {y.shape}, expected a label for each sample: {EXPECTED}")
+        if x.ndim == 2 and x.dtype.kind == "f":
+            return y.tolist(), None, lambda labels: EmbeddingSet(x, labels, Path("X"))
+        if x.dtype != np.uint8 or x.ndim not in (3, 4):
+            raise UsageError(f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3) uint8")
+        return y.tolist(), None, partial(ArraySet, partial(_of_array, x))
+    if not _is_data_set(part):
+        raise UsageError(f"the data source is a {type(part).__name__}, {EXPECTED}")
+    try:
+        targets = getattr(part, "targets", None)
+        given = [part[i][1] for i in range(len(part))] if targets is None else targets
+        picture(part[0][0], "the first item of the data set")
+    except (TypeError, IndexError, KeyError) as error:
+        raise UsageError(
+            f"the data are no pairs of a sample and its label ({first_line(error)}): {EXPECTED}"
+        ) from error
+    labels = [label.item() if hasattr(label, "item") else label for label in given]
+    return labels, getattr(part, "classes", None), partial(ArraySet, partial(_of_item, part))
+
+
+def _of_array(pixels: np.ndarray, index: int) -> Image.Image:
+    return picture(pixels[index], f"X[{index}]")
+
+
+def _of_item(dataset: Any, index: int) -> Image.Image:
+    return picture(dataset[index][0], f"item {index}")

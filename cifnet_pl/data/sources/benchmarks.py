@@ -1,22 +1,33 @@
-"""Read the classification sets of torchvision as data sources, whatever they call their parts and labels."""
+"""Read benchmarks as they are handed out: the sets of torchvision, ImageNet, Tiny-ImageNet, CORe50, CIFAR-100."""
 
 from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import ArraySet, FileSet, Source, SourceOptions, checked, held_back_rows, in_two, split_by_seed
-from cifnet_pl.data.sources.folders import existing, file_set, require_classes
+from cifnet_pl.data.sets import (
+    ArraySet,
+    FileSet,
+    Source,
+    SourceOptions,
+    checked,
+    held_back_rows,
+    in_two,
+    of_parts,
+    split_by_seed,
+)
+from cifnet_pl.data.sources.embeddings import import_pyarrow, readable
+from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
 from cifnet_pl.photos.files import expanded, listing, place, sub_folders
-from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import first_line
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.text import first_line, printable
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CLEVRClassification": ({"split": "train"}, {"split": "val"}),  # the test labels are not public
@@ -43,17 +54,16 @@ def set_names() -> list[str]:
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
-class _Item:
-    """Read the image of one item of a torchvision data set."""
+def _items(dataset: Any) -> ArraySet:
+    """Return the images of a torchvision data set."""
 
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-
-    def __call__(self, index: int) -> Image.Image:
-        image = self.dataset[index][0]
+    def read(index: int) -> Image.Image:
+        image = dataset[index][0]
         if not isinstance(image, Image.Image):
-            raise TypeError(f"{type(self.dataset).__name__} gives a {type(image).__name__}, not an image")
+            raise TypeError(f"{type(dataset).__name__} gives a {type(image).__name__}, not an image")
         return image
+
+    return ArraySet(read, _labels(dataset))
 
 
 def torchvision_set(name: str, options: SourceOptions) -> Source:
@@ -78,11 +88,10 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         parts = ({"split": "train"}, {"split": "test"})
     else:
         whole = _open(name, options, {})
-        labels, class_names = _labels(whole), _class_names(whole)
-        return split_by_seed(class_names, ArraySet(_Item(whole), labels), options)
+        images = _items(whole)
+        return split_by_seed(_class_names(whole), images, options)
     train, val = (_open(name, options, dataset) for dataset in parts)
-    class_names = _class_names(train)
-    sets = [ArraySet(_Item(dataset), _labels(dataset)) for dataset in (train, val)]
+    class_names, sets = _class_names(train), [_items(dataset) for dataset in (train, val)]
     same = getattr(train, "classes", None) == getattr(val, "classes", None)
     if not same or max(int(images.labels.max()) for images in sets) >= len(class_names):
         raise DataError(
@@ -165,9 +174,9 @@ def imagenet100(options: SourceOptions) -> Source:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
     Options:
-        class_list: which classes: names; a file with one name on each line (what follows a blank is ignored); or a
-            seed, which draws 100 of 1000 with NumPy's legacy generator as the literature does with 1993. Not needed
-            if the tree holds 100 classes; for the 1000 of ImageNet the default is 1993.
+        class_list: which classes: names; or a seed, which draws 100 of 1000 with NumPy's legacy generator as the
+            literature does with 1993. Not needed if the tree holds 100 classes; for the 1000 of ImageNet the default
+            is 1993.
 
     Raises:
         DataError: no such tree, or one without a class of the list.
@@ -197,31 +206,19 @@ def _chosen(choice: Any, present: list[str], root: Path) -> list[str]:
         if len(present) != IMAGENET_CLASSES:
             raise UsageError(
                 f"class_list is the seed {choice}, which draws from {IMAGENET_CLASSES} classes, but {place(root)} has "
-                f"{len(present)}: give a file with the class names"
+                f"{len(present)}: give the names of the classes"
             )
         # The generator that the published draws were made with.
         rows = np.random.RandomState(choice).permutation(IMAGENET_CLASSES)[:CLASSES]
         return sorted(present[i] for i in rows)
-    if isinstance(choice, str):
-        choice = _read_list(expanded(Path(choice)))
     if not isinstance(choice, list) or not choice or not all(isinstance(name, str) for name in choice):
         raise UsageError(
-            f"{place(root)} has {len(present)} classes: set --data.options.class_list to a file with the names of "
-            f"{CLASSES} of them, one a line (given: {choice})"
+            f"{place(root)} has {len(present)} classes: set --data.options.class_list to the names of {CLASSES} of "
+            f"them (given: {choice})"
         )
     if len(set(choice)) < len(choice):
         raise UsageError("class_list names a class twice")
     return sorted(choice)
-
-
-def _read_list(path: Path) -> list[str]:
-    if not path.is_file():
-        raise UsageError(f"no file {place(path)}: --data.options.class_list names a file with one class name a line")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{place(path)} is not a text file: expected one class name a line") from error
-    return [line.split()[0] for line in lines if line.split() and not line.startswith("#")]
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
@@ -245,21 +242,17 @@ def tinyimagenet(options: SourceOptions) -> Source:
 
 def _validation(annotations: Path, names: list[str]) -> FileSet:
     """Return the validation images of the classes ``names``, in the order of their annotations."""
-    folder = annotations.parent / "images"
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    images = annotations.parent / "images"
+    there = {path.name for path in images.iterdir()} if images.is_dir() else set()
     position = {name: i for i, name in enumerate(names)}
     with annotations.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.reader(file, delimiter="\t") if len(row) > 1]
     files = [(row[0], position[row[1]]) for row in rows if row[1] in position]
     missing = [name for name, _ in files if name not in there]
     if missing or not files:
-        problem = (
-            f"lists {missing[0]}, which is not in {place(folder)}"
-            if missing
-            else "lists no image of the classes in train"
-        )
-        raise DataError(f"{place(annotations)} {problem}: unpack the data set again")
-    return FileSet(folder, [name for name, _ in files], [label for _, label in files])
+        listed = f"{missing[0]}, which is not in {place(images)}" if missing else "no image of the classes in train"
+        raise DataError(f"{place(annotations)} lists {listed}: unpack the data set again")
+    return FileSet(images, [name for name, _ in files], [label for _, label in files])
 
 
 WHAT_CORE50 = (
@@ -267,7 +260,6 @@ WHAT_CORE50 = (
     "with s1/o1/C_01_01_000.png and so on, or the folder that holds it"
 )
 FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
-Item = TypeVar("Item")
 
 
 def core50(options: SourceOptions) -> Source:
@@ -284,10 +276,9 @@ def core50(options: SourceOptions) -> Source:
     """
     stride = options.own.get("stride", 10)
     test = options.own.get("test_sessions", [3, 7, 10])
-    if type(stride) is not int or stride < 1:
-        raise UsageError(f"stride is {stride}, expected 1 or more: keep every stride-th frame")
-    if not isinstance(test, list) or not test or not all(type(session) is int for session in test):
-        raise UsageError(f"test_sessions is {test}, expected a list of session numbers such as [3, 7, 10]")
+    check_that(type(stride) is int and stride > 0, "stride", stride, "1 or more: keep every stride-th frame")
+    listed = isinstance(test, list) and len(test) > 0 and all(type(session) is int for session in test)
+    check_that(listed, "test_sessions", test, "a list of session numbers such as [3, 7, 10]")
     with listing():
         root = existing(options, WHAT_CORE50)
         root = root / "core50_128x128" if (root / "core50_128x128").is_dir() else root
@@ -300,7 +291,8 @@ def core50(options: SourceOptions) -> Source:
             f"training: set --data.root to {WHAT_CORE50}"
         )
     objects = sorted({number for _, number, *_ in frames})
-    numbers, frames = sorted(sessions), every(frames, stride)
+    # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
+    numbers, frames = sorted(sessions), frames[stride - 1 :: stride]
     whole = FileSet(root, [name for *_, name in frames], [objects.index(number) for _, number, *_ in frames])
     session_of = np.array([numbers.index(session) for session, *_ in frames], dtype=np.int64)
     held = np.array([session in test for session, *_ in frames], dtype=bool)
@@ -309,24 +301,14 @@ def core50(options: SourceOptions) -> Source:
     return checked(source, f"{place(root)} with stride {stride}")
 
 
-def every(items: Sequence[Item], stride: int) -> list[Item]:
-    """Return the ``stride``-th item and each ``stride``-th one after it: ⌊n / stride⌋ of n.
-
-    Example:
-        >>> every("abcdefg", 3)
-        ['c', 'f']
-    """
-    return list(items[stride - 1 :: stride])
-
-
 def _frames(root: Path) -> list[tuple[int, int, int, str]]:
     """Return (session, object, frame, path below ``root``) of all frames, in that order."""
     frames = []
     for session in root.glob("s[0-9]*"):
-        for folder in session.glob("o[0-9]*"):
-            matches = [FRAME.fullmatch(path.name) for path in folder.iterdir()]
+        for home in session.glob("o[0-9]*"):
+            matches = [FRAME.fullmatch(path.name) for path in home.iterdir()]
             for match in (match for match in matches if match is not None):
-                name = f"{session.name}/{folder.name}/{match[0]}"
+                name = f"{session.name}/{home.name}/{match[0]}"
                 frames.append((int(match[1]), int(match[2]), int(match[3]), name))
     return sorted(frames)
 
@@ -360,3 +342,73 @@ def domains(options: SourceOptions) -> Source:
     whole, domain_of = FileSet(root, names, labels), np.array(groups)
     held = held_back_rows(whole, domain_of, options.val_fraction, options.split_seed)
     return in_two(class_names, whole, held, domains=(list(domain_classes), domain_of))
+
+
+PARQUET = ("train.parquet", "test.parquet")
+IMAGE, LABEL = "img", "fine_label"
+"""Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the number of its class."""
+
+
+def cifar100(options: SourceOptions) -> Source:
+    """Read CIFAR-100; its classes are in the order of their names, which is that of torchvision's fine labels.
+
+    ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them; or class folders in
+    ``train`` and ``test``; or else what torchvision fetches.
+
+    Raises:
+        UsageError: the Parquet files need a package that is missing.
+        DataError: none of the three is there; one Parquet file without the other, damaged, or with other columns.
+    """
+    root = expanded(options.root or DEFAULT_ROOT)
+    files = [root / name for name in PARQUET]
+    missing = [file.name for file in files if not file.is_file()]
+    if len(missing) == 1:
+        raise DataError(f"{place(root)} has no {missing[0]}, which belongs to the other Parquet file: add it")
+    if missing:
+        return folder(options) if parts_of(root) is not None else torchvision_set("CIFAR100", options)
+    parts = [ParquetImages(file) for file in files]
+
+    def make(part: int, positions: np.ndarray) -> ArraySet:
+        return ArraySet(parts[part], positions, where=f"{place(files[part])}#")
+
+    return of_parts([part.labels for part in parts], make, options, place(root), parts[0].class_names)
+
+
+class ParquetImages:
+    """The images of one Parquet file, as the bytes of image files, in memory.
+
+    Attributes:
+        file: where they are from.
+        labels: of each image, as the file has it.
+        class_names: name of class 0, 1, …, or None where the file does not tell them.
+
+    Raises:
+        DataError: the file is damaged, or a column is missing or of another kind.
+    """
+
+    def __init__(self, file: Path):
+        pyarrow = import_pyarrow()
+        self.file = file
+        with readable(file):
+            schema = pyarrow.parquet.read_schema(file)
+            missing = {IMAGE, LABEL} - set(schema.names)
+            if missing:
+                listed = ", ".join(map(printable, schema.names))
+                raise DataError(
+                    f"{place(file)} has no column {min(missing)}, it has {listed}: it is not the hub's file"
+                )
+            kind = schema.field(IMAGE).type
+            if not (pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
+                raise DataError(f"{place(file)}: column {IMAGE} has {kind}, expected the bytes of image files")
+            columns = pyarrow.parquet.read_table(file, columns=[IMAGE, LABEL])
+        self._contents = columns[IMAGE]
+        self.labels: list[Any] = columns[LABEL].to_pylist()
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        self.class_names: list[str] | None = about.get("info", {}).get("features", {}).get(LABEL, {}).get("names")
+
+    def __call__(self, row: int) -> bytes:
+        """Return the content of an image's file; DataError if there is none."""
+        content: bytes | None = self._contents[row].as_py()["bytes"]
+        if content is None:
+            raise DataError(f"{place(self.file)}: row {row} of column {IMAGE} (counted from 0) is empty")
+        return content

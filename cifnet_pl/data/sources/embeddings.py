@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import TEST, SampleSet, Source, SourceOptions, checked, classes_of, in_parts, split_by_seed
+from cifnet_pl.data.sets import TEST, SampleSet, Source, SourceOptions, classes_of, in_parts, of_parts
 from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.photos.photo import content_hash
-from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError, unknown_name
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.text import printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
@@ -44,12 +43,12 @@ class Table:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column_name = name if name in self.columns else ALIASES.get(name, name)
-        if column_name not in self.columns:
-            known = ", ".join(printable(column) for column in self.columns) or "nothing"
+        column = name if name in self.columns else ALIASES.get(name, name)
+        if column not in self.columns:
+            known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
         with readable(self.path):
-            return self.read(column_name)
+            return self.read(column)
 
     def matrix(self, name: str) -> np.ndarray:
         """Return an (n, d) array of floats.
@@ -59,10 +58,7 @@ class Table:
         """
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise DataError(
-                f"{place(self.path)}: '{printable(name)}' has shape {array.shape} and dtype {array.dtype}, "
-                "expected (n, d) floats"
-            )
+            raise self._unlike(name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats")
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
@@ -73,8 +69,11 @@ class Table:
         """
         array = self.array(name)
         if array.shape != (length,):
-            raise DataError(f"{place(self.path)}: '{printable(name)}' has shape {array.shape}, expected ({length},)")
+            raise self._unlike(name, f"{array.shape}, expected ({length},)")
         return array
+
+    def _unlike(self, name: str, shape: str) -> DataError:
+        return DataError(f"{place(self.path)}: '{printable(name)}' has shape {shape}")
 
     def samples(self, z: np.ndarray, labels: np.ndarray, ids: str | None = None) -> EmbeddingSet:
         """Return embeddings z (n, d) of this file as samples.
@@ -94,7 +93,7 @@ class Table:
             if len(values) < len(z):
                 again = printable(str(values[int(counts.argmax())]))
                 raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
-        return EmbeddingSet(z, labels, np.arange(len(z)), identities, self.path)
+        return EmbeddingSet(z, labels, self.path, ids=identities)
 
     def labelled(
         self, embeddings: str = "embeddings", labels: str = "labels", ids: str | None = None
@@ -117,35 +116,9 @@ class Table:
         return self.samples(z, np.zeros(len(z), dtype=np.int64))
 
 
-def read_table(path: Path) -> Table:
-    """Open a file of arrays; its ending says the format.
-
-    Args:
-        path: an .npz or .parquet file.
-
-    Returns:
-        The arrays, none of which is read yet.
-
-    Raises:
-        UsageError: another ending, or a package that is needed and missing.
-        DataError: the file is damaged or not what its ending says.
-    """
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise unknown_name(f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS)
-    with readable(path):
-        return reader(path)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Within the block, turn every error of a parser into DataError with the file's name."""
-    try:
-        yield
-    except CifnetError:
-        raise
-    except Exception as error:  # each format's parser fails in its own way on a damaged file
-        raise DataError(f"cannot read {place(path)}: {first_line(error)}") from error
+def readable(path: Path) -> Any:
+    """Return a context in which every error of a parser becomes DataError with the file's name."""
+    return explained(DataError, f"cannot read {place(path)}")
 
 
 def _npz(path: Path) -> Table:
@@ -154,10 +127,9 @@ def _npz(path: Path) -> Table:
 
     def read(name: str) -> np.ndarray:
         info = members[name]
-        if info.compress_type == zipfile.ZIP_STORED:
-            mapped = _mapped_npy(path, info.header_offset)
-            if mapped is not None:
-                return mapped
+        mapped = _mapped_npy(path, info.header_offset) if info.compress_type == zipfile.ZIP_STORED else None
+        if mapped is not None:
+            return mapped
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
@@ -165,7 +137,7 @@ def _npz(path: Path) -> Table:
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an array of text."""
+    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an empty one."""
     with path.open("rb") as file:
         file.seek(offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))
@@ -175,9 +147,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         shape, fortran, dtype = read_header(file)
         if dtype.hasobject:
             raise DataError(f"{place(path)} holds Python objects, which are never loaded: save plain arrays of text")
-        if 0 in shape:
-            return None
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C") if 0 not in shape else None
 
 
 def _parquet(path: Path) -> Table:
@@ -206,22 +176,18 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
         return np.asarray(np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy())
     whole = column.combine_chunks()
     whole = whole.chunk(0) if isinstance(whole, pyarrow.ChunkedArray) else whole
-    numbers, rows = whole.flatten(), len(whole)
+    numbers = whole.flatten()
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
     if len(lengths) > 1 or numbers.null_count or not pyarrow.types.is_floating(numbers.type):
         raise DataError(
             f"{place(path)}: '{printable(name)}' has rows without numbers, of other lengths or of other things than "
             "floats: every row must have as many floats"
         )
-    return np.asarray(numbers.to_numpy()).reshape(rows, -1)
+    return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
 
 
-READERS: dict[str, Callable[[Path], Table]] = {
-    ".npz": _npz,
-    ".parquet": _parquet,
-}
+READERS: dict[str, Callable[[Path], Table]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""
-
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
 TEST_WORDS = {*TEST, "1", "true"}
@@ -234,16 +200,22 @@ class EmbeddingSet(SampleSet):
     Args:
         embeddings: (N, d) array of floats.
         labels: (n,) class position of each sample.
-        rows: (n,) row of each sample in ``embeddings``.
-        ids: (N,) identity of each row, or None for its number.
         file: where the array comes from, for messages.
+        rows: (n,) row of each sample in ``embeddings``; None for all.
+        ids: (N,) identity of each row, or None for its number.
     """
 
     def __init__(
-        self, embeddings: np.ndarray, labels: np.ndarray, rows: np.ndarray, ids: np.ndarray | None, file: Path
+        self,
+        embeddings: np.ndarray,
+        labels: np.ndarray,
+        file: Path,
+        rows: np.ndarray | None = None,
+        ids: np.ndarray | None = None,
     ):
-        self.embeddings, self.labels, self.rows, self.ids, self.file = embeddings, labels, rows, ids, file
-        self.names = [str(name) for name in (rows if ids is None else ids[rows]).tolist()]
+        self.embeddings, self.labels, self.ids, self.file = embeddings, labels, ids, file
+        self.rows = np.arange(len(labels)) if rows is None else rows
+        self.names = [str(name) for name in (self.rows if ids is None else ids[self.rows]).tolist()]
 
     @property
     def root(self) -> Path:
@@ -262,13 +234,11 @@ class EmbeddingSet(SampleSet):
             DataError: some of them hold NaN or infinity; names their rows in the file.
         """
         where = self.rows[rows]
-        steps = np.diff(where)
         # A view of consecutive rows is read from the file in one piece.
-        split = (
-            self.embeddings[where[0] : where[-1] + 1] if len(where) and (steps == 1).all() else self.embeddings[where]
-        )
+        together = len(where) and (np.diff(where) == 1).all()
+        part = self.embeddings[where[0] : where[-1] + 1] if together else self.embeddings[where]
         with np.errstate(over="ignore"):  # what is too large becomes infinity
-            z = torch.from_numpy(np.array(split, dtype=np.float32, order="C"))
+            z = torch.from_numpy(np.array(part, dtype=np.float32, order="C"))
         broken = where[(~torch.isfinite(z)).any(dim=1).numpy()].tolist()
         if broken:
             listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in this part)" if len(broken) > 5 else "")
@@ -284,7 +254,7 @@ class EmbeddingSet(SampleSet):
 
     def subset(self, rows: np.ndarray) -> EmbeddingSet:
         """Return the samples at positions ``rows``."""
-        return EmbeddingSet(self.embeddings, self.labels[rows], self.rows[rows], self.ids, self.file)
+        return EmbeddingSet(self.embeddings, self.labels[rows], self.file, self.rows[rows], self.ids)
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the embedding's bytes."""
@@ -319,35 +289,35 @@ def embeddings(options: SourceOptions) -> Source:
 
 def _two_parts(table: Table, options: SourceOptions) -> Source:
     """Build the source from separate arrays for training and testing."""
-    parts = [split for split in ("train", "test") if f"{split}_embeddings" in table.columns]
-    arrays = [table.matrix(f"{split}_embeddings") for split in parts]
+    parts = [part for part in ("train", "test") if f"{part}_embeddings" in table.columns]
+    arrays = [table.matrix(f"{part}_embeddings") for part in parts]
     if len({z.shape[1] for z in arrays}) > 1:
         raise DataError(f"{place(table.path)}: train_embeddings and test_embeddings have different widths")
-    vectors = [table.vector(f"{split}_labels", len(z)) for split, z in zip(parts, arrays, strict=True)]
-    class_names, labels = classes_of(np.concatenate(vectors).tolist(), place(table.path))
-    ends = np.cumsum([len(vector) for vector in vectors])[:-1]
-    sets = [
-        EmbeddingSet(z, positions, np.arange(len(z)), None, table.path)
-        for z, positions in zip(arrays, np.split(labels, ends), strict=True)
-    ]
-    if len(sets) == 1:
-        return split_by_seed(class_names, sets[0], options)
-    return checked(Source(class_names, sets[0], sets[1]), place(table.path))
+    labels = [table.vector(f"{part}_labels", len(z)).tolist() for part, z in zip(parts, arrays, strict=True)]
+
+    def make(part: int, positions: np.ndarray) -> EmbeddingSet:
+        return EmbeddingSet(arrays[part], positions, table.path)
+
+    return of_parts(labels, make, options, place(table.path))
 
 
 def open_table(root: Path | None) -> Table:
-    """Open a file of embeddings.
+    """Open a file of arrays; its ending says the format, and none of them is read yet.
 
     Raises:
-        UsageError: no file was given.
-        DataError: there is no such file, or it is damaged or of another kind.
+        UsageError: no file was given, one with another ending, or a package that is needed and missing.
+        DataError: there is no such file, or it is damaged or not what its ending says.
     """
     if root is None:
         raise UsageError(f"no file was given: set --data.root to {WHAT}")
     path = expanded(root)
     if not path.is_file():
         raise DataError(f"no file {place(path)}: expected {WHAT}")
-    return read_table(path)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise unknown_name(f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS)
+    with readable(path):
+        return reader(path)
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
@@ -358,7 +328,6 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         options: of the source :func:`embeddings`.
     """
     table = open_table(Path(root) if root else None)
-    name = str(
-        (options or {}).get("embeddings") or ("embeddings" if "embeddings" in table.columns else "train_embeddings")
-    )
-    return int(table.matrix(name if name in table.columns else "embeddings").shape[1])
+    named = (options or {}).get("embeddings")
+    both = "embeddings" not in table.columns and "train_embeddings" in table.columns
+    return int(table.matrix(str(named or ("train_embeddings" if both else "embeddings"))).shape[1])

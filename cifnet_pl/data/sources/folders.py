@@ -33,8 +33,6 @@ from cifnet_pl.photos.files import (
     sub_folders,
     within,
 )
-from cifnet_pl.photos.photo import Look
-from cifnet_pl.photos.reading import looks_at
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import has_controls, is_or_are, number_of, printable
 
@@ -82,19 +80,12 @@ def class_folders(root: Path) -> list[str]:
         return [path.name for path in sub_folders(root if parts is None else parts[0])]
 
 
-def _look(whole: FileSet, rows: np.ndarray) -> list[Look]:
-    """Look at photos, and keep their content hashes, so that nothing is read again for those."""
-    looks = looks_at([whole.given(row) for row in rows])
-    whole.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
-    return looks
-
-
 def _split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
     """Hold back a share of each class's photos; if possible, photos that look alike are all on the same side."""
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
         names = [whole.names[row] for row in rows]
-        val[rows] = held_back_together(names, _look(whole, rows), options.val_fraction, options.split_seed)
+        val[rows] = held_back_together(names, whole.look(rows), options.val_fraction, options.split_seed)
     return replace(in_two(class_names, whole, val), held_back=True)
 
 
@@ -112,7 +103,7 @@ def _split_by_group(class_names: list[str], whole: FileSet, options: SourceOptio
     occasions = np.zeros(len(whole), dtype=np.int64)
     for label, rows in whole.rows_of.items():
         names = [whole.names[row] for row in rows]
-        groups = group_of(names, _look(whole, rows) if kind in ("day", "burst") else [])
+        groups = group_of(names, whole.look(rows) if kind in ("day", "burst") else [])
         sizes = Counter(groups)
         occasions[rows] = [number_of_name(f"{class_names[label]}\0{group}") for group in groups]
         alone += sum(group == name and sizes[group] == 1 for group, name in zip(groups, names, strict=True))

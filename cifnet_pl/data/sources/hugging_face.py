@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 
 from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded
-from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
-from cifnet_pl.utilities.text import one_line, printable
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.text import printable
 
 USUAL = {"image": ("image", "img", "photo", "picture"), "label": ("label", "labels", "fine_label", "class", "target")}
 """Names of columns that are tried where their kinds do not tell which is which."""
@@ -49,7 +49,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     names = [f"{split}/{i}" for split, size in zip(chosen, sizes, strict=True) for i in range(size)]
     described = f"{where}: column '{printable(label)}'"
     class_names, positions = classes_of(labels, described, getattr(sets[0].features[label], "names", None))
-    whole = ArraySet(RowReader(sets, image, where), positions, names, where=f"{where}#", sequential=True)
+    whole = ArraySet(row_reader(sets, image, where), positions, names, where=f"{where}#", sequential=True)
     held = np.arange(len(names)) >= sizes[0] if len(sets) > 1 else None
     return in_parts(class_names, whole, held, options, where)
 
@@ -63,17 +63,12 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
     if not name and options.root is None:
         raise UsageError("no data set was given: --data.source hf:NAME, or hf with --data.root FOLDER")
     config = options.own.get("config")
-    with network(options.download):
-        try:
-            if name:
-                cache = str(expanded(options.root)) if options.root is not None else None
-                return dict(datasets.load_dataset(name, config, cache_dir=cache))
-            return dict(_local(datasets, expanded(options.root or Path()), config))
-        except CifnetError:
-            raise
-        except Exception as error:  # the package and its parsers have many kinds of errors
-            hint = "" if options.download or not name else "; allow the download with --data.download true"
-            raise DataError(f"cannot load {where}: {one_line(error)}{hint}") from error
+    hint = "" if options.download or not name else "; allow the download with --data.download true"
+    with network(options.download), explained(DataError, f"cannot load {where}", end=hint):
+        if name:
+            cache = str(expanded(options.root)) if options.root is not None else None
+            return dict(datasets.load_dataset(name, config, cache_dir=cache))
+        return dict(_local(datasets, expanded(options.root or Path()), config))
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
@@ -136,35 +131,28 @@ def _column(dataset: Any, column_kind: str, options: SourceOptions, where: str) 
     return str(column or candidates[0])
 
 
-class RowReader:
-    """Read the image of one row as the bytes of its file; an object, so that spawned workers can receive it.
+def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:
+    """Return a function that reads the image of one row as the bytes of its file; DataError where there is none.
 
     Args:
         parts: data sets of ``datasets``, whose rows are counted one after the other.
         column: of the images.
         where: the data, for messages.
     """
+    from datasets import Image, concatenate_datasets
 
-    def __init__(self, parts: list[Any], column: str, where: str):
-        from datasets import Image, concatenate_datasets
+    rows = concatenate_datasets([part.select_columns([column]) for part in parts])
+    if type(rows.features[column]).__name__ == "Image":
+        rows = rows.cast_column(column, Image(decode=False))
 
-        rows = concatenate_datasets([part.select_columns([column]) for part in parts])
-        is_image = type(rows.features[column]).__name__ == "Image"
-        self.rows = rows.cast_column(column, Image(decode=False)) if is_image else rows
-        self.column, self.where = column, where
-
-    def __call__(self, row: int) -> bytes:
-        """Return the bytes of an image's file.
-
-        Raises:
-            DataError: the row holds no image.
-        """
-        cell = self.rows[row][self.column]
+    def read(row: int) -> bytes:
+        cell = rows[row][column]
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, str) and Path(cell).is_file():
             return Path(cell).read_bytes()
         if not isinstance(cell, bytes):
-            kind = type(cell).__name__
-            raise DataError(f"{self.where}: row {row} of '{printable(self.column)}' is no image but {kind}")
+            raise DataError(f"{where}: row {row} of '{printable(column)}' is no image but {type(cell).__name__}")
         return cell
+
+    return read

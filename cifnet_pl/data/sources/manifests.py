@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from cifnet_pl.data.sets import TEST, TRAIN, FileSet, Source, SourceOptions, classes_of, in_parts
-from cifnet_pl.data.sources.embeddings import read_table
+from cifnet_pl.data.sources.embeddings import open_table
 from cifnet_pl.photos.files import expanded, place
-from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
-from cifnet_pl.utilities.text import first_line, has_controls, printable
+from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.text import has_controls, printable
 
 WHAT = "a table (.csv, .tsv or .parquet) with the columns path and label"
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Ending of a text file's name → what is between its cells."""
 
 
 def manifest(options: SourceOptions) -> Source:
@@ -56,42 +58,20 @@ def _read(path: Path) -> dict[str, list[str]]:
     """Return the columns of a table, as texts."""
     if not path.is_file():
         raise DataError(f"no file {place(path)}: set --data.root to {WHAT}")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", READERS)
-    return reader(path)
-
-
-def _text(delimiter: str) -> Callable[[Path], dict[str, list[str]]]:
-    def read(path: Path) -> dict[str, list[str]]:
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                header, *rows = [row for row in csv.reader(file, delimiter=delimiter) if row] or [[]]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"cannot read {place(path)}: {first_line(error)}") from error
-        for number, row in enumerate(rows, 1):
-            if len(row) != len(header):
-                raise DataError(
-                    f"{place(path)}: row {number} has {len(row)} cells, the header has {len(header)}: "
-                    f"{printable(row[0])}"
-                )
-        return {name: [row[i] for row in rows] for i, name in enumerate(header)}
-
-    return read
-
-
-def _parquet(path: Path) -> dict[str, list[str]]:
-    table = read_table(path)
-    columns = {name: table.array(name) for name in table.columns}
-    return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
-
-
-READERS: dict[str, Callable[[Path], dict[str, list[str]]]] = {
-    ".csv": _text(","),
-    ".tsv": _text("\t"),
-    ".parquet": _parquet,
-}
-"""Ending of a file's name → function that gives its columns."""
+    ending = path.suffix.lower()
+    if ending == ".parquet":
+        table = open_table(path)
+        columns = {name: table.array(name) for name in table.columns}
+        return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
+    if ending not in DELIMITERS:
+        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", [*DELIMITERS, ".parquet"])
+    with explained(DataError, f"cannot read {place(path)}"), path.open(newline="", encoding="utf-8-sig") as file:
+        header, *rows = [row for row in csv.reader(file, delimiter=DELIMITERS[ending]) if row] or [[]]
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
+            raise DataError(f"{place(path)}: {cells}: {printable(row[0])}")
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
 def _check(cells: dict[str, list[str]], root: Path, where: str) -> None:

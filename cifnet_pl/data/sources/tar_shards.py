@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
-from cifnet_pl.photos.files import expanded
-from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.photos.files import expanded, identity
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.text import printable
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "img")
 LABELS = ("cls", "txt", "json")
 """Endings of a sample's members: the image, and its label as a number, a text, or {"label": …}."""
-
-OPEN = 16
-"""Shards that a process keeps open."""
 
 
 def webdataset(options: SourceOptions) -> Source:
@@ -109,43 +104,24 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     path = options.own.get("classes")
     if path is None:
         return None
-    try:
+    with explained(DataError, "cannot read the names of the classes"):
         return expanded(Path(str(path))).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the names of the classes: {first_line(error)}") from error
 
 
 # ---------------------------------------------------------------------- reading
 
 
-def _open(shard: str) -> IO[bytes]:
-    try:
-        return open(shard, "rb")
-    except OSError as error:
-        raise DataError(f"cannot open shard {printable(shard)}: {first_line(error)}") from error
-
-
-def _mark(shard: str) -> tuple[int, ...]:
-    """Return what changes with a shard's content."""
-    about = Path(shard).stat()
-    return about.st_size, about.st_mtime_ns, about.st_ino
-
-
 def _members(file: IO[bytes], shard: str, total: int) -> Iterator[tarfile.TarInfo]:
-    shown = printable(shard)
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                if member.isreg():
-                    end, name = member.offset_data + member.size, printable(member.name)
-                    if end > total:
-                        raise DataError(f"shard {shown} is cut off: {name} ends at byte {end}, the file has {total}")
-                    yield member
-            file.seek(archive.offset)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise DataError(f"shard {shown} is cut off: it has no end mark")
-    except tarfile.TarError as error:
-        raise DataError(f"shard {shown} is damaged, cut off or no tar file: {first_line(error)}") from error
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            if member.isreg():
+                end, name = member.offset_data + member.size, printable(member.name)
+                if end > total:
+                    raise DataError(f"shard {shard} is cut off: {name} ends at byte {end}, the file has {total}")
+                yield member
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"shard {shard} is cut off: it has no end mark")
 
 
 Members = dict[str, tarfile.TarInfo]
@@ -153,7 +129,7 @@ Members = dict[str, tarfile.TarInfo]
 
 
 def _samples(file: IO[bytes], shard: str, total: int) -> dict[str, Members]:
-    """Return the members of each sample of a shard of ``total`` bytes, by the samples' keys."""
+    """Return the members of each sample of a shard of ``total`` bytes, by the samples' keys; ``shard`` is printable."""
     samples: dict[str, Members] = {}
     for member in _members(file, shard, total):
         folder, _, last = member.name.rpartition("/")
@@ -161,11 +137,11 @@ def _samples(file: IO[bytes], shard: str, total: int) -> dict[str, Members]:
         key = f"{folder}/{key}" if folder else key
         if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
             raise DataError(
-                f"{printable(shard)}: sample {printable(key)} has two members .{printable(ending)}: give each "
-                "sample a name of its own"
+                f"{shard}: sample {printable(key)} has two members .{printable(ending)}: give each sample a name of "
+                "its own"
             )
     if not samples:
-        raise DataError(f"shard {printable(shard)} has no samples, or is cut off")
+        raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
 
 
@@ -179,17 +155,15 @@ def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
         raise DataError(f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}")
     member = members[ending]
     file.seek(member.offset_data)
-    try:
+    with explained(DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"):
         text = file.read(member.size).decode("utf-8").strip()
         if ending == "json":
             return json.loads(text)[name]
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where} has no readable label '{printable(name)}' in .{ending}: {error!r}") from error
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 class ShardReader:
-    """Read the headers of tar files once, then the image of any sample; spawned workers can receive it.
+    """Read the headers of tar files once, then the image of any sample.
 
     Args:
         shards: paths of the tar files.
@@ -205,16 +179,14 @@ class ShardReader:
     """
 
     def __init__(self, shards: list[str], label: str):
-        self.shards = shards
-        self.marks: list[tuple[int, ...]] = []
+        self.shards, self.marks = shards, [identity(Path(shard)) for shard in shards]
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
             short, shown = shard.rsplit("/", 1)[-1], printable(shard)
-            with _open(shard) as file:
-                self.marks.append(_mark(shard))
-                for key, members in _samples(file, shard, self.marks[-1][0]).items():
+            with explained(DataError, f"shard {shown} is damaged, cut off or no tar file"), open(shard, "rb") as file:
+                for key, members in _samples(file, shown, self.marks[number][0]).items():
                     where = f"{shown}: sample {printable(key)}"
                     image = next((members[ending] for ending in IMAGES if ending in members), None)
                     if image is None:
@@ -231,19 +203,10 @@ class ShardReader:
             DataError: its shard cannot be read, or changed since it was indexed.
         """
         number = int(self.shard[row])
-        shard = self.shards[number]
-        try:
-            file = _opened(shard, self.marks[number], os.getpid())  # processes must not share a file's position
-            mark = _mark(shard)
+        shard, mark = self.shards[number], self.marks[number]
+        with explained(DataError, f"cannot read shard {printable(shard)}"), open(shard, "rb") as file:
             file.seek(int(self.offset[row]))
             content = file.read(int(self.size[row]))
-        except OSError as error:
-            raise DataError(f"cannot read shard {printable(shard)}: {first_line(error)}") from error
-        if mark != self.marks[number] or len(content) != self.size[row]:
-            raise DataError(f"shard {printable(shard)} changed while it was read: start the run again")
+            if identity(Path(shard)) != mark or len(content) != self.size[row]:
+                raise DataError(f"shard {printable(shard)} changed while it was read: start the run again")
         return content
-
-
-@lru_cache(maxsize=OPEN)
-def _opened(shard: str, mark: tuple[int, ...], process: int) -> IO[bytes]:
-    return _open(shard)

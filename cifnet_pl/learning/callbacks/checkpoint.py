@@ -11,10 +11,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.run_record import run_folder
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskModule, run_folder
 from cifnet_pl.model.store import read_checkpoint
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import check_that
 from cifnet_pl.utilities.files import write_atomic
 
 
@@ -48,8 +47,7 @@ class TaskCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_task: bool = False, every_minutes: float | None = None):
-        if every_minutes is not None and not every_minutes >= 0:
-            raise UsageError(f"every_minutes is {every_minutes}, expected at least 0")
+        check_that(every_minutes is None or every_minutes >= 0, "every_minutes", every_minutes, "at least 0")
         self.every_task, self.every_minutes = every_task, every_minutes
         self._saved = time.monotonic()
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import NAMED, Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import write_table
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule
-from cifnet_pl.model.embedding import embed
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, write_table
+from cifnet_pl.model.class_photos import embed
+from cifnet_pl.model.classifier import Judge, able, detection
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.open_set import Judge, able, detection
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.errors import CheckpointError, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, explained, unknown_name
 from cifnet_pl.utilities.text import first_line
 
 
@@ -124,11 +124,9 @@ class EnergyMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what the task under way took before; CheckpointError if it is damaged."""
-        try:
+        with explained(CheckpointError, "the checkpoint is damaged, its energy cannot be read"):
             spent = state_dict["spent"]
             self._before_stop = None if spent is None else Energy(**spent)
-        except (KeyError, TypeError) as error:
-            raise CheckpointError("the checkpoint is damaged: its energy cannot be read") from error
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the tracker."""

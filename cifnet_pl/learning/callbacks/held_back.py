@@ -12,8 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, ImageBatch, pieces
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import run_folder
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.files import of_all_processes

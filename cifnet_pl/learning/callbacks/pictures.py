@@ -25,11 +25,10 @@ from scipy.spatial.distance import squareform
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-from cifnet_pl.learning.run_record import RunRecord, callback_of, run_folder, write_table
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder, write_table
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.fonts import families
 from cifnet_pl.utilities.text import printable, shortened
@@ -310,10 +309,8 @@ class ClassResults(TaskCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the counts of the checkpoint; CheckpointError if they are damaged."""
-        try:
+        with explained(CheckpointError, "the checkpoint is damaged, its class accuracies cannot be read"):
             self.history = list(state_dict["counts"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError("the checkpoint is damaged: its class accuracies cannot be read") from error
 
 
 def read_confusion(path: Path) -> tuple[list[str], np.ndarray]:

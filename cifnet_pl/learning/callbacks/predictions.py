@@ -19,11 +19,10 @@ from torch import Tensor
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import run_folder, to_csv, write_table
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder, write_table
 from cifnet_pl.model.metrics import FIRST, first_classes, percent
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import of_all_processes, write_atomic, write_text
+from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
 
 
 class PredictionTable(BasePredictionWriter):

@@ -13,13 +13,12 @@ from rich.table import Table
 
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import RunRecord, TaskRow, callback_of, run_folder, to_csv
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskModule, callback_of, run_folder
 from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.photos.copies import NAMED
-from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import about_spellings, next_command, number_of, printable
 

@@ -1,40 +1,39 @@
-"""Write the metrics of each task into files and TensorBoard: accuracies, forgetting, ECE, times, energy, memory."""
+"""Record a run: the metrics of each task in files and TensorBoard, and at the end what the run was and its summary."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
+import subprocess
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from cifnet_pl.data.loading import EmbeddingBatch
-from cifnet_pl.data.sets import ImageSet
+from cifnet_pl.data.sets import ImageSet, Source
+from cifnet_pl.data.streams import Stream
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import (
-    RunRecord,
-    TaskRow,
-    callback_of,
-    configuration,
-    fingerprint,
-    machine,
-    package_commit,
-    run_folder,
-)
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule, flat_settings
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, flat_settings, run_folder
 from cifnet_pl.model.bundle import Event, now
-from cifnet_pl.model.metrics import average_accuracy, forgetting
-from cifnet_pl.utilities.errors import CheckpointError
-from cifnet_pl.utilities.files import of_all_processes, write_text
+from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
+from cifnet_pl.photos.photo import usable_cores
+from cifnet_pl.utilities.errors import CheckpointError, explained
+from cifnet_pl.utilities.files import of_all_processes, to_csv, write_json, write_text
 
 TAGS = {
     "acc/seen": "A_k",
@@ -56,6 +55,115 @@ TAGS = {
     "seconds/evaluation": "eval_seconds",
 }
 """TensorBoard's tag → column of ``tasks.csv``."""
+
+
+@dataclass
+class TaskRow:
+    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None where something was not measured."""
+
+    task: int
+    classes_seen: int
+    A_k: float | None
+    average: float | None
+    forgetting: float | None
+    ece: float | None
+    train_seconds: float
+    solve_seconds: float
+    eval_seconds: float
+    energy_kwh: float | None
+    energy_source: str | None
+    state_elements: int
+    buffer_elements: int
+    eval_energy_kwh: float | None
+    nll: float | None = None
+    top5: float | None = None
+    cached_images: int | None = None
+    set_size: float | None = None
+    set_coverage: float | None = None
+    called_unknown: float | None = None
+    unknown_auroc: float | None = None
+    unknown_fpr95: float | None = None
+    A_k_classifier: float | None = None
+    A_k_nearest_mean: float | None = None
+
+
+OF_THE_LAST_TASK = (
+    *("ece", "nll", "top5", "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"),
+    *("energy_source", "state_elements", "buffer_elements"),
+)
+"""Columns whose last value is the run's."""
+
+
+@dataclass
+class RunRecord:
+    """Everything measured so far: the rows, their dates (UTC), the accuracy matrix, and energy by component."""
+
+    rows: list[TaskRow] = field(default_factory=list)
+    matrix: list[list[float | None]] = field(default_factory=list)
+    energy: dict[str, float] = field(default_factory=dict)
+    dates: list[str] = field(default_factory=list)
+
+    @property
+    def trajectory(self) -> list[float | None]:
+        """A_k of each task."""
+        return [row.A_k for row in self.rows]
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
+        """Return the record that ``dataclasses.asdict`` describes, which a checkpoint holds."""
+        rows = [TaskRow(**row) for row in state["rows"]]
+        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), list(state["dates"]))
+
+    def summary(self, **about: Any) -> dict[str, Any]:
+        """Return the content of ``summary.json``.
+
+        Args:
+            about: what the record does not know (head, seed, …).
+        """
+        last = self.rows[-1]
+        energy = self._sum("energy_kwh")
+        parts = self.energy if energy is not None else {}
+        return {
+            "A_K": last.A_k,
+            "A_bar": average_accuracy(self.trajectory),
+            "A_k": self.trajectory,
+            "A_k_classifier": self._all("A_k_classifier"),
+            "A_k_nearest_mean": self._all("A_k_nearest_mean"),
+            "forgetting": forgetting(self.matrix),
+            "bwt": backward_transfer(self.matrix),
+            "max_drop": max_drop(self.trajectory),
+            **{name: getattr(last, name) for name in OF_THE_LAST_TASK},
+            "train_seconds": self._sum("train_seconds"),
+            "eval_seconds": self._sum("eval_seconds"),
+            "energy_kwh": energy,
+            "energy_cpu_kwh": parts.get("cpu"),
+            "energy_gpu_kwh": parts.get("gpu"),
+            "energy_ram_kwh": parts.get("ram"),
+            "co2_kg": parts.get("co2_kg"),
+            "eval_energy_kwh": self._sum("eval_energy_kwh"),
+            "A_K_per_kwh": last.A_k / energy if energy and last.A_k is not None else None,
+            "cached_images": self._sum("cached_images"),
+            "n_tasks": len(self.rows),
+            "n_classes": last.classes_seen,
+            **about,
+        }
+
+    def _all(self, column: str) -> list[float] | None:
+        """Return a column; None if a cell of it is empty."""
+        values = [getattr(row, column) for row in self.rows]
+        return None if None in values else values
+
+    def _sum(self, column: str) -> float | None:
+        values = self._all(column)
+        return None if values is None else sum(values)
+
+    def write_tables(self, folder: Path) -> None:
+        """Write ``tasks.csv`` and ``accuracy_matrix.csv``, each atomically."""
+        columns = [f.name for f in fields(TaskRow)]
+        write_text(folder / "tasks.csv", to_csv(columns, [[getattr(r, c) for c in columns] for r in self.rows]))
+        header = ["task", *(f"task_{j + 1}" for j in range(len(self.matrix)))]
+        body = [[k + 1, *row] for k, row in enumerate(self.matrix)]
+        write_text(folder / "accuracy_matrix.csv", to_csv(header, body))
 
 
 class TaskMetrics(TaskCallback):
@@ -180,8 +288,8 @@ class TaskMetrics(TaskCallback):
             return
         prequential = callback_of(trainer, PrequentialAccuracy)
         transfer = prequential.forward_transfer() if prequential else None
-        self.record.write_summary(folder, forward_transfer=transfer, **about(module))
-        summary = self.record.summary()
+        summary = self.record.summary(forward_transfer=transfer, **about(module))
+        write_json(folder / "summary.json", summary)  # a run with this file is complete
         names = ("A_K", "A_bar", "forgetting", "state_elements")
         metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
         for logger in trainer.loggers:
@@ -195,11 +303,9 @@ class TaskMetrics(TaskCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the record of the checkpoint; CheckpointError if it is damaged."""
-        try:
+        with explained(CheckpointError, "the checkpoint is damaged, its measurements cannot be read"):
             self.record = RunRecord.from_state_dict(state_dict)
             self._before_stop = float(state_dict["open_seconds"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError("the checkpoint is damaged: its measurements cannot be read") from error
 
 
 def about(module: TaskModule) -> dict[str, Any]:
@@ -229,3 +335,111 @@ def about(module: TaskModule) -> dict[str, Any]:
         "processes": module.trainer.world_size,
         "energy_counts_other_processes": monitor.tracking_mode == "machine" if monitor and monitor.source else None,
     }
+
+
+# ---------------------------------------------------------------------- about the run
+
+SAMPLED = 256
+"""Samples of each set whose contents are in its fingerprint."""
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describe the machine of a run.
+
+    Args:
+        device: of the run.
+
+    Returns:
+        One line for people, the processor, the GPU or None, the cores that this process may use, and torch's threads.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    name, count = processor(), usable_cores()
+    description = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
+    return {"machine": description, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
+
+
+def processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of the processor, as the system calls it.
+
+    Args:
+        info: Linux's description of the processors.
+    """
+    try:
+        match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return " ".join(match[1].split()) if match else platform.processor() or platform.machine()
+
+
+@cache
+def package_commit(folder: Path = Path(__file__).parents[2]) -> str | None:
+    """Return the git commit of the package, with "+changes" if its files differ from it; None outside a repository.
+
+    Args:
+        folder: of the package.
+    """
+    # A package that is installed below someone's repository does not belong to it.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{commit}+changes" if commit and changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def fingerprint(source: Source) -> str:
+    """Hash a data set as it is split.
+
+    The hash covers the class, the name and, for files, the size of every sample, and the contents of 256 samples of
+    each set, evenly spread: to read all would take as long as to learn them.
+
+    Args:
+        source: the two sets; contents whose hashes are known are not read again.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for samples in (source.train, source.val):
+        digest.update(b"\0\0")
+        for row, name in enumerate(samples.names):
+            text = f"{source.class_names[samples.labels[row]]}\0{name}\0{samples.size(row)}\0"
+            digest.update(text.encode("utf-8", "surrogateescape"))
+        sampled = np.linspace(0, len(samples) - 1, min(len(samples), SAMPLED)).round().astype(np.int64)
+        digest.update(samples.hashes(sampled).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def configuration(module: TaskModule) -> dict[str, Any]:
+    """Return the content of ``config.yaml`` of a run without the command line: seed, model and data.
+
+    Args:
+        module: attached to a Trainer with its data module.
+    """
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    data = {name: str(value) if isinstance(value, Path) else value for name, value in module.data.given.items()}
+    for name, value in data.items():
+        if isinstance(value, Stream):
+            data[name] = _made_by(value, dict(vars(value)))
+    options: dict[str, Any] = {"backbone": module.backbone.name, "architecture": module.backbone.architecture}
+    if not isinstance(module, CIFNetModule):
+        options |= {name: value for name, value in module.settings().items() if name not in ("module", "backbone")}
+    else:
+        settings = {name: value for name, value in module.head.settings().items() if name != "in_features"}
+        options["head"] = _made_by(module.head, settings)
+        if module.buffer is not None:
+            options["buffer"] = _made_by(module.buffer, module.buffer.settings())
+        options["calibrate"] = module.model.calibrated
+    return {"seed_everything": int(seed) if seed else None, "model": _made_by(module, options), "data": data}
+
+
+def _made_by(part: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a configuration names an object and its arguments."""
+    return {"class_path": f"{type(part).__module__}.{type(part).__qualname__}", "init_args": dict(arguments)}

@@ -13,7 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cifnet_pl
-from cifnet_pl.model.open_set import detection
+from cifnet_pl.model.classifier import detection
 from cifnet_pl.photos.photo import read_square
 from tests.command_line import BUFFER, fit, learned
 

@@ -19,7 +19,7 @@ from cifnet_pl.learning.callbacks.pictures import (
     draw_trajectory,
     png,
 )
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskRow
 
 
 def test_confused_classes_are_neighbours():
