@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cifnet_pl.buffer import STRATEGIES, CalibrationBuffer, select_centroid, select_herding, select_kmeans
@@ -30,24 +29,6 @@ def test_herding_is_the_greedy_search_written_out() -> None:
         gaps = [np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left]
         chosen.append(left[int(np.argmin(gaps))])
     assert select_herding(z, KEYS, 0, 15).tolist() == chosen
-
-
-def test_herding_of_fewer_is_the_beginning_of_herding_of_more() -> None:
-    z = embeddings()
-    assert torch.equal(select_herding(z, KEYS, 0, 7), select_herding(z, KEYS, 0, 30)[:7])
-
-
-def test_herding_keeps_the_mean_better_than_chance() -> None:
-    images, labels = load_digits(return_X_y=True)
-    z = torch.tensor(images[labels == 3])
-    unit = torch.nn.functional.normalize(z, dim=1)
-
-    def gap(rows: Tensor) -> float:
-        return float((unit[rows].mean(dim=0) - unit.mean(dim=0)).norm())
-
-    keys = torch.arange(len(z))
-    chance = [gap(STRATEGIES["random"](z, keys, seed, 10)) for seed in range(20)]
-    assert gap(select_herding(z, keys, 0, 10)) < min(chance)
 
 
 def test_kmeans_takes_one_of_each_cluster_the_largest_first() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,9 +22,9 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines
 from cifnet_pl.backbones.engines import Runtime, piece_ends
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import assert_same_model, learned, make_photos
-from tests.models import config_of, forge
+from tests.models import config_of
 
 SHAPE = Preprocessing(16)
 
@@ -132,14 +129,6 @@ class TestEmbeddings:
                 assert_agree(backbone, side, count)
         assert backbone(images(0)).shape == (0, 12)
 
-    @pytest.mark.parametrize("name", ["embedded:efficientnet_lite0", "embedded:efficientnet_lite0+layers+mirror"])
-    def test_of_a_real_network_agree(self, name, monkeypatch):
-        monkeypatch.undo()  # exported once for all runs of the tests
-        backbone = build_backbone(name)
-        assert backbone.engine() == "onnxruntime"
-        for side in (32, 64, 97):
-            assert_agree(backbone, side, 2)
-
     @pytest.mark.parametrize(
         ("threads", "count", "piece", "large", "taken"),
         [
@@ -171,14 +160,6 @@ class TestEmbeddings:
         runtime._session(2)
         assert runtime._sessions.keys() == {1, 2}  # each holds the weights
 
-    def test_never_come_from_torch_because_threads_are_short(self, monkeypatch):
-        backbone = build_backbone("small", engine="onnxruntime")
-        backbone(images())
-        backbone._runtime("cpu", "32-true")._pools.clear()
-        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-        with threads_of_torch(2), pytest.raises(RuntimeError, match="can't start new thread"):
-            backbone(images())
-
     def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_photos(self, monkeypatch):
         monkeypatch.undo()  # exported once for all runs of the tests
         backbone, results = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime"), []
@@ -195,21 +176,11 @@ class TestEmbeddings:
         assert sizes[0] <= most
         assert sizes[-1] == 1 or len(sizes) == 1
 
-    def test_views_are_one_graph(self):
-        backbone = build_backbone("small+mirror", engine="onnxruntime")
-        assert_agree(backbone)
-        flipped = images().flip(3)
-        assert (backbone(images()) - backbone(flipped)).abs().max() < 1e-5
-
     def test_a_network_of_one_size_keeps_its_sentence_about_other_sizes(self):
         backbone = build_backbone("one_size", engine="onnxruntime")
         assert_agree(backbone)
         with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
             backbone(images(1, 20))
-
-    def test_are_repeatable(self):
-        one, other = build_backbone("small"), build_backbone("small")
-        assert torch.equal(one(images()), other(images()))
 
 
 class TestChoice:
@@ -235,10 +206,6 @@ class TestChoice:
         caplog.set_level(logging.INFO)
         assert build_backbone("pixels:4").engine() == "torch"
         assert not caplog.records
-
-    def test_an_unknown_engine(self):
-        with pytest.raises(UsageError, match="unknown engine 'onnx': did you mean onnxruntime"):
-            build_backbone("small", engine="onnx")
 
     def test_a_missing_package(self, monkeypatch, caplog):
         monkeypatch.setattr(engines, "PACKAGES", ("no_such_package",))
@@ -352,21 +319,3 @@ def test_merging(photos, tmp_path):
     merge = ["merge", *map(str, runs), "--output", str(tmp_path / "merged")]
     assert main(merge) == 0
     assert cifnet_pl.load(tmp_path / "merged").engines == ["torch", "onnxruntime"]
-
-
-def test_engines_that_do_not_exist_are_refused_in_a_bundle(photos, tmp_path):
-    run = learned(tmp_path / "run", *options(photos), *TORCH)
-    assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
-    config = config_of(tmp_path / "b")
-    refused = {"engines.0 is 'tensorrt'": ["tensorrt"], "engines.0 is '3'": [3], "engines is": "torch"}
-    for sentence, wrong in refused.items():
-        forge(tmp_path / "b", {**config, "engines": wrong})
-        with pytest.raises(CheckpointError, match=re.escape(sentence)):
-            cifnet_pl.load(tmp_path / "b")
-
-
-def test_an_engine_that_does_not_exist_on_the_command_line(tmp_path, capsys):
-    assert main(["fit", "--model.engine", "tensorrt", "--data.source", "digits", "--logs", str(tmp_path)]) == 2
-    assert "--model.engine is 'tensorrt', expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err
-    assert main(["classify", "--model", "x", "--images", "y", "--output", "z", "--engine", "tensorrt"]) == 2
-    assert "expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +14,8 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
 from cifnet_pl.backbones import engines as graphs
-from cifnet_pl.backbones.engines import TELEMETRY_OFF, NoGraph, check_graph, exported, graph_key, stored_graph
+from cifnet_pl.backbones.engines import NoGraph, check_graph, exported, graph_key
 from cifnet_pl.utilities.errors import CifnetError
-from tests.killing import SERVER
 
 
 class Small(nn.Module):
@@ -162,20 +156,6 @@ def test_waiting_for_another_process_is_said(
     assert "waiting for another process that exports this network" in caplog.text
 
 
-def test_importing_the_runtime_notes_nothing_about_the_machine(tmp_path: Path):
-    code = "from cifnet_pl.backbones.engines import import_onnxruntime; import_onnxruntime()"
-    environment = {name: value for name, value in os.environ.items() if name != TELEMETRY_OFF}
-    subprocess.run([sys.executable, "-c", code], env=environment | {"HOME": str(tmp_path)}, check=True)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_threads_export_one_after_the_other(folder: Path):
-    """As in a service with models of two networks: torch's exporter fails where two of its calls overlap."""
-    with ThreadPoolExecutor(3) as pool:
-        engines = list(pool.map(lambda seed: small(seed, f"network {seed}").engine(), range(3)))
-    assert engines == ["onnxruntime"] * 3
-
-
 def test_a_thread_embeds_by_torch_while_another_exports():
     """The exporter replaces the parameters of what it traces for a moment; it is given a copy."""
     backbone, done = small(), Event()
@@ -197,34 +177,3 @@ def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
     with pytest.raises(CifnetError, match=r"does not load the graph of small.*use engine torch"):
         engines.Wanted("onnxruntime").runtime(small()._embedder, "cpu", "32-true")
-
-
-def _export_slowly(cache: str, started: Any, order: Any) -> None:
-    os.environ[graphs.CACHE] = cache
-    export = graphs.exported
-
-    def slow(embedder: graphs.Embedder) -> bytes:
-        order.put(os.getpid())
-        started.set()
-        time.sleep(0.5)
-        return export(embedder)
-
-    graphs.exported = slow
-    assert small().engine() == "onnxruntime"
-
-
-@pytest.mark.system
-def test_of_two_processes_one_exports_and_the_other_waits(folder: Path):
-    started, order = SERVER.Event(), SERVER.Queue()
-    cache = os.environ[graphs.CACHE]
-    processes = [SERVER.Process(target=_export_slowly, args=(cache, started, order)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert started.is_set()
-    assert order.get(timeout=5)
-    assert order.empty()
-    assert len(list(folder.glob("*.onnx"))) == 1
-    assert stored_graph(small()._embedder())

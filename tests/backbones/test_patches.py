@@ -13,11 +13,10 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Backbone, build_backbone, patches
-from cifnet_pl.iterative import ReplayModule
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.export import onnx_bytes
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from tests.command_line import FAST, assert_same_model, checkpoint, learned, make_photos, measurements
+from tests.command_line import FAST, assert_same_model, learned, make_photos, measurements
 
 OPTIONS = ["--model.backbone", "patches:6", "--data.image_size", "8", "--data.max_tasks", "2", "--seed_everything", "5"]
 OPTIONS += ["--model.head", "RidgeHead"]
@@ -86,27 +85,11 @@ def test_features_of_the_images_learned_from_are_standardised():
     assert (torch.isclose(spread, torch.ones(40), atol=1e-3) | (spread == 0)).all()
 
 
-def test_k_means_finds_directions_of_either_sign():
-    draw = torch.Generator().manual_seed(0)
-    true = torch.linalg.qr(torch.randn(6, 6, generator=draw))[0][:3]
-    which = torch.randint(3, (600,), generator=draw)
-    sizes = 3 * torch.randn(600, 1, generator=draw)
-    x = true[which] * sizes + 0.05 * torch.randn(600, 6, generator=draw)
-    found = patches.spherical_k_means(x, 12, draw)
-    assert torch.allclose(found.norm(dim=1), torch.ones(12))
-    assert (true @ found.T).abs().max(dim=1).values.min() > 0.99
-
-
 def test_the_seed_decides_the_dictionary():
     one, same, other = (with_dictionary(seed=seed) for seed in (3, 3, 4))
     assert one.sha256 == same.sha256 != other.sha256
     assert torch.equal(one(images()), same(images()))
     assert one.parameters_count == 108 * 5 + 5 + 2 * 40
-
-
-def test_mirrored_patches_learn_too():
-    backbone = with_dictionary("patches:5+mirror")
-    assert torch.allclose(backbone(images()), backbone(images().flip(3)), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +123,6 @@ def test_no_graph_is_made_of_what_is_not_learned_yet():
     assert with_dictionary().engine() == "torch"
 
 
-def test_it_is_not_trained():
-    with pytest.raises(UsageError, match="patches:5"):
-        ReplayModule(backbone="patches:5")
-
-
 # ---------------------------------------------------------------------- runs
 
 
@@ -165,13 +143,6 @@ def test_a_checkpoint_of_other_centres_is_refused(run, tmp_path, capsys):
     other = ["--model.backbone", "patches:7", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     assert main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]) == 1
     assert "backbone" in capsys.readouterr().err
-
-
-def test_the_seed_of_a_run_decides_its_dictionary(run, tmp_path):
-    other = learned(tmp_path, *OPTIONS, "--seed_everything", "6")
-    ours, theirs = (cifnet_pl.load(folder).backbone for folder in (run, other))
-    assert ours.sha256 != theirs.sha256
-    assert ours.sha256 == checkpoint(run)["cifnet"]["model"]["backbone"]["sha256"]
 
 
 def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeypatch):

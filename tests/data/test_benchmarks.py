@@ -42,11 +42,6 @@ def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source: str, archive
         assert "--data.root" in str(caught.value)
 
 
-def test_sources_without_options_refuse_them(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"folder has no options of its own: leave --data\.options\.stride out"):
-        build("folder", tmp_path, stride=3)
-
-
 # ---------------------------------------------------------------------- CORe50
 
 
@@ -80,14 +75,6 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
             assert split.names[index].startswith(f"s{red}/o{green}/")
             assert split.labels[index] == green - 1
             assert source.domains.names[group[index]] == f"s{red}"
-
-
-def test_stride_and_sessions_are_settings(core: Path, tmp_path: Path) -> None:
-    source = build("core50", core / "core50_128x128", stride=4, test_sessions=[1])
-    assert (len(source.train), len(source.val)) == (10 * 4 * 5, 4 * 5)
-    assert np.bincount(source.train.labels).tolist() == [50] * 4
-    many = build("core50", frames(tmp_path, sessions=3, objects=12, each=1), stride=1, test_sessions=[3])
-    assert many.class_names == [f"o{i}" for i in range(1, 13)]
 
 
 @pytest.mark.parametrize(
@@ -129,16 +116,6 @@ def test_a_tree_of_a_hundred_classes_needs_no_list(tmp_path: Path) -> None:
     source = build("imagenet100", tmp_path)
     assert source.class_names == names
     assert len(source.train) == len(source.val) == 100
-
-
-def test_a_list_selects(tmp_path: Path) -> None:
-    names = imagenet(tmp_path, 12)
-    (tmp_path / "list.txt").write_text(f"# of the paper\n{names[7]} tench\n\n{names[2]}\n")
-    for options in (str(tmp_path / "list.txt"), [names[7], names[2]]):
-        source = build("imagenet100", tmp_path, class_list=options)
-        assert source.class_names == [names[2], names[7]]
-        assert source.train.names == [f"{n}/{n}_1.JPEG" for n in source.class_names]
-        assert source.val.labels.tolist() == [0, 1]
 
 
 def test_imagenet_itself_gives_the_usual_draw(tmp_path: Path) -> None:
@@ -280,11 +257,6 @@ class _Fake(datasets.VisionDataset):
 
     def __getitem__(self, index: int) -> tuple[object, int]:
         return "not an image", index
-
-
-def test_equal_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "SVHN", _Fake)
-    assert build("SVHN", tmp_path).class_names == ["crane (0)", "crane (1)", "heron"]
 
 
 def test_other_classes_for_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

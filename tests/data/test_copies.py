@@ -17,10 +17,9 @@ from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.plan import find_copies
 from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.heads import RidgeHead
 from cifnet_pl.photos.cache import EmbeddingCache
 from cifnet_pl.photos.photo import Photo
-from tests.command_line import BUFFER, assert_same_model, checkpoint, fit, learned, make_photos
+from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -88,15 +87,6 @@ def test_a_photo_in_two_classes_is_learned_as_neither(
         assert ("two classes", "cow/wrong too.png", "ant") in [tuple(row.values()) for row in csv.DictReader(file)]
 
 
-def test_a_class_whose_photos_are_all_in_another_one_is_refused(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(photos / "train" / "ant", photos / "train" / "ants")
-    options = [*FOLDER, "--data.root", str(photos), "--model.head", "RidgeHead"]
-    assert fit(tmp_path, *options) == 1
-    assert "every photo of class 'ant' lies in another class, too" in capsys.readouterr().err
-
-
 def test_held_back_copies_are_tested_once_and_those_in_two_classes_not_at_all(photos: Path) -> None:
     """Three copies of a held-back photo are one photo; each of the others is named."""
     for name in ("a.png", "b.png"):
@@ -116,23 +106,6 @@ def test_held_back_copies_are_tested_once_and_those_in_two_classes_not_at_all(ph
     assert ("copy", "bee/b.png", "bee/9.png") in found.table(source)
     (task,) = CIFNetDataModule("folder", str(photos), classes_per_task=4, image_size=4)
     assert sum(len(labels) for _, labels in task.test) == len(val) - 5
-
-
-def test_copies_can_be_kept(repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead", "--data.duplicates", "keep")
-    assert "learned again, as asked for" in caplog.text
-    model = cifnet_pl.load(folder)
-    assert model.counts["bee"] == 12
-    assert isinstance(model.head, RidgeHead)
-    assert int(model.head.sums.seen) == sum(model.counts.values()) - 4 == 36
-
-
-def test_which_copy_is_learned_does_not_depend_on_batches(repeated: Path, tmp_path: Path) -> None:
-    """With a buffer, whose choice depends on the names of the photos."""
-    whole = run(tmp_path / "a", repeated, *BUFFER)
-    other = run(tmp_path / "b", repeated, *BUFFER, "--data.batch_size", "3")
-    for key in ("buffer.key", "buffer.y"):
-        assert torch.equal(checkpoint(whole)["state_dict"][key], checkpoint(other)["state_dict"][key])
 
 
 def test_a_run_that_goes_on_leaves_the_same_copies_out(repeated: Path, tmp_path: Path) -> None:
@@ -165,15 +138,6 @@ def test_photos_of_unlike_sizes_are_not_read(tmp_path: Path, monkeypatch: pytest
     files, tested = FileSet(tmp_path, ["a", "b", "c", "d"], [0, 0, 0, 1]), FileSet(tmp_path, ["e", "f"], [1, 1])
     assert not find_copies(Source(["x", "y"], files, tested), [np.arange(4)])
     assert read == ["a", "c", "d", "e"]
-
-
-def test_empty_files_are_no_copies(tmp_path: Path) -> None:
-    """They are named as unreadable instead."""
-    root = make_photos(tmp_path / "photos", ["ant"], 4)
-    for i in (0, 1):
-        (root / "ant" / f"{i}.png").write_bytes(b"")
-    source = build_source("folder", SourceOptions(root))
-    assert not find_copies(source, [np.arange(len(source.train))])
 
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:

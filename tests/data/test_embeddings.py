@@ -14,7 +14,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings_width, open_table
+from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import vectors
 
@@ -56,28 +56,6 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
         original = [int(source.train.names[row]) for row in rows]
         assert (source.train.get(rows).numpy() == z[original]).all()
         assert (source.train.labels[rows] == y[original]).all()
-
-
-def test_labels_are_sorted_as_numbers(tmp_path: Path) -> None:
-    y = vectors(classes=3)[1]
-    source = build_source("embeddings", SourceOptions(write(tmp_path, labels=np.array([2, 10, 1])[y])))
-    assert source.class_names == ["1", "2", "10"]
-
-
-def test_width_without_reading(tmp_path: Path) -> None:
-    assert embeddings_width(str(write(tmp_path))) == 4
-    z = vectors()[0]
-    np.savez(tmp_path / "parts.npz", train_embeddings=z, test_embeddings=z)
-    assert embeddings_width(str(tmp_path / "parts.npz")) == 4
-    np.savez(tmp_path / "named.npz", vectors=z)
-    assert embeddings_width(str(tmp_path / "named.npz"), {"embeddings": "vectors"}) == 4
-
-
-def test_missing_columns_name_those_that_exist(tmp_path: Path) -> None:
-    np.savez(tmp_path / "other.npz", vectors=vectors()[0], y=vectors()[1])
-    assert "has no 'embeddings', it has vectors, y" in refused(tmp_path / "other.npz")
-    assert "has no 'labels', it has vectors, y" in refused(tmp_path / "other.npz", embeddings="vectors")
-    assert "has no 'kind'" in refused(write(tmp_path), labels="kind")
 
 
 @pytest.mark.parametrize(

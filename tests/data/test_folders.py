@@ -159,30 +159,6 @@ def test_names_that_are_not_text(
     assert b"copy,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_single_images_and_missing_validation(tmp_path: Path, workers: str) -> None:
-    """A class with one image is learned from it; where nothing is held out, nothing is claimed."""
-    root, logs = class_tree(tmp_path / "photos"), tmp_path / "logs"
-    fill(root / "white", (255, 255, 255), 1)
-    assert run(root, logs, "--data.num_workers", workers) == 0
-    written = summary(logs)
-    assert written["n_classes"] == 4
-    assert written["A_k"] == [100.0] * 4
-    (matrix,) = logs.glob("default/version_0/accuracy_matrix.csv")
-    assert matrix.read_text().splitlines()[-1] == "4,100.0,100.0,100.0,"
-
-
-def test_no_validation_images_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root, logs = tmp_path / "photos", tmp_path / "logs"
-    class_tree(root / "train")
-    (root / "val").mkdir()
-    assert run(root, logs) == 0
-    written = summary(logs)
-    assert (written["A_K"], written["A_bar"], written["forgetting"], written["ece"]) == (None, None, None, None)
-    assert written["n_classes"] == 3
-    assert "No photo was held back for testing: nothing is known of how well" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------------- one unreadable image
 
 
@@ -254,18 +230,6 @@ def test_photos_to_learn_and_to_test_with_are_told_apart(tmp_path: Path, held: s
     assert learned.notes[0] == f"note: {root} has train and {held}: taking train"
     assert learned.notes[1].startswith(strays)
     assert len(tested.notes) == 1
-
-
-def test_several_unreadable_images_are_counted_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Validation images are decoded again after every task, and the same name may be bad in both parts."""
-    root = tmp_path / "photos"
-    class_tree(root / "train")
-    class_tree(root / "val")
-    for part in ("train", "val"):
-        (root / part / "blue" / "0.png").write_bytes(b"")
-    (root / "val" / "red" / "1.png").write_bytes(b"")
-    assert run(root, tmp_path / "logs", "--data.on_corrupt", "skip") == 0
-    assert "unreadable images left out: 3, the first: " in caplog.text
 
 
 # ---------------------------------------------------------------------- refused
@@ -416,12 +380,6 @@ def test_misleading_links(tmp_path: Path, target: str, sentence: str) -> None:
         build_source("folder", SourceOptions(root))
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    class_tree(tmp_path, 3)
-    fill(tmp_path / "train", COLOURS["white"], 3)
-    assert build_source("folder", SourceOptions(tmp_path)).class_names == ["blue", "green", "red", "train"]
-
-
 def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = class_tree(tmp_path, 3)
     listed = os.scandir
@@ -434,11 +392,3 @@ def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"cannot read .*green: Permission denied; give this account access"):
         build_source("folder", SourceOptions(root))
-
-
-def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_tree(tmp_path / "photos", 2)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(build_source("folder", SourceOptions(Path("~/photos"))).train) == 3
-    with pytest.raises(DataError, match="no folder ~nobody-of-that-name"):
-        build_source("folder", SourceOptions(Path("~nobody-of-that-name")))

@@ -166,16 +166,6 @@ def test_memory_holds_what_fits_and_gives_it_back(images: int, room: int, width:
         assert torch.equal(result, z[known[::-1].copy()])
 
 
-def test_memory_does_not_follow_what_it_was_given() -> None:
-    memory = EvaluationMemory(3, 1.0)
-    with torch.inference_mode():
-        z = torch.ones(2, 4)
-        memory.add(torch.tensor([2, 0]), z)
-        z.zero_()
-    assert memory.get(np.array([0, 2])).tolist() == [[1.0] * 4] * 2
-    assert not memory.get(np.array([0])).is_inference()
-
-
 def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     images = Numbers(8)
     images.note_hashes(np.arange(8), np.arange(10, 18))

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from cifnet_pl.data import CIFNetDataModule
 from cifnet_pl.data.plan import TaskStream, order_classes, task_sizes, without_test_images
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
-from cifnet_pl.report.tables import all_tables
-from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import make_photos
-from tests.report.synthetic import write_run
 
 names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=25, unique=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -90,27 +87,6 @@ def test_learned_tasks_never_move_when_classes_are_added(
         assert all(len(task) == per_task for task in after.tasks[len(learned) : -1])
 
 
-@given(plans(), st.data())
-def test_going_on_without_new_classes_is_the_same_stream(
-    plan: tuple[list[str], int, int, int | None], data: st.DataObject
-) -> None:
-    classes, seed, per_task, initial = plan
-    whole = TaskStream.plan(classes, seed, per_task, initial)
-    done = data.draw(st.integers(0, len(whole)))
-    assert TaskStream.plan(classes, seed, per_task, initial, whole.tasks[:done]) == whole
-
-
-def test_going_on_with_a_list_takes_the_sizes_that_are_left() -> None:
-    stream = TaskStream.plan(list("abcdefg"), None, [2, 1, 3], learned=[["g", "a"]])
-    assert stream.tasks == (("g", "a"), ("b",), ("c", "d", "e"))
-
-
-def test_slices_are_streams() -> None:
-    stream = TaskStream.plan(list("abcde"), None, 2)
-    assert stream[1:].classes() == ["c", "d", "e"]
-    assert len(stream[:1]) == 1
-
-
 def test_class_that_is_gone_is_an_error() -> None:
     with pytest.raises(DataError, match="class 'b' was learned before, but the data no longer has it"):
         TaskStream.plan(["a", "c"], None, 1, learned=[["a", "b"]])
@@ -154,11 +130,6 @@ def test_impossible_orders_are_usage_errors(order: int | list[int] | list[str], 
         order_classes(["a", "b", "c"], order)
 
 
-def test_no_classes_at_all() -> None:
-    with pytest.raises(DataError, match="no classes"):
-        TaskStream.plan([], None, 1)
-
-
 # ---------------------------------------------------------------------- choosing settings without the test images
 
 
@@ -199,20 +170,3 @@ def test_what_cannot_be_split_is_said(tmp_path: Path, options: dict[str, object]
     root = make_photos(tmp_path, ["ant", "bee"], per_class=4)
     with pytest.raises(UsageError, match=said):
         CIFNetDataModule(source, root=str(root), classes_per_task=1, **options)  # type: ignore[arg-type]
-
-
-def test_every_table_of_results_says_so(tmp_path: Path) -> None:
-    for head in ("CIFNetHead", "RidgeHead"):
-        for tune in (None, 0.2):
-            folder = tmp_path / f"{head}{tune}" / "version_0"
-            write_run(folder, head=head, tasks=3, data={"tune": tune}, final=60.0 if tune else 50.0)
-    write_run(tmp_path / "bare" / "version_0", tasks=3, data={"tune": 0.2}, buffer=None)
-    tables = all_tables(read_study([tmp_path]))
-    mark = "on 20 % of the training images (tuning)"
-    for name in ("accuracy", "ablation", "runs", "settings"):
-        (table,) = (table for section in tables.values() for table in section if table.name == name)
-        text = [column.header for column in table.columns] + [str(cell) for row in table.rows for cell in row]
-        assert any(mark in sentence for sentence in text), name
-    for section in ("Efficiency", "Memory", "All results"):
-        marked = [table for table in tables[section] if mark in table.title]
-        assert marked, section

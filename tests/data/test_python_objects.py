@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.sets import ImageSet, SourceOptions
-from cifnet_pl.data.sources import build_source, source_of
+from cifnet_pl.data.sources import source_of
 from cifnet_pl.data.streams import Returning
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -130,17 +130,6 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
         seen = labels
 
 
-def test_what_to_do_without_a_trainer() -> None:
-    data = CIFNetDataModule("digits", classes_per_task=2)
-    for loader in (data.train_dataloader, data.val_dataloader):
-        with pytest.raises(
-            UsageError, match="pass it as datamodule=, or go through its tasks without one: for task in"
-        ):
-            loader()
-    with pytest.raises(UsageError, match="without a Trainer set image_size="):
-        next(iter(data))
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -160,8 +149,3 @@ def test_what_to_do_without_a_trainer() -> None:
 def test_what_is_no_source(given: Any, sentence: str) -> None:
     with pytest.raises(CifnetError, match=sentence):
         source_of(given, SourceOptions())
-
-
-def test_a_source_is_taken_as_it_is() -> None:
-    source = build_source("digits", SourceOptions())
-    assert CIFNetDataModule(source, classes_per_task=5).source is source

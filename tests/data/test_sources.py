@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.sets import ArraySet, Source
+from cifnet_pl.data.sets import Source
 from cifnet_pl.photos.copies import held_back
 from cifnet_pl.utilities.errors import UsageError
 from tests.data.layouts import CASES, Case
@@ -49,13 +49,6 @@ class TestEverySource:
                 assert (np.diff(rows) > 0).all()
                 assert (images.labels[rows] == label).all()
             assert sum(map(len, images.rows_of.values())) == len(images)
-
-    def test_every_class_can_be_learned(self, source: Source) -> None:
-        assert sorted(source.train.rows_of) == list(range(len(source.class_names)))
-
-    def test_names_are_unique_within_a_set(self, source: Source) -> None:
-        for images in (source.train, source.val):
-            assert len(set(images.names)) == len(images)
 
     def test_no_image_is_in_both_sets(self, source: Source) -> None:
         contents = [set(images.hashes(np.arange(len(images))).tolist()) for images in (source.train, source.val)]
@@ -99,12 +92,6 @@ class TestEverySourceOfImages:
                 image = images.photo(len(images) - 1).square(size, crop)
                 assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
 
-    def test_squares_of_another_build_are_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
-        again = case.build(tmp_path)
-        assert (again.train.photo(0).square(6) == source.train.photo(0).square(6)).all()
-        split = source.train.subset(np.array([len(source.train) - 1, 0]))
-        assert (split.photo(1).square(6) == source.train.photo(0).square(6)).all()
-
     def test_workers_change_nothing(self, source: Source) -> None:
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
@@ -136,19 +123,7 @@ def test_another_seed_holds_back_others() -> None:
     assert 3 <= (one & two).sum() <= 17  # 9 expected by chance
 
 
-def test_one_more_image_moves_at_most_one() -> None:
-    names = [f"{i}.jpg" for i in range(101)]
-    before, after = held_back(names[:100], 0.2, 0), held_back(names, 0.2, 0)[:100]
-    assert (before != after).sum() <= 1
-
-
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, float("nan")])
 def test_fraction_must_be_inside(fraction: float) -> None:
     with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"):
         held_back(["a", "b"], fraction, 0)
-
-
-def test_array_sets_name_images_by_their_position_in_the_object() -> None:
-    images = ArraySet(lambda i: None, [0, 0, 1], rows=[7, 9, 12])  # type: ignore[arg-type, return-value]
-    assert images.names == ["7", "9", "12"]
-    assert images.subset(np.array([2])).names == ["12"]

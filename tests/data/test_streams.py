@@ -91,15 +91,6 @@ def test_returning_classes_come_in_every_later_task() -> None:
                 assert {counts[j][label] for j in range(k + 1, 4)} <= {24 // (3 - k), -(-24 // (3 - k))}
 
 
-def test_blurry_is_solved_after_so_many_samples() -> None:
-    parts, whole = rows(plan(Blurry(seed=2, every=33))), rows(plan(Blurry(seed=2)))
-    assert [len(part) for part in parts] == [33] * 9 + [320 - 9 * 33]
-    first = np.concatenate(parts)[: len(whole[0])]
-    assert sorted(first.tolist()) == sorted(whole[0].tolist())
-    with pytest.raises(UsageError, match="every is 0"):
-        Blurry(every=0)
-
-
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))
 def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -> None:
     made = plan(Blurry(disjoint, blurry, seed))
@@ -146,30 +137,6 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
     tested = [np.concatenate(made.test_rows(CLASSES, k)) for k in (1, 2, 3)]
     assert [len(part) for part in tested] == [13, 27, 40]
     assert set(made.evaluated.val[tested[0]].tolist()) == {0}
-
-
-def test_domains_that_no_task_learns_are_always_tested() -> None:
-    data = source(groups=3)
-    assert data.domains is not None
-    data.domains = Grouping(["a", "b", "held out"], data.domains.train % 2, np.full(40, 2))
-    made = plan(Domains(), data)
-    assert len(made.tasks(())) == 2
-    assert len(np.concatenate(made.test_rows(CLASSES, 1))) == 40
-
-
-def test_an_added_class_does_not_move_the_samples_of_others() -> None:
-    small, large = plan(Returning(), source([40] * 7)), plan(Returning(), source([40] * 8))
-    result = [
-        [{int(i) for split in rows(made) for i in split if made.source.train.labels[i] == label} for label in range(7)]
-        for made in (small, large)
-    ]
-    assert result[0] == result[1]
-
-
-def test_more_tasks_than_wanted() -> None:
-    made = Plan(source(), TaskFree(50), None, 2, None, 2)
-    assert len(made.tasks(())) == 2
-    assert len(made.rows(2, made.tasks(()).tasks)) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import tarfile
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,8 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.sets import Source, SourceOptions, classes_of
+from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.tar_shards import part_of
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_photos
 from tests.data.layouts import add_sample, encoded
@@ -88,32 +86,10 @@ def test_a_task_is_read_in_the_order_of_the_shards(photos: Path):
     assert not build_source("folder", SourceOptions(photos / "folder")).train.sequential
 
 
-def _contents(source: Source, rows: list[int]) -> list[bytes]:
-    return [source.train.given(row) for row in rows]
-
-
-def test_processes_do_not_share_a_place_in_a_file(photos: Path):
-    source = build(photos / "shards")
-    expected = _contents(source, list(range(len(source.train))))  # opens the files in this process
-    with get_context("fork").Pool(2) as pool:
-        parts = [list(range(start, len(source.train), 4)) for start in range(4)]
-        for part, result in zip(parts, pool.starmap(_contents, [(source, part) for part in parts]), strict=True):
-            assert result == [expected[row] for row in part]
-
-
 def test_patterns(photos: Path):
     whole = build(photos / "shards")
     for pattern in ("*.tar", "{train,test}-*.tar", "{train-{0..2},test-0}.tar"):
         assert list(build(photos / "shards" / pattern).train.names) == list(whole.train.names)
-
-
-def test_parts_by_name():
-    assert [part_of(name) for name in ("a/train-00.tar", "val/0.tar", "x/part.tar", "trained/part-1.tar")] == [
-        "train",
-        "test",
-        None,
-        None,
-    ]
 
 
 def test_names_of_classes_from_a_list(tmp_path: Path):
@@ -177,12 +153,6 @@ def test_the_same_sample_twice(tmp_path: Path):
         build(tmp_path)
 
 
-def test_the_same_name_twice_in_a_shard(tmp_path: Path):
-    write(tmp_path / "a.tar", [*good(), *good(2)])
-    with pytest.raises(DataError, match=r"sample s0 has two members \.png: give each sample a name of its own"):
-        build(tmp_path)
-
-
 def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
     members = [(key, {ending: content}) for key, sample in good() for ending, content in sample.items()]
     write(tmp_path / "together" / "a.tar", good())
@@ -190,24 +160,3 @@ def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
     one, other = build(tmp_path / "together").train, build(tmp_path / "apart").train
     assert list(one.names) == list(other.names)
     assert [one.given(i) for i in range(len(one))] == [other.given(i) for i in range(len(other))]
-
-
-def test_a_class_without_training_images(tmp_path: Path):
-    write(tmp_path / "train-0.tar", good()[::2])
-    write(tmp_path / "test-0.tar", good()[1::2])
-    with pytest.raises(DataError, match="class '1' has no training image"):
-        build(tmp_path)
-
-
-def test_no_shards(tmp_path: Path):
-    with pytest.raises(DataError, match="no shards at"):
-        build(tmp_path)
-
-
-def test_labels_are_sorted_as_numbers():
-    assert classes_of([10, 9, 10, 2], "x")[0] == ["2", "9", "10"]
-    with pytest.raises(DataError, match="is that of two"):
-        classes_of([1, "1"], "x")
-    for unnamed in (-1, 2):
-        with pytest.raises(DataError, match=f"x: a label is {unnamed}, but there are names of 0 to 1"):
-            classes_of([0, unnamed], "x", ["ant", "bee"])

@@ -64,15 +64,6 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     assert len(found.farthest()) < 60
 
 
-def test_batches_do_not_matter(photos, monkeypatch):
-    z, labels = photos
-    whole = audit(z, labels, NAMES)
-    monkeypatch.setattr(module, "AT_ONCE", 7)
-    parts = audit(z, labels, NAMES)
-    assert np.allclose(parts.own, whole.own)
-    assert np.allclose(parts.distance, whole.distance)
-
-
 def test_calibration_error_is_that_of_all_probabilities():
     draw = torch.Generator().manual_seed(0)
     p = torch.softmax(2 * torch.randn(200, 5, generator=draw), dim=1)
@@ -87,13 +78,6 @@ def test_the_forecast_of_a_known_curve():
     curve = LearningCurve(points, module._fit(points))
     assert curve.forecast(96) == pytest.approx(95 - 60 * 96**-0.8, abs=0.2)
     assert LearningCurve(points[:3], module._fit(points[:3])).forecast(96) is None
-
-
-def test_the_learning_curve_ends_with_all_photos(photos):
-    z, labels = photos[0], np.repeat(np.arange(CLASSES), EACH)
-    curve = learning_curve(z, labels, CLASSES)
-    assert [size for size, _ in curve.points] == [3, 6, EACH]
-    assert curve.points[-1][1] == pytest.approx(audit(z, labels, NAMES).evaluation.accuracy)
 
 
 def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
@@ -127,14 +111,6 @@ def test_a_class_of_near_copies_alone_is_not_judged(photos, monkeypatch):
     found = audit(z, labels, [*NAMES, "eel"])
     assert_left_out(found, [48, 49, 50], {"eel": 3})
     assert found.copied[48:51].all()
-
-
-def test_nothing_can_be_judged():
-    z = np.eye(4, 6, dtype=np.float32)
-    found = audit(z, np.arange(4), NAMES)
-    assert not found.judged.any()
-    assert len(found.doubtful()) == len(found.farthest()) == 0
-    assert learning_curve(z, np.arange(4), 4).fitted is None
 
 
 def test_the_learning_curve_is_of_the_same_classes_at_every_size():

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from cifnet_pl.cli.info import lines
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads import ridge as ridge_notes
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
@@ -142,15 +140,6 @@ def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Pa
     assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4
 
 
-def test_the_same_shard_twice(model: Classifier, tmp_path: Path):
-    shard = model.extend(extra(tmp_path, "dog", 5)).model.forget(NAMES).model
-    assert shard.class_names == ["dog"]
-    once = merge([model, shard])
-    twice = merge([once.model, shard])
-    assert once.photos == twice.photos == 23
-    assert_same_scores(once.model, twice.model, queries(model))
-
-
 def test_the_command_line_says_so(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,26 +159,6 @@ def test_the_command_line_says_so(
     output = capsys.readouterr().out
     assert "step 4, forget: ant, bee; from model " in output
     assert cifnet_pl.load(tmp_path / "b").identity in output
-
-
-def test_the_advice_names_a_model_that_exists(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    target = str(tmp_path / "b")
-    assert main(["export", "--model", str(base / "logs" / "default"), "--output", target]) == 0
-    capsys.readouterr()
-    assert main(["forget", "--model", target, "--class", "bee", "--output", target, "--overwrite"]) == 0
-    assert "from a copy of the model before this" in capsys.readouterr().out
-
-
-def test_multisets():
-    hashes = PhotoHashes()
-    hashes.add(np.array([3, 1, 3, 3]), np.array([7, 5, -2, 7]))
-    assert hashes.of(3).tolist() == [-2, 7, 7]
-    assert hashes.of(4).tolist() == []
-    others = PhotoHashes()
-    others.add(np.array([3, 3]), np.array([7, 8]))
-    hashes.subtract(others)
-    assert hashes.of(3).tolist() == [-2, 7]
-    assert hashes.of(1).tolist() == [5]
 
 
 def test_photos_that_were_learned_do_not_test(base: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -59,20 +59,6 @@ def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
     assert hub.asked == []
 
 
-def test_a_newer_model_takes_the_place_of_the_old_one(hub: FakeHub):
-    name = HubName.of(f"hf:{NAME}")
-    push(learned("ridge", [["ant", "bee"]]), name)
-    old = hub.commit(NAME)
-    cifnet_pl.load(f"hf:{NAME}", download=True)
-    with pytest.raises(UsageError, match="holds a model already: choose another name, or add --overwrite true"):
-        push(learned("ridge"), name)
-    push(learned("ridge"), name, overwrite=True)
-    assert len([file for file in hub.repositories[NAME] if file.startswith("tensors-")]) == 1
-    assert cifnet_pl.load(f"hf:{NAME}").class_names == ["ant", "bee"]  # what is on this machine
-    assert len(cifnet_pl.load(f"hf:{NAME}", download=True).class_names) == 6
-    assert cifnet_pl.load(f"hf:{NAME}@{old}").class_names == ["ant", "bee"]
-
-
 def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned("ridge").save(tmp_path / "bundle")
     assert main(["export", "--model", str(tmp_path / "bundle"), "--push", f"hf:{NAME}"]) == 0
@@ -128,12 +114,6 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         cifnet_pl.load(f"hf:{NAME}", download=True)
     with pytest.raises(CifnetError, match="cannot write hf:someone/animals: "):
         push(learned("ridge"), HubName.of(f"hf:{NAME}"))
-
-
-def test_no_package(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(UsageError, match=r"pip install 'cifnet_pl\[hf\]'"):
-        cifnet_pl.load(f"hf:{NAME}")
 
 
 @pytest.mark.parametrize("files", [{"model.safetensors": b"x"}, {"config.json": b"{}"}, {"pytorch_model.bin": b"x"}])

@@ -18,7 +18,7 @@ from cifnet_pl.model.learn import HELD_BACK, learn
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import make_photos
 from tests.data.layouts import vectors
-from tests.models import empty, learned, tensors_equal
+from tests.models import learned, tensors_equal
 
 
 @pytest.fixture
@@ -84,14 +84,6 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(UsageError, match="already learned"):
         result.model.extend(images)
     assert capsys.readouterr() == ("", "")
-
-
-def test_the_second_class_is_no_surprise(tmp_path: Path):
-    """With one class any ridge is as good, so that its change tells nothing."""
-    one = empty("ridge").extend(make_photos(tmp_path / "one", ["ant"], 12)).model
-    result = one.extend(make_photos(tmp_path / "two", ["bee", "cat"], 12))
-    assert result.warnings == []
-    assert result.model.head.choices()[0].position != "largest"
 
 
 def of_embeddings() -> Classifier:

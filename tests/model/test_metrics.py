@@ -44,23 +44,6 @@ def test_backward_transfer_is_measured_from_when_a_task_was_learned() -> None:
     assert backward_transfer([[50.0], [80.0, 10.0]]) == 30
 
 
-def test_average_is_the_mean_over_tasks_learned() -> None:
-    assert average_accuracy([90.0, 75.0, 60.0]) == 75
-    assert average_accuracy([42.0]) == 42
-
-
-def test_max_drop_is_the_largest_fall_between_neighbours() -> None:
-    assert max_drop([90.0, 80.0, 85.0, 60.0, 58.0]) == 25
-    assert max_drop([50.0, 60.0, 61.0]) == -1
-    assert max_drop([90.0, 10.0, 90.0, 5.0]) == 85
-
-
-def test_with_one_task_there_is_nothing_to_forget() -> None:
-    assert forgetting([[90.0]]) is None
-    assert backward_transfer([[90.0]]) is None
-    assert max_drop([90.0]) is None
-
-
 def test_nothing_measured_is_none_and_never_nan() -> None:
     assert forgetting([]) is None
     assert backward_transfer([]) is None
@@ -85,11 +68,6 @@ def test_tasks_without_test_images_are_left_out() -> None:
     assert average_accuracy([None, None]) is None
     assert max_drop([90.0, None, 50.0, 45.0]) == 5
     assert max_drop([None, 50.0]) is None
-
-
-def test_percent() -> None:
-    assert percent(3, 4) == 75.0
-    assert percent(0, 4) == 0.0
 
 
 def test_first_classes_begin_with_the_answer():

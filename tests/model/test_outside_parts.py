@@ -204,20 +204,6 @@ def test_a_sweep_runs_it_in_the_folder_that_holds_the_file(
     assert "import:my_parts.MyNet" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_a_source_has_options_of_its_own(parts: Path, tmp_path: Path):
-    options = ["--data.source", "my_parts.shades", "--data.options.count", "30", "--data.classes_per_task", "1"]
-    assert fit(tmp_path, *options, "--model.head", "RidgeHead") == 0
-    summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
-    assert summary["A_K"] == 100
-
-
-def test_a_trained_method(parts: Path, tmp_path: Path):
-    options = ["--model", "my_parts.MyMethod", "--model.epochs", "1", *NETWORK, *FAST[2:]]
-    assert main(["fit", *options, "--logs", str(tmp_path), "--data.max_tasks", "2"]) == 0
-    summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
-    assert summary["head"] == "MyMethod"
-
-
 # ---------------------------------------------------------------------- installed packages
 
 

@@ -50,16 +50,6 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     assert len(first.buffer.y) == 300
 
 
-def test_a_model_scores_as_its_run_did(run: Path, tmp_path: Path):
-    """Through files: the run's held-out digits, classified one by one."""
-    root = tmp_path / "digits"
-    assert main(["unpack", "--source", "digits", "--output", str(root), "--size", "8"]) == 0
-    model = cifnet_pl.load(run)
-    files = sorted((root / "val").rglob("*.png"))
-    right = sum(p.classes[0] == p.file.parent.name for p in model.classify(files))
-    assert 100 * right / len(files) == pytest.approx(model.history[-1].accuracy)
-
-
 def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
     learned("ridge").save(tmp_path / "b")
     same, other = build_backbone(f"pixels:{SIDE}"), build_backbone("pixels:4")
@@ -120,12 +110,6 @@ def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert "MB" in output
         assert "energy so far not measured" in output
         assert ("written by cifnet_pl" in output) == (path != run)
-
-
-def test_markup_in_names_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    learned("ncm", [["[red]a[/red]", "b[bold]"]]).save(tmp_path / "b")
-    assert main(["info", "--model", str(tmp_path / "b")]) == 0
-    assert "[red]a[/red] (7)" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -414,13 +398,6 @@ def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:
     assert "\n" not in str(refusal(lambda: load(target, device="cpu")) or "")
 
 
-@settings(max_examples=60, suppress_health_check=QUIET)
-@given(st.data())
-@pytest.mark.parametrize("kind", ["tensors", "config"])
-def test_mutated_bytes(kind: str, bundle: Path, tmp_path: Path, data: st.DataObject):
-    bytes_mutated(kind, bundle, tmp_path / "m", data)
-
-
 @settings(max_examples=120, suppress_health_check=QUIET)
 @given(st.data())
 def test_mutated_descriptions(bundle: Path, tmp_path: Path, data: st.DataObject):
@@ -541,3 +518,10 @@ def test_compressed_checkpoints_are_refused(run: Path, tmp_path: Path):
             out.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match="compressed"):
         load(tmp_path / "c.ckpt")
+
+
+@settings(max_examples=60, suppress_health_check=QUIET)
+@given(st.data())
+@pytest.mark.parametrize("kind", ["tensors", "config"])
+def test_mutated_bytes(kind: str, bundle: Path, tmp_path: Path, data: st.DataObject):
+    bytes_mutated(kind, bundle, tmp_path / "m", data)

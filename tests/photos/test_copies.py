@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.photos.copies import held_back, held_back_together, similar_groups
-from cifnet_pl.photos.photo import DATE_CHANGED, DATE_TAKEN, EXIF_PART, look_at, looks_at
+from cifnet_pl.photos.photo import DATE_TAKEN, EXIF_PART, look_at, looks_at
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_photos
 
@@ -58,18 +58,6 @@ def test_names(tmp_path: Path):
         photo(tmp_path / "bee" / f"IMG_{i // 3:03}_{i % 3}.jpg")
     train, val = split(tmp_path, r"name:IMG_(\d+)")
     whole(train, val, lambda name: name.split("_")[0] + name.split("_")[1])
-    assert len(val) == 12
-
-
-@pytest.mark.parametrize(("group", "step"), [("day", timedelta(hours=30)), ("burst", timedelta(minutes=2))])
-def test_days_and_bursts(tmp_path: Path, group: str, step: timedelta):
-    for class_name in ("ant", "bee"):
-        for k in range(8):
-            for i in range(3):
-                taken = START + k * step + timedelta(seconds=4 * i)
-                photo(tmp_path / class_name / f"{k}-{i}.jpg", taken, DATE_TAKEN if i else DATE_CHANGED)
-    train, val = split(tmp_path, group)
-    whole(train, val, lambda name: name.split("-")[0])
     assert len(val) == 12
 
 
@@ -139,13 +127,6 @@ def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
         build_source(source, SourceOptions(tmp_path, group=group))
 
 
-def test_refused_where_the_photos_are_split_already(tmp_path: Path):
-    for subset in ("train", "val"):
-        photo(tmp_path / subset / "ant" / "1.jpg")
-    with pytest.raises(UsageError, match="has train and val"):
-        build_source("folder", SourceOptions(tmp_path, group="day"))
-
-
 def test_a_run_holds_groups_back_and_its_model_lives_on(tmp_path: Path):
     photos = make_photos(tmp_path / "photos", ["ant", "bee"], 16)
     run = learned(tmp_path, "--data.source", "folder", "--data.root", str(photos), "--model.head", "RidgeHead",
@@ -191,15 +172,6 @@ def test_shots_of_one_scene_are_a_group(tmp_path: Path):
     groups = groups_of(files)
     moment = np.arange(18) // 3
     assert ((groups[:, None] == groups) == (moment[:, None] == moment)).all()
-
-
-def test_a_burst_is_a_group_by_its_times(tmp_path: Path):
-    """A second between shots joins them, a minute does not; the pictures say nothing."""
-    start = datetime(2025, 5, 3, 10)
-    for i, seconds in enumerate((0, 1, 3, 60, 61, 200)):
-        photo(tmp_path / f"{i}.jpg", start + timedelta(seconds=seconds))
-    groups = groups_of(sorted(tmp_path.iterdir()))
-    assert np.bincount(groups).tolist() == [3, 2, 1]
 
 
 def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import io
-import os
 import stat
 import zipfile
 from collections.abc import Callable
@@ -41,10 +40,6 @@ def test_folders(tree: Path):
     assert relative(tree, str(tree)) == ["a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"]
 
 
-def test_one_file_of_any_name(tree: Path):
-    assert relative(tree, str(tree / "j")) == ["j"]
-
-
 @pytest.mark.parametrize(
     "pattern", ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"]
 )
@@ -68,15 +63,6 @@ def test_circles_are_entered_once(tree: Path):
 def test_nothing_found(tree: Path, place: str):
     with pytest.raises(DataError, match="give a photo, a folder"):
         find_photos(str(tree / place))
-
-
-def test_large_folders_come_in_sorted_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(photo_files, "SORTED_AT_ONCE", 5)
-    for i in range(23):
-        (tmp_path / f"{i:02}.png").touch()
-    result = [path.name for path in find_photos(str(tmp_path))]
-    assert sorted(result) == [f"{i:02}.png" for i in range(23)]
-    assert all(result[i : i + 5] == sorted(result[i : i + 5]) for i in range(0, 23, 5))
 
 
 # ---------------------------------------------------------------------- archives
@@ -116,13 +102,6 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
             assert len({ours.mark(row) for row in range(len(ours))}) == len(ours)
 
 
-def test_train_and_val_in_an_archive(tmp_path: Path):
-    for split in ("train", "val"):
-        make_photos(tmp_path / "set" / split, ["ant", "bee"], 2)
-    source = folder(SourceOptions(pack(tmp_path / "set", tmp_path / "set.zip", "set/")))
-    assert (source.class_names, len(source.train), len(source.val)) == (["ant", "bee"], 4, 4)
-
-
 def test_photos_are_found_and_decoded_in_place(tmp_path: Path):
     photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
     packed = pack(photos, tmp_path / "shots.zip")
@@ -136,27 +115,6 @@ def test_photos_are_found_and_decoded_in_place(tmp_path: Path):
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
     with pytest.raises(DataError, match="no file or folder"):
         find_photos(str(packed / "cat"))
-
-
-def test_a_forked_process_reads_for_itself(tmp_path: Path):
-    packed = pack(make_photos(tmp_path / "photos", ["ant"], 4), tmp_path / "shots.zip")
-    files = list(find_photos(str(packed)))
-    expected = [read_square(file, 8) for file in files]
-    child = os.fork()
-    if child == 0:
-        same = all(
-            np.array_equal(read_square(f, 8), e) for _ in range(20) for f, e in zip(files, expected, strict=True)
-        )
-        os._exit(0 if same else 1)
-    assert all(np.array_equal(read_square(f, 8), e) for _ in range(20) for f, e in zip(files, expected, strict=True))
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_an_archive_that_is_replaced_is_read_anew(tmp_path: Path):
-    packed = pack(make_photos(tmp_path / "a", ["ant"], 2), tmp_path / "shots.zip")
-    assert len(list(find_photos(str(packed)))) == 2
-    pack(make_photos(tmp_path / "b", ["ant"], 3), packed)
-    assert len(list(find_photos(str(packed)))) == 3
 
 
 def _link(target: Path) -> Path:

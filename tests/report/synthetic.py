@@ -13,7 +13,7 @@ import yaml
 from cifnet_pl import heads
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
-from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.files import to_csv, write_json, write_text
 
 SOURCE = "cpu estimated (cpu_load), ram estimated"
 HEADS: dict[str, dict[str, Any]] = {
@@ -99,12 +99,13 @@ def write_run(
         **options_of_head,
         **({"projection": f"seed {seed}"} if "width" in options_of_head else {}),
     }
-    record.write_summary(
-        folder, head=head, head_settings=settings, buffer_settings=kept if used else None,
+    summary = record.summary(
+        head=head, head_settings=settings, buffer_settings=kept if used else None,
         backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, **{"device": "x86_64", **(about or {})},
         state_components=components, state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
         image_size=config["data"]["image_size"],
     )  # fmt: skip
+    write_json(folder / "summary.json", summary)
     if activations:
         strong = 0.1 if kept is not None else 0.7
         body = [[i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))] for i in range(tasks)]

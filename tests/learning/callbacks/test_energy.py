@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import FinetuneModule
-from cifnet_pl.learning.callbacks.energy import Energy, EnergyMonitor, check_country, energy_source, physical_gpus
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.learning.callbacks.energy import EnergyMonitor, energy_source, physical_gpus
 from tests.command_line import fit
 from tests.killing import Killed, at_call
 
 MEASURED = ["--energy.enabled", "true", "--data.max_tasks", "3"]
-PLAIN = ("train_seconds", "energy_kwh", "energy_source", "eval_energy_kwh")
 
 
 class Cpu:
@@ -179,11 +177,6 @@ def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, m
     assert len(tracker.stopped) == {"init": 0, "stop": 2}.get(where[0], 1)
 
 
-def test_off_is_off(tracker, tmp_path):
-    assert fit(tmp_path, "--data.max_tasks", "1") == 0
-    assert tracker.calls == {}
-
-
 @pytest.mark.parametrize("mode", ["machine", "process"])
 def test_whether_other_processes_are_counted_is_chosen_and_said(mode, tracker, tmp_path):
     assert fit(tmp_path, *MEASURED, "--energy.tracking_mode", mode, "--data.max_tasks", "1") == 0
@@ -204,19 +197,6 @@ def test_with_the_real_tracker(tmp_path, capfd):
     shown = capfd.readouterr()
     assert "codecarbon" not in (shown.out + shown.err).lower()
     assert f"kWh ({summary['energy_source']})" in shown.out
-
-
-def test_countries():
-    assert check_country("FRA") == "FRA"
-    with pytest.raises(UsageError, match="country"):
-        check_country("fra ")
-
-
-def test_energies_add():
-    difference = Energy(3, 2, 1, 1).plus(Energy(1, 1, 1, 1), -1)
-    assert difference.plus(Energy(1, 1, 1, 1)) == Energy(3, 2, 1, 1)
-    assert difference.total == 3
-    assert EnergyMonitor(enabled=False).source is None
 
 
 def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():

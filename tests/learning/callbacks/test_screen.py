@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.callbacks.screen import number, record_table, small
+from cifnet_pl.learning.callbacks.screen import record_table
 from tests.command_line import FAST, fit, make_photos
 from tests.killing import start
 
@@ -68,23 +68,11 @@ def test_the_bar_speaks_of_tasks(terminal):
     assert re.search(r"Task 2/3 .*A_k: 100\.0 %", terminal)
 
 
-def test_the_bar_is_gone_before_the_table(terminal):
-    table = terminal.index("┏")
-    assert "Task" not in terminal[table:]
-    assert terminal[table - 1] == "\n"
-
-
 def test_nothing_but_bar_table_and_two_sentences(terminal):
     words = {"Task", "Validation", "tasks", "classes", "run folder", "Ā", "learning", "state", "task", "next: "}
     lines = [line for line in terminal.splitlines() if line.strip()]
     strange = [line for line in lines if not any(word in line for word in words) and line[0] not in "┏┡│└├"]
     assert strange == []
-
-
-def test_numbers():
-    assert number(None) == small(None) == "–"
-    assert number(12.345, 1, " %") == "12.3 %"
-    assert small(0.000123) == "1.2e-04"
 
 
 def test_plain_words_for_folders_of_photos(tmp_path, capsys):
@@ -116,15 +104,6 @@ def test_names_in_brackets_are_shown_and_two_spellings_of_one_name_are_noticed(t
     shown = capsys.readouterr()
     assert ": Cup (2), [bold] lid (2), [x] box (2), cup (2)." in shown.out
     assert "note: classes 'Cup' and 'cup' differ only in how they are written" in shown.out + shown.err + caplog.text
-
-
-def test_one_class_is_no_success(tmp_path, capsys):
-    photos = make_photos(tmp_path / "photos", ["ant"], 8)
-    options = ["--data.root", str(photos), "--data.source", "folder", "--data.classes_per_task", "1"]
-    assert fit(tmp_path, *options, "--model.head", "RidgeHead") == 0
-    shown = capsys.readouterr().out
-    assert "1 class in 1 task on cpu" in shown
-    assert "With one class every photo is named so, whatever it shows" in shown
 
 
 def test_the_table_in_plain_words_is_whole_in_80_columns():
