@@ -11,7 +11,7 @@ from torch import nn
 
 import cifnet_pl.backbones
 import cifnet_pl.learning.callbacks
-from cifnet_pl import CalibrationBuffer
+from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
