@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.data.sets import FileSet
-from cifnet_pl.model.bundle import Event
+from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
@@ -365,6 +365,7 @@ class Service:
         def work(job: Job) -> tuple[Served, Result]:
             model, other, known = self.model, tidy(into), self.workspace.kept(self.workspace.current)
             require(model, name)
+            class_names([other], "the request", UsageError)
             moved = [file for file in known.get(name, []) if photos is None or file in photos]
             rest = [file for file in known.get(name, []) if file not in moved]
             if other == name or (photos is not None and not moved):

@@ -169,13 +169,6 @@ def test_by_keyboard_in_the_dark(browser, server):
         expect(page.locator("#tab-photos")).to_have_text("Photos (3)")
 
 
-def test_readable_in_the_light(browser, server):
-    with page_of(browser, server) as page:
-        for name in ("Versions", "Classes", "Photos"):
-            page.get_by_role("tab", name=name).click()
-            assert page.evaluate(CONTRAST) == []
-
-
 def test_the_token_is_asked_for(browser, tmp_path):
     server = ThreadServer(tmp_path / "w", Access(token="correct-horse-battery"))
     try:
