@@ -272,7 +272,7 @@ def test_plain_words_first(browser, server):
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71.0 %")
-        expect(figures.nth(4).locator("dd")).to_have_text("0 to 2 points")
+        expect(figures.nth(4).locator("dd")).to_have_text("at most 2 points")
         said = "Hardly ever answered: green. Of these days. Of another day. What helps most"
         expect(page.locator("#about-days")).to_contain_text(said)
         rows = page.locator("#class-table tr")  # the worst first

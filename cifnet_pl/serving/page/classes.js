@@ -7,11 +7,11 @@ const MOST = 200; // photos of a class that are shown, the newest
 let shown = null; // the class whose photos are shown
 const selected = new Set(); // of these
 
-/** What ten more photos would bring, in words: [from, to] points. */
+/** What ten more photos would bring, in words: of [from, to] points only the upper end is promised. */
 function worth(points) {
   if (!points) return "too few photos to say";
-  const [low, high] = points.map((value) => Math.max(0, Math.round(value)));
-  return high < 1 ? "hardly anything" : low === high ? `${count(high, "point")}` : `${low} to ${count(high, "point")}`;
+  const most = Math.round(points[1]);
+  return most < 1 ? "hardly anything" : `at most ${count(most, "point")}`;
 }
 
 function figures(look, answers) {
