@@ -213,31 +213,15 @@ def test_icarls_binary_loss_is_the_papers(tmp_path):
 
 # ---------------------------------------------------------------------- the command line
 
-OPTIONS = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2", "--data.image_size", "8"]
-OPTIONS += [
-    "--data.num_workers",
-    "0",
-    "--energy.enabled",
-    "false",
-    "--model.backbone",
-    "small",
-    "--data.batch_size",
-    "32",
-]
+OPTIONS = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2"]
+OPTIONS += ["--data.image_size", "8", "--data.num_workers", "0", "--data.batch_size", "32"]
+OPTIONS += ["--energy.enabled", "false", "--model.backbone", "small"]
 
 
 class TestCommandLine:
     def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
-        line = [
-            "--model",
-            "cifnet_pl.iterative.FOSTERModule",
-            *OPTIONS,
-            "--model.epochs",
-            "2",
-            "--seed_everything",
-            "5",
-        ]
-        line += ["--checkpoint.every_minutes", "0"]
+        line = ["--model", "cifnet_pl.iterative.FOSTERModule", *OPTIONS]
+        line += ["--model.epochs", "2", "--seed_everything", "5", "--checkpoint.every_minutes", "0"]
         assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
         assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone, imports
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads import HEADS
+from cifnet_pl.iterative.networks import frozen
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import FAST, fit, make_photos
@@ -202,6 +204,24 @@ def test_a_sweep_runs_it_in_the_folder_that_holds_the_file(
     assert main(["sweep", *files]) == 0
     assert "A_K 100.0 %" in capsys.readouterr().out
     assert "import:my_parts.MyNet" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_the_documented_method_has_the_loss_of_lwf(parts: Path):
+    from my_parts import MyMethod
+
+    made = MyMethod(backbone="pixels:8", weight=3.0)
+    made.classes = 3
+    made.expand(3)
+    made.teacher = tuple(map(frozen, made.teachers()))
+    made.old, made.classes = 3, 5
+    made.expand(2)
+    x, y = torch.randn(7, 3, 8, 8), torch.tensor([3, 4, 4, 3, 3, 4, 3])
+    scores = (x.flatten(1) @ made.classifier.weight.T + made.classifier.bias).detach().double()
+    before = (x.flatten(1) @ made.teacher[1].weight.T + made.teacher[1].bias).double()
+    new = -scores[:, 3:].log_softmax(1)[range(7), y - 3].mean()
+    kept = -((before / 2).softmax(1) * (scores[:, :3] / 2).log_softmax(1)).sum(1).mean()
+    batch = SimpleNamespace(inputs=lambda: x, labels=y)
+    assert float(made.loss(batch)) == pytest.approx(float(new + 3 * kept), rel=1e-5)
 
 
 # ---------------------------------------------------------------------- installed packages
