@@ -50,6 +50,8 @@ class ICaRLModule(IterativeModule):
         options: of :class:`IterativeModule`.
     """
 
+    title = "iCaRL"
+
     def __init__(self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any):
         super().__init__(prediction=prediction, **options)
         check_choice("loss", loss, Loss)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cifnet_pl.iterative import losses
+from cifnet_pl.iterative import METHODS, losses
 from cifnet_pl.iterative.podnet import CosineClassifier
 from cifnet_pl.iterative.tagfex import MergeAttention
+from cifnet_pl.utilities.plugins import title_of
 
 FILE = Path(__file__).parents[1] / "data" / "iterative_losses.npz"
 OLD = 6
@@ -19,6 +20,11 @@ OLD = 6
 def given():
     with np.load(FILE) as content:
         return {name: torch.from_numpy(content[name]) for name in content.files}
+
+
+def test_methods_have_the_names_of_the_published_rows_in_a_report():
+    names = {title_of(method) for method in METHODS}
+    assert names >= {"iCaRL", "WA", "PODNet", "DER", "MEMO", "CREATE", "TagFex"}
 
 
 def assert_equal(ours, theirs):
