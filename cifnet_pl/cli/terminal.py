@@ -86,7 +86,7 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-QUIET = (
+QUIET_WARNINGS = (
     r".*does not have many workers.*",
     r".*in eval mode at the start of training.*",
     r".*configure_optimizers.*returned.*None.*",
@@ -97,11 +97,34 @@ QUIET = (
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
 )
+QUIET_NEWS = (
+    "`Trainer.fit` stopped",
+    "💡 Tip",
+    "TPU available",
+    "HPU available",
+    "GPU available",
+    "Seed set to",
+    "Restoring states from",
+    "Restored all states",
+    "Loaded model weights",
+    "Initializing distributed",
+    "distributed_backend=",
+    "CUDA_VISIBLE_DEVICES: ",
+    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
+    "Automatic Mixed Precision",
+)
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.accelerators.cuda",
+)
 
 
 def quieten() -> None:
     """Silence advice that is wrong for a run without gradients, and messages that the run's own lines replace."""
-    for message in QUIET:
+    for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # news of seeds, devices and restored states
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(lambda record: not any(part in record.getMessage() for part in QUIET_NEWS))
