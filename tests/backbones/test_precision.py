@@ -124,7 +124,7 @@ def test_bundles(tmp_path: Path):
     config = config_of(tmp_path / "b")
     for forged, shown in (("bf16-true", "'bf16-true'"), ("\x1b[31m", r"'\\x1b\[31m'")):
         forge(tmp_path / "b", {**config, "precision": forged})
-        with pytest.raises(CheckpointError, match=f"was learned in precision {shown}, expected 32-true, bf16"):
+        with pytest.raises(CheckpointError, match=f"its precision is {shown}, expected 32-true, bf16"):
             cifnet_pl.load(tmp_path / "b")
     forge(tmp_path / "b", {**config, "precision": ["32-true"]})
     with pytest.raises(CheckpointError, match=re.escape("precision is '['32-true']', expected a valid string")):

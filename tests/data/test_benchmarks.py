@@ -130,9 +130,9 @@ def test_imagenet_itself_gives_the_usual_draw(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "part"),
     [
-        ({}, r"12 classes: set --data\.options\.class_list to a file"),
+        ({}, r"12 classes: set --data\.options\.class_list to the names"),
         ({"class_list": 1993}, "draws from 1000 classes"),
-        ({"class_list": [1, 2]}, "to a file with the names"),
+        ({"class_list": [1, 2]}, "to the names of"),
         ({"class_list": ["n00000000", "n00000000"]}, "names a class twice"),
         ({"class_list": ["n5"]}, "class 'n5' is not in train and val"),
     ],
