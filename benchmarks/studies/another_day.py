@@ -43,7 +43,8 @@ def cifnet(checkout: Path, *arguments: str) -> None:
         raise RuntimeError(f"{checkout} is no checkout of the package: it has no folder cifnet_pl")
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     command = [sys.executable, "-m", "cifnet_pl", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # In its folder, as Python looks for modules where it runs before it looks anywhere else.
+    done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
 
@@ -111,7 +112,7 @@ def main() -> None:
     show_columns(("", *COLUMNS))
     first: np.ndarray | None = None
     for name, checkout, root, options in asked.row:
-        drawn = [answers(Path(checkout), Path(root), options, seed) for seed in range(asked.draws)]
+        drawn = [answers(Path(checkout), Path(root).resolve(), options, seed) for seed in range(asked.draws)]
         ours = np.stack([table for _, table in drawn])
         show([name, *(f"{cell:.1f}" for cell in (np.mean([expected for expected, _ in drawn]), *measured(ours)))])
         if first is None:
