@@ -103,6 +103,7 @@ def test_from_an_empty_page(browser, tmp_path):
             page.get_by_role("button", name="Learn 8").click()
             expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
             expect(page.locator("#begin")).to_be_hidden()
+            expect(cards).to_have_count(0, timeout=30_000)  # what was learned waits no longer
             drop(page, "drop", {"a.png": photo("blue", 70, 60)})
             expect(cards.locator(".verdict")).to_contain_text("%")
     finally:

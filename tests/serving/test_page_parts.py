@@ -110,7 +110,7 @@ def test_many_photos_are_named_by_a_range_and_listed(browser, server):
         no_wider_than_the_screen(page)
         assert page.evaluate(CONTRAST) == []
         picture(page, "many")
-        page.get_by_label("Class of the selected photos").fill("blue")
+        page.get_by_label("Class of the selected photos", exact=True).fill("blue")
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Say yes to").click()
         cards.nth(20).get_by_role("button", name="Take back").click()
