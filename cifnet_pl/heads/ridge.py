@@ -34,6 +34,9 @@ FEW = 15
 GROUPED = 0.25
 """Share of the samples that are in a group with others, from which on they are not taken for independent."""
 
+UNEVEN = 4
+"""Photos of the largest class over those of the smallest, from which on classes are uneven."""
+
 LEAST = 0.1
 """Least standard deviation of a feature for its scaling, as a share of the root mean square of all."""
 
@@ -232,7 +235,8 @@ class RidgeHead(SumsHead):
         way; features are scaled where it is smaller so. In the sum each rule is divided by its own temperature, so that
         both are log probabilities. The sum is taken of samples that are independent, the discriminant of those that
         come in groups, unless the other one's score is better by more than its standard deviation. With fewer than
-        ``FEW`` samples a class it is not asked: a class without one of its few samples is another one.
+        ``FEW`` samples a class it is not asked: a class without one of its few samples is another one. Of uneven
+        classes (``UNEVEN``) it is the discriminant: the score would be that of the frequent ones.
         """
         if not self.decides or not len(y):
             return
@@ -268,6 +272,9 @@ class RidgeHead(SumsHead):
         in_groups = (sizes[numbers] > 1).double().mean() > GROUPED
         rules, columns = [scores[known] for scores in rules], columns[known]
         factors = [1 / fit_temperature(scores, columns) for scores in rules]
+        if self.sums.counts.max() >= UNEVEN * self.sums.counts.min():
+            shares = [0.0, factors[1]]
+            return left_out_losses(factors[1] * rules[1], columns).mean().item(), shares
         found = [(left_out_losses(a * rules[0] + b * rules[1], columns), [a, b]) for a, b in (factors, [0.0, 1.0])]
         (losses, shares), (others, other_shares) = reversed(found) if in_groups else found
         gain = losses - others

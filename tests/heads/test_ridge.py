@@ -380,6 +380,18 @@ def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
     assert torch.equal(loaded(z), head(z))
 
 
+@pytest.mark.parametrize(("rare", "both"), [(14, True), (3, False)])
+def test_uneven_classes_are_told_apart_by_the_discriminant(rare: int, both: bool) -> None:
+    """Ridge regression knows how frequent each class is, and hardly ever names a rare one."""
+    images, targets = load_digits(return_X_y=True)
+    z, y = torch.from_numpy(images / 16), torch.from_numpy(targets).long()
+    rows = torch.cat([(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)])
+    head = teach(RidgeHead(64, decision="auto"), z[rows], y[rows])
+    head.decide(z[rows], y[rows])
+    assert bool(head.shares[0]) == both
+    assert head.shares[1] > 0
+
+
 def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each photo's twins vouch for it under the rule that fits them: what counts is how photos without them are named.
 
