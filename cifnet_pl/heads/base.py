@@ -269,20 +269,20 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
-def log_odds(logits: Tensor) -> tuple[Tensor, Tensor]:
+def log_odds(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute by how much each row's largest logit is above all others together.
 
     Args:
         logits: (n, C) float.
 
     Returns:
-        (n,) logarithm of the odds of the most probable class; (n, C) log probability of each other class among those,
-        infinite or NaN at the most probable one.
+        (n, 1) column of the most probable class; (n, 1) logarithm of its odds; (n, C) log probability of each other
+        class among those, infinite or NaN at the most probable one.
     """
     first = logits.argmax(dim=1, keepdim=True)
     others = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) == first, -torch.inf)
     together = others.logsumexp(dim=1, keepdim=True)
-    return (logits.gather(1, first) - together)[:, 0], others - together
+    return first, logits.gather(1, first) - together, others - together
 
 
 def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor | float) -> Tensor:
@@ -305,11 +305,8 @@ def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor 
         >>> to_probabilities(scores, 1.0, 0.5)[0].round(decimals=3).tolist()
         [0.76, 0.12, 0.12]
     """
-    odds, others = log_odds(scores / temperature)
-    odds = (power * odds)[:, None]
-    first = scores.argmax(dim=1, keepdim=True)
-    is_first = torch.arange(scores.shape[1], device=scores.device) == first
-    return torch.where(is_first, torch.sigmoid(odds), torch.sigmoid(-odds) * others.exp())
+    first, odds, others = log_odds(scores / temperature)
+    return (torch.sigmoid(-power * odds) * others.exp()).scatter(1, first, torch.sigmoid(power * odds))
 
 
 RIDGE = 3.0

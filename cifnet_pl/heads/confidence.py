@@ -199,14 +199,15 @@ def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
         return fit_temperature(scores, columns), 1.0
     n, classes = scores.shape
     smooth = 1 / (n + 2)  # the same share of the target as in `fit_temperature`
-    right = scores.argmax(dim=1) == columns
+    columns = columns[:, None]
 
     def best_power(temperature: float) -> tuple[float, float]:
         """The power, and its loss. Only the answer's part of the loss changes with it."""
-        odds, others = log_odds(scores / temperature)
+        first, odds, others = log_odds(scores / temperature)
+        right = first == columns
         share = (1 - smooth) * right + smooth / classes  # of the target, at the answer
-        within = (1 - smooth) * others.gather(1, columns[:, None])[:, 0].where(~right, 0)
-        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(dim=1)
+        within = (1 - smooth) * others.gather(1, columns).where(~right, 0)
+        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(dim=1, keepdim=True)
 
         def loss(power: float) -> float:
             sure, unsure = logsigmoid(power * odds), logsigmoid(-power * odds)

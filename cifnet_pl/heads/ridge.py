@@ -270,16 +270,14 @@ class RidgeHead(SumsHead):
             return None
         numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)[1:]
         in_groups = (sizes[numbers] > 1).double().mean() > GROUPED
+        uneven = self.sums.counts.max() >= UNEVEN * self.sums.counts.min()
         rules, columns = [scores[known] for scores in rules], columns[known]
         factors = [1 / fit_temperature(scores, columns) for scores in rules]
-        if self.sums.counts.max() >= UNEVEN * self.sums.counts.min():
-            shares = [0.0, factors[1]]
-            return left_out_losses(factors[1] * rules[1], columns).mean().item(), shares
         found = [(left_out_losses(a * rules[0] + b * rules[1], columns), [a, b]) for a, b in (factors, [0.0, 1.0])]
-        (losses, shares), (others, other_shares) = reversed(found) if in_groups else found
+        (losses, shares), (others, other_shares) = reversed(found) if in_groups or uneven else found
         gain = losses - others
         enough = len(columns) >= FEW * len(torch.unique(columns))
-        if enough and gain.sum() > gain.square().sum().sqrt():
+        if enough and not uneven and gain.sum() > gain.square().sum().sqrt():
             losses, shares = others, other_shares
         return losses.mean().item(), shares
 

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -532,19 +533,22 @@ class Contents:
     def __init__(self) -> None:
         self._contents: dict[Path, bytes] = {}
         self._free = KEPT
+        self._counting = Lock()  # photos are looked at by several threads
 
     def keep(self, file: Path) -> Photo:
         """Read a photo, and keep its content; UnreadableImage as :class:`Photo`."""
         photo = Photo(file)
-        if isinstance(photo.given, bytes) and len(photo.given) <= self._free:
-            self._contents[file] = photo.given
-            self._free -= len(photo.given)
+        with self._counting:
+            if isinstance(photo.given, bytes) and len(photo.given) <= self._free:
+                self._contents[file] = photo.given
+                self._free -= len(photo.given)
         return photo
 
     def take(self, file: Path) -> Photo:
         """Return a photo whose content is not needed any more, read unless it is here."""
-        content = self._contents.pop(file, None)
-        self._free += len(content or b"")
+        with self._counting:
+            content = self._contents.pop(file, None)
+            self._free += len(content or b"")
         return Photo(file if content is None else content)
 
 
