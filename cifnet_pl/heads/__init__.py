@@ -12,9 +12,9 @@ from cifnet_pl.heads.prototypes import NCMHead as NCMHead
 from cifnet_pl.heads.prototypes import RanPACHead as RanPACHead
 from cifnet_pl.heads.prototypes import KLDAHead as KLDAHead
 from cifnet_pl.heads.prototypes import FeCAMHead as FeCAMHead
-from cifnet_pl.heads.neighbours import KNNHead as KNNHead
-from cifnet_pl.heads.logistic import LogisticHead as LogisticHead
-from cifnet_pl.heads.logistic import SGDHead as SGDHead
+from cifnet_pl.heads.samples import KNNHead as KNNHead
+from cifnet_pl.heads.samples import LogisticHead as LogisticHead
+from cifnet_pl.heads.samples import SGDHead as SGDHead
 
 HEADS: dict[str, type[Head]] = {
     name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Head) and kind != Head

@@ -18,7 +18,8 @@ from cifnet_pl.backbones.engines import PRECISIONS
 from cifnet_pl.backbones.families import load_tensors
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
-from cifnet_pl.heads.base import Samples, fits
+from cifnet_pl.heads.base import fits
+from cifnet_pl.heads.samples import Samples
 from cifnet_pl.model.bundle import (
     CONFIG,
     BackboneTable,

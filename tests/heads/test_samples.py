@@ -1,7 +1,10 @@
+"""Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression and SGD."""
+
 from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import Head, LogisticHead, SGDHead
-from cifnet_pl.heads.logistic import ABSENT
+from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
+from cifnet_pl.heads.samples import ABSENT
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.suite import teach
 from tests.models import learn_digits
@@ -20,7 +23,24 @@ from tests.models import learn_digits
 _images, _targets = load_digits(return_X_y=True)
 Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
 REST, TRUE = torch.from_numpy(_images[1000:] / 16), torch.from_numpy(_targets[1000:]).long()
+# Pixels have 17 values, so that distances are often equal; a little noise decides.
+NOISY = REST + 1e-3 * torch.randn(REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 HEADS = pytest.mark.parametrize("make", [LogisticHead, SGDHead])
+
+
+def rows(seed: int, n: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings of few distinct values, so that many rows are alike or alike at the start."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randint(-1, 2, (n, 3), generator=generator).double()
+    y = torch.randint(-(2**62), 2**62, (n,), generator=generator)
+    return z, y, torch.randint(1, 3, (n,), generator=generator).double()
+
+
+def neighbours_of(head: KNNHead) -> KNNHead:
+    for k in range(5):
+        rows = (Y // 2).eq(k)
+        teach(head, Z[rows], Y[rows])
+    return head
 
 
 def buffer(labels: list[int], per_class: int = 10) -> tuple[Tensor, Tensor]:
@@ -181,15 +201,21 @@ def test_no_warning_from_a_plain_fit() -> None:
         learned(LogisticHead(64), tasks=2)
 
 
-@pytest.mark.parametrize("wrong", [{"inverse_penalty": 0}, {"inverse_penalty": float("inf")}, {"max_iter": 0}])
-def test_impossible_arguments_of_logistic_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        LogisticHead(4, **wrong)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    "wrong", [{"learning_rate": 0}, {"learning_rate": float("nan")}, {"momentum": 1}, {"epochs": 0}, {"batch_size": 0}]
+    ("make", "wrong"),
+    [
+        (KNNHead, {"neighbours": 0}),
+        (KNNHead, {"metric": "euclid"}),
+        (LogisticHead, {"inverse_penalty": 0}),
+        (LogisticHead, {"inverse_penalty": float("inf")}),
+        (LogisticHead, {"max_iter": 0}),
+        (SGDHead, {"learning_rate": 0}),
+        (SGDHead, {"learning_rate": float("nan")}),
+        (SGDHead, {"momentum": 1}),
+        (SGDHead, {"epochs": 0}),
+        (SGDHead, {"batch_size": 0}),
+    ],
 )
-def test_impossible_arguments_of_sgd_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_arguments_are_refused(make: type[Head], wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        SGDHead(4, **wrong)  # type: ignore[arg-type]
+        make(4, **wrong)
