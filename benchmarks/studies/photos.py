@@ -18,7 +18,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet
+from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory

@@ -18,24 +18,12 @@ from functools import partial
 from torch import nn
 
 from cifnet_pl.backbones import families
-from cifnet_pl.backbones.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, Preprocessing
-from cifnet_pl.backbones.families import headless
+from cifnet_pl.backbones.backbone import Backbone as Backbone
+from cifnet_pl.backbones.backbone import Preprocessing as Preprocessing
 from cifnet_pl.backbones.patches import patch_dictionary
 from cifnet_pl.backbones.structures import VIEWS, split_views, structured
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-
-__all__ = [
-    "BACKBONES",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "Backbone",
-    "Builder",
-    "Preprocessing",
-    "build_backbone",
-    "headless",
-    "imports",
-]
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 

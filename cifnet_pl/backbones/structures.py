@@ -6,6 +6,7 @@ before they are loaded, and executes nothing.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -40,6 +41,47 @@ def stages_of(network: nn.Module, method: str = "this method") -> tuple[list[nn.
         f"{method} needs the stages of a residual network, and {type(network).__name__} does not show them: "
         "use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
     )
+
+
+def with_maps(network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Run a residual network stage by stage.
+
+    Args:
+        network: see :func:`stages_of`.
+        x: (n, 3, h, w) normalised images.
+
+    Returns:
+        The map (n, c, h, w) after each stage, and the embeddings (n, d).
+    """
+    stages, pool = stages_of(network)
+    maps = []
+    for stage in stages:
+        x = stage(x)
+        maps.append(x)
+    return maps, pool(x)
+
+
+def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
+    """Return a larger linear layer with the weights of ``layer`` in its corner.
+
+    Args:
+        layer: the old one, or None.
+        inputs, outputs: sizes of the new one; further weights are drawn, and further biases are zero.
+    """
+    new = nn.Linear(inputs, outputs)
+    nn.init.kaiming_uniform_(new.weight, nonlinearity="linear")
+    nn.init.zeros_(new.bias)
+    if layer is not None:
+        rows, columns = layer.weight.shape
+        with torch.no_grad():
+            new.weight[:rows, :columns] = layer.weight.cpu()
+            new.bias[:rows] = layer.bias.cpu()
+    return new
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    """Return a copy that never learns, in evaluation mode."""
+    return copy.deepcopy(module).requires_grad_(False).eval()
 
 
 class Branches(nn.ModuleList):

@@ -51,7 +51,7 @@ def embed(
     if target.suffix not in FORMATS:
         raise unknown_name("kind of file for --output", target.suffix or "no ending", FORMATS)
     from cifnet_pl.backbones import build_backbone
-    from cifnet_pl.data.sources.embeddings import import_pyarrow
+    from cifnet_pl.data.sources.tables import import_pyarrow
     from cifnet_pl.model.class_photos import embed as embedded
 
     if target.suffix == ".parquet":

@@ -258,7 +258,7 @@ def choose_backbone(config: Any) -> None:
         UsageError: another backbone was asked for, or the file of embeddings is not given.
         DataError: it cannot be read.
     """
-    from cifnet_pl.data.sources.embeddings import embeddings_width
+    from cifnet_pl.data.sources.tables import embeddings_width
 
     model = config.get("model.init_args")
     if config.get("data.source") != "embeddings" or model is None or "backbone" not in model:

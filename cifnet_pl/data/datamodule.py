@@ -32,7 +32,7 @@ from cifnet_pl.data.loading import (
 from cifnet_pl.data.plan import Copies, Plan, TaskLearner, TaskStream, find_copies, of_first, without_test_images
 from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_PHOTOS, build_source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet
+from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.data.streams import Disjoint, Stream
 from cifnet_pl.photos.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.photos.copies import NEAR, SINGLE, Duplicates

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from cifnet_pl.iterative.create import CREATEModule
-from cifnet_pl.iterative.der import DERModule, MEMOModule
-from cifnet_pl.iterative.foster import FOSTERModule
-from cifnet_pl.iterative.podnet import PODNetModule
-from cifnet_pl.iterative.replay import FinetuneModule, ICaRLModule, ReplayModule, WAModule
-from cifnet_pl.iterative.tagfex import TagFexModule
-from cifnet_pl.iterative.trainer import IterativeModule
+from cifnet_pl.iterative.create import CREATEModule as CREATEModule
+from cifnet_pl.iterative.der import DERModule as DERModule
+from cifnet_pl.iterative.der import MEMOModule as MEMOModule
+from cifnet_pl.iterative.foster import FOSTERModule as FOSTERModule
+from cifnet_pl.iterative.podnet import PODNetModule as PODNetModule
+from cifnet_pl.iterative.replay import FinetuneModule as FinetuneModule
+from cifnet_pl.iterative.replay import ICaRLModule as ICaRLModule
+from cifnet_pl.iterative.replay import ReplayModule as ReplayModule
+from cifnet_pl.iterative.replay import WAModule as WAModule
+from cifnet_pl.iterative.tagfex import TagFexModule as TagFexModule
+from cifnet_pl.iterative.trainer import IterativeModule as IterativeModule
 
 METHODS = (
     FinetuneModule,
@@ -23,18 +27,3 @@ METHODS = (
     TagFexModule,
 )
 """All trained methods, in the order of their papers."""
-
-__all__ = [
-    "METHODS",
-    "CREATEModule",
-    "DERModule",
-    "FOSTERModule",
-    "FinetuneModule",
-    "ICaRLModule",
-    "IterativeModule",
-    "MEMOModule",
-    "PODNetModule",
-    "ReplayModule",
-    "TagFexModule",
-    "WAModule",
-]

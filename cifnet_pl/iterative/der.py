@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones.structures import Branches, LastStages, stages_of
+from cifnet_pl.backbones.structures import Branches, LastStages, grown, stages_of
 from cifnet_pl.iterative.losses import auxiliary_targets
-from cifnet_pl.iterative.networks import grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 
 

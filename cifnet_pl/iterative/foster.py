@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones.structures import Branches
+from cifnet_pl.backbones.structures import Branches, grown
 from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
-from cifnet_pl.iterative.networks import grown
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 

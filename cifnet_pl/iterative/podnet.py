@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from cifnet_pl.backbones.structures import stages_of, without_last_relu
+from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance, proxy_scores
-from cifnet_pl.iterative.networks import with_maps
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones.structures import stages_of
+from cifnet_pl.backbones.structures import grown, stages_of, with_maps
 from cifnet_pl.iterative.der import DERModule
 from cifnet_pl.iterative.losses import info_nce, transfer
-from cifnet_pl.iterative.networks import grown, with_maps
 from cifnet_pl.iterative.trainer import Examples
 from cifnet_pl.utilities.errors import UsageError, check_that
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.structures import frozen, grown
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.iterative.augmentation import Policy
@@ -34,7 +35,6 @@ from cifnet_pl.iterative.descent import (
 from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, choose, quota
 from cifnet_pl.iterative.learned import frozen_backbone, learned_model
 from cifnet_pl.iterative.losses import aligned
-from cifnet_pl.iterative.networks import frozen, grown
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule, run_folder
 from cifnet_pl.model.classifier import Classifier

@@ -14,8 +14,8 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
 from cifnet_pl.data.sources.folders import about_nesting, about_strays, file_set, parts_of, require_classes
+from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.core import Model, embed_images
 from cifnet_pl.photos.copies import Duplicates, Repeats, about_copies, about_labels, held_back, held_back_together

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.data.loading import Task
-from cifnet_pl.data.sources.embeddings import open_table
+from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads.confidence import AnswerSets, check_share, novelty_reference
 from cifnet_pl.model.bundle import class_names, write_bundle
 from cifnet_pl.model.class_photos import embed_batch

@@ -26,7 +26,7 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, pieces
 from cifnet_pl.data.sets import ImageSet, SampleSet, Source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet
+from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import Event, StoredTensors, Table, now, open_tensors, parse
 from cifnet_pl.model.classifier import Classifier

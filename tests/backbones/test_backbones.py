@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer, resnet18
 
 from cifnet_pl import backbones
-from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone, headless
-from cifnet_pl.backbones.families import read_tensors
+from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
+from cifnet_pl.backbones.families import headless, read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 
 LITE0 = "embedded:efficientnet_lite0"

@@ -12,7 +12,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.audit import more_photos
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.core import Model
-from cifnet_pl.statistics import near_copies
+from cifnet_pl.statistics import look_alikes as near_copies
 from tests.cli.test_evaluate import bundle
 from tests.command_line import learned, make_photos, rows
 

@@ -14,7 +14,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, open_table
+from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import vectors
 

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 
+from cifnet_pl.backbones.structures import with_maps
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.iterative import (
     METHODS,
@@ -15,7 +16,6 @@ from cifnet_pl.iterative import (
     ReplayModule,
     TagFexModule,
 )
-from cifnet_pl.iterative.networks import with_maps
 from cifnet_pl.learning.callbacks import TaskMetrics
 from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed

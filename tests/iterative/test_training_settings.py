@@ -185,7 +185,7 @@ class TestParameters:
         for name in ("resnet32_cifar", "resnet18_cifar"):
             made = PODNetModule(backbone=f"random:{name}")
             made.train(False)
-            from cifnet_pl.iterative.networks import with_maps
+            from cifnet_pl.backbones.structures import with_maps
 
             x = torch.randn(2, 3, 32, 32)
             maps, z = with_maps(made.network, x)

@@ -14,7 +14,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
 from cifnet_pl.model.metrics import FEW
-from cifnet_pl.statistics import near_copies
+from cifnet_pl.statistics import look_alikes as near_copies
 
 CLASSES, EACH, WIDTH = 4, 12, 6
 NAMES = ["ant", "bee", "cat", "dog"]

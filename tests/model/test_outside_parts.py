@@ -18,9 +18,9 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone, imports
+from cifnet_pl.backbones.structures import frozen
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads import HEADS
-from cifnet_pl.iterative.networks import frozen
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import FAST, fit, make_photos

@@ -20,10 +20,9 @@ from cifnet_pl.data.sources.benchmarks import (
     tinyimagenet,
     torchvision_set,
 )
-from cifnet_pl.data.sources.embeddings import EmbeddingSet, embeddings
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.data.sources.hugging_face import hugging_face
-from cifnet_pl.data.sources.manifests import manifest
+from cifnet_pl.data.sources.tables import EmbeddingSet, embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered

@@ -23,8 +23,8 @@ from cifnet_pl.data.sets import (
     of_parts,
     split_by_seed,
 )
-from cifnet_pl.data.sources.embeddings import import_pyarrow, readable
 from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
+from cifnet_pl.data.sources.tables import import_pyarrow, readable
 from cifnet_pl.photos.files import expanded, listing, place, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.text import first_line, printable

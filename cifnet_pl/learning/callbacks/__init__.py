@@ -2,37 +2,21 @@
 
 from lightning.pytorch import Callback
 
-from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint
-from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
-from cifnet_pl.learning.callbacks.energy import EnergyMonitor
-from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
-from cifnet_pl.learning.callbacks.pictures import ClassResults, TrajectoryPlot
-from cifnet_pl.learning.callbacks.predictions import (
-    ActivationTable,
-    PredictionRecord,
-    PredictionTable,
-    PrequentialAccuracy,
-)
-from cifnet_pl.learning.callbacks.screen import CopiesReport, RunTable, TaskProgressBar, Words
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-
-__all__ = [
-    "ActivationTable",
-    "ClassResults",
-    "CopiesReport",
-    "CoverageAndNoveltyMetrics",
-    "EnergyMonitor",
-    "HeldBackPhotos",
-    "PredictionRecord",
-    "PredictionTable",
-    "PrequentialAccuracy",
-    "RunTable",
-    "TaskCheckpoint",
-    "TaskMetrics",
-    "TaskProgressBar",
-    "TrajectoryPlot",
-    "standard_callbacks",
-]
+from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint as TaskCheckpoint
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics
+from cifnet_pl.learning.callbacks.energy import EnergyMonitor as EnergyMonitor
+from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos as HeldBackPhotos
+from cifnet_pl.learning.callbacks.pictures import ClassResults as ClassResults
+from cifnet_pl.learning.callbacks.pictures import TrajectoryPlot as TrajectoryPlot
+from cifnet_pl.learning.callbacks.predictions import ActivationTable as ActivationTable
+from cifnet_pl.learning.callbacks.predictions import PredictionRecord as PredictionRecord
+from cifnet_pl.learning.callbacks.predictions import PredictionTable as PredictionTable
+from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy as PrequentialAccuracy
+from cifnet_pl.learning.callbacks.screen import CopiesReport as CopiesReport
+from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
+from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar
+from cifnet_pl.learning.callbacks.screen import Words as Words
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics as TaskMetrics
 
 
 def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
