@@ -122,7 +122,8 @@ class Process:
     def teach(self, photos: Sequence[bytes], name: str) -> Any:
         """Begin a lesson; gives its job."""
         files = [("files", (f"{i}.jpg", content)) for i, content in enumerate(photos)]
-        return self.post("/extend?wait=false", files=files, data={"class_name": name})
+        names = dict.fromkeys(self.post("/inbox", files=files)["photos"], name)
+        return self.post("/inbox/learn?wait=false", json={"names": names})
 
     def megabytes(self) -> float:
         """Memory that the process holds now."""

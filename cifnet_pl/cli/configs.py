@@ -6,11 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import cifnet_pl
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-
-RECOMMENDED = "folder"
-"""The configuration of ``fit --data.root PHOTOS`` alone."""
+from cifnet_pl.utilities.files import RECOMMENDED, config_files
 
 DECIDES = (
     *("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source"),
@@ -26,16 +23,6 @@ def configs() -> None:
     for name, path in files.items():
         print(f"{name:<{width}}  {_summary(path)}")
     print("\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME")
-
-
-def config_files() -> dict[str, Path]:
-    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder comes first."""
-    package = Path(cifnet_pl.__file__).parent
-    folder = package / "configs"
-    if not folder.is_dir():  # a checkout, not an installation
-        folder = package.parent / "configs"
-    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
-    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
 
 
 def find_config(word: str) -> Path:

@@ -35,6 +35,9 @@ ENOUGH = 20
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high (docs/serving.md).
 """
 
+TEN = 10
+"""Photos of each class whose worth is estimated."""
+
 FEWEST_NEW = 20
 """Labelled photos of a new place from which a model can be calibrated: sets of 95 % need nineteen."""
 
@@ -239,3 +242,48 @@ def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
         return "unknown", near_copies(samples.z, samples.y)
     found = find_occasions(samples.z, samples.columns, samples.left_out)
     return found.kind, near_copies(samples.z, samples.y) if found.groups is None else found.groups
+
+
+def ten_more(samples: CalibrationSamples | None) -> tuple[float, float] | None:
+    """Estimate how many points ten more photos of each class would bring on another day.
+
+    What the last ten brought is measured: a head learns all stored photos but ten of each class, drawn at random, and
+    both answer for those that it learned, each without its occasion. Errors are taken to fall with the square root of
+    the number of photos n, so that the next ten bring ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
+
+    Args:
+        samples: stored photos by which a model is calibrated, nearly all that it learned.
+
+    Returns:
+        Interval of 95 % over photos, the mean over the classes with enough of them; None where most have too few.
+    """
+    if samples is None or not samples.learned or not samples.head.leaves_one_out or samples.head.uses_buffer:
+        return None
+    y, head = samples.columns, samples.head
+    count = y.bincount(minlength=len(head.classes))
+    enough = count >= ENOUGH
+    if len(y) < ALL * sum(head.class_counts().values()) or 2 * int(enough.sum()) < len(count):
+        return None
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
+    order = order[y[order].argsort(stable=True)]
+    place = torch.arange(len(y), device=y.device) - (count.cumsum(0) - count)[y[order]]
+    rows = order[(place >= TEN) | ~enough[y[order]]]  # all but the first ten of each class that has enough
+    z, labels, groups = samples.z[rows], samples.y[rows], None if samples.groups is None else samples.groups[rows]
+    fewer = head.fresh()
+    fewer.begin_task(head.classes, (count - TEN * enough).tolist())
+    fewer.observe(z, labels)
+    fewer.solve()
+    fewer.decide(z, labels, groups)
+    scores = samples.scores()[rows], fewer.leave_one_out(z, labels, groups)
+    known = torch.stack(scores).isfinite().all(dim=2).all(dim=0)
+    before, after = ((each.argmax(dim=1) == y[rows])[known].double() for each in (scores[1], scores[0]))
+    of_class = [(after - before)[y[rows][known] == column] for column in enough.nonzero().flatten().tolist()]
+    of_class = [gains for gains in of_class if len(gains) > 1]
+    if not of_class:
+        return None
+    brought = torch.stack([one.mean() for one in of_class]).mean()
+    error = torch.stack([one.var() / len(one) for one in of_class]).sum().sqrt() / len(of_class)
+    n = float(count[enough].double().mean())
+    next_ones = 100 * (n**-0.5 - (n + TEN) ** -0.5) / ((n - TEN) ** -0.5 - n**-0.5)
+    low, high = ((brought + sign * error) * next_ones for sign in (-1.96, 1.96))
+    return float(low), float(high)

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Query, Request, Response, UploadFile
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, Field
@@ -263,26 +263,6 @@ def photo(
 
 
 # ---------------------------------------------------------------------- teach and change: each makes a version
-
-
-@changes.post("/extend", tags=["teach"], response_model=Lesson)
-async def extend(
-    request: Request,
-    service: Served,
-    files: Annotated[list[UploadFile], File(description="photos, or zip files of photos")],
-    class_name: Annotated[
-        str | None, Form(max_length=1000, description="class of all photos; without it, each photo's folder")
-    ] = None,
-    dry_run: Trial = False,
-    anyway: Anyway = False,
-    wait: Waits = True,
-) -> Response:
-    """Teach new classes, or more photos of known ones, in one step."""
-    service.check_writable()
-    async with request.app.state.staging:
-        photos = [(file.filename or "photo", file.file) for file in files]
-        staged = await run_in_threadpool(service.stage, photos, class_name)
-    return await ended(service, service.extend(staged, dry_run, anyway), wait)
 
 
 @routes.post("/inbox", tags=["teach"])

@@ -135,7 +135,9 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        await (self._refusal(scope) or self.app)(scope, limited(receive, self.body_bytes), reply)
+        # Files are sent whole: Starlette refuses a range that it cannot read in plain text.
+        whole = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"range"]}
+        await (self._refusal(scope) or self.app)(whole, limited(receive, self.body_bytes), reply)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)

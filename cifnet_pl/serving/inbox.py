@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 from pydantic import BaseModel, Field
 
+from cifnet_pl.data.sets import FileSet
+from cifnet_pl.model.bundle import class_names
 from cifnet_pl.photos.photo import UnreadableImage, content_hash
 from cifnet_pl.serving.answering import PhotoAnswer, Served
 from cifnet_pl.serving.inspection import Gallery, groups_of
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits, Staged, StagedPhoto, check_staged, file_name, folder_of, tidy, uploads
+from cifnet_pl.serving.refusals import Question, RequestError
+from cifnet_pl.serving.uploads import Limits, file_name, uploads
 from cifnet_pl.serving.workspace import Waiting, Workspace
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import number_of, printable
 
 MOST = 20_000
 """Photos that wait; more are refused."""
@@ -66,7 +73,7 @@ class Received(BaseModel):
     """The photos of a request that wait now; they are on the disk."""
 
     photos: list[str] = Field(description="names of their files, by which they are decided")
-    known: int = Field(description="photos that were learned before, wait already or were removed, and are left out")
+    known: int = Field(description="photos that are learned or wait already, and are left out")
     unreadable: list[LeftOut] = []
 
 
@@ -75,6 +82,81 @@ class Group(BaseModel):
 
     photos: list[str]
     suggestion: str | None = Field(default=None, description="class that most of them are given; null: none")
+
+
+class DecidedPhoto(NamedTuple):
+    """A photo that is to be learned.
+
+    Attributes:
+        sent: path that it was sent with.
+        file: name of its file in the workspace.
+        name: of its class.
+        hash: of its content, as models keep it.
+    """
+
+    sent: str
+    file: str
+    name: str
+    hash: int
+
+
+@dataclass
+class Decided:
+    """Photos that wait, and the classes that they were decided to be.
+
+    Attributes:
+        folder: holds their files.
+        photos: each once.
+
+    Raises:
+        RequestError: the name of a class cannot be stored.
+    """
+
+    folder: Path
+    photos: list[DecidedPhoto]
+
+    def __post_init__(self) -> None:
+        class_names(self.names, "the request", UsageError)
+
+    @property
+    def names(self) -> list[str]:
+        """Classes, in the order they were sent."""
+        return list(dict.fromkeys(photo.name for photo in self.photos))
+
+    @property
+    def files(self) -> FileSet:
+        """The files with the positions of their classes."""
+        position = {name: label for label, name in enumerate(self.names)}
+        return FileSet(self.folder, [one.file for one in self.photos], [position[one.name] for one in self.photos])
+
+    def of_class(self, name: str) -> list[str]:
+        """Return the file names of the photos of one class."""
+        return [photo.file for photo in self.photos if photo.name == name]
+
+    def ask(self, learned: Mapping[int, Collection[str]], known: Sequence[str]) -> None:
+        """Raise Question for what may be a mistake.
+
+        That is a class whose name is nearly that of a known one, or of another one in the request; and a photo that is
+        of another class, too.
+
+        Args:
+            learned: hash of a photo → classes in which it was learned.
+            known: names of the known classes.
+        """
+        for position, name in enumerate(self.names):
+            check_alike(name, [*known, *self.names[:position]])
+        for photo in self.photos:
+            if others := sorted(set(learned.get(photo.hash, ())) - {photo.name}):
+                before = f"{printable(photo.sent[:200])} was learned as '{printable(others[0])}' before"
+                raise Question(f"{before}. A photo in two classes makes both of them worse")
+
+    def leave_out(self, learned: Mapping[int, Collection[str]]) -> None:
+        """Leave out photos ``learned`` before as the same class (see :meth:`ask`); RequestError if none is left."""
+        new = [photo for photo in self.photos if photo.name not in learned.get(photo.hash, ())]
+        if not new:
+            all_of_them = "it was" if len(self.photos) == 1 else "all were"
+            raise RequestError(422, f"{number_of(len(self.photos), 'photo')} sent, but {all_of_them} learned before")
+        self.photos = new
 
 
 class Inbox:
@@ -93,7 +175,11 @@ class Inbox:
         self._answers: dict[str, InboxPhoto] = {}  # of that version, by the name of the photo
 
     def receive(
-        self, files: Iterable[tuple[str, IO[bytes]]], extension: Callable[[bytes], str], learned: Iterable[int]
+        self,
+        files: Iterable[tuple[str, IO[bytes]]],
+        extension: Callable[[bytes], str],
+        learned: Iterable[int],
+        again: bool,
     ) -> Received:
         """Keep photos until they are decided; return when the disk has them.
 
@@ -101,24 +187,27 @@ class Inbox:
             files: names that they were sent with, and open photos and zip files of photos.
             extension: decodes a photo and returns the extension of its format, or raises UnreadableImage.
             learned: content hashes of photos that need not wait.
+            again: whether photos that were taken away or forgotten wait again.
 
         Raises:
             RequestError: more than the limits allow; photos before that one wait.
         """
         result, before, photos = Received(photos=[], known=0), set(learned), uploads(files, self.limits)
-        waiting = len(self.workspace.waiting())
+        waiting = {one.file for one in self.workspace.waiting()}
         while part := list(islice(photos, TOGETHER)):
             rows: dict[str, tuple[str, bytes]] = {}
             for sent, content in part:
                 try:
                     if content_hash(content) not in before:
-                        rows[file_name(content, extension(content))] = sent, content
+                        file = file_name(content, extension(content))
+                        rows |= {} if file in waiting else {file: (sent, content)}
                 except UnreadableImage as error:
                     result.unreadable.append(LeftOut(file=printable(sent), reason=str(error)))
                     result.known -= 1
-            if waiting + len(result.photos) + len(rows) > MOST:
+            if len(waiting) + len(rows) > MOST:
                 raise RequestError(503, f"{MOST} photos wait already: decide some of them first")
-            new = self.workspace.receive(rows)
+            new = self.workspace.receive(rows, again)
+            waiting.update(new)
             result.photos += new
             result.known += len(part) - len(new)
         self.gallery.update()
@@ -181,8 +270,8 @@ class Inbox:
             groups.append(Group(photos=[files[row] for row in rows], suggestion=name))
         return groups
 
-    def staged(self, names: Mapping[str, str]) -> Staged:
-        """Return photos that wait for the learner.
+    def decided(self, names: Mapping[str, str]) -> Decided:
+        """Return photos that wait with the classes that they are to be.
 
         Args:
             names: name of a photo's file → its class. Photos that were decided meanwhile are left out.
@@ -190,27 +279,45 @@ class Inbox:
         Raises:
             RequestError: none of them waits, or a class name that cannot be stored.
         """
-        sent = {one.file: one.sent for one in self.workspace.waiting()}
-        files = self._still(names)
-        staged = Staged(self.workspace.linked(files), together=False)
-        try:
-            for file in files:
-                key = content_hash((staged.folder / file).read_bytes())
-                staged.photos.append(StagedPhoto(sent.get(file, file), file, tidy(names[file]), key))
-            check_staged(staged)
-        except BaseException:
-            staged.remove()
-            raise
-        return staged
-
-    def _still(self, photos: Iterable[str]) -> list[str]:
-        """Return those of some photos that still wait; RequestError if none does."""
-        here = {one.file for one in self.workspace.waiting()}
-        still = [photo for photo in dict.fromkeys(photos) if photo in here]
-        if not still:
+        here = {one.file: one.sent for one in self.workspace.waiting()}
+        files = [file for file in names if file in here]
+        if not files:
             raise RequestError(409, "none of these photos waits any more: someone else decided them, or took them away")
-        return still
+        folder = self.workspace.folder / "photos"
+        return Decided(
+            folder,
+            [DecidedPhoto(here[f], f, tidy(names[f]), content_hash((folder / f).read_bytes())) for f in files],
+        )
 
 
 def _doubt(photo: InboxPhoto) -> tuple[bool, bool, float]:
     return photo.certain, photo.known is not False, photo.classes[0].probability if photo.classes else 0.0
+
+
+def tidy(name: str) -> str:
+    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a row.
+
+    Raises:
+        RequestError: it holds half a character (a lone surrogate), which no file can store.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise RequestError(422, "a class name holds half a character: type it again")
+    return re.sub(r"[^\S\t-\r]+", " ", unicodedata.normalize("NFC", name)).strip(" ")
+
+
+def check_alike(name: str, others: Iterable[str]) -> None:
+    """Raise Question where a name differs from another one by capitals, spaces or Unicode form only."""
+    for other in others:
+        if name != other and _bare(name) == _bare(other):
+            apart = f"'{printable(name)}' differs from the class '{printable(other)}'"
+            raise Question(f"{apart} by capitals, spaces or Unicode form only", instead=other)
+
+
+def _bare(name: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def folder_of(sent: str) -> str | None:
+    """Return the name of the folder that a photo was sent in, if it was."""
+    parts = [part for part in sent.replace("\\", "/").split("/") if part not in ("", ".")]
+    return parts[-2] if len(parts) > 1 else None

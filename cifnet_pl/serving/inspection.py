@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.model.audit import audit
-from cifnet_pl.model.calibration import ALL, ENOUGH, Kind
+from cifnet_pl.model.calibration import ENOUGH, Kind, ten_more
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
 from cifnet_pl.serving.answering import Scored
@@ -168,7 +168,9 @@ def class_answers(model: Classifier) -> Answers:
     """Return what is answered for the stored photos of each class, in the order of the classes."""
     names, count = model.class_names, len(model.class_names)
     table = torch.zeros(count, count)
-    stored = stored_answers(model) if model.calibration.known not in ("few", "unknown") else None
+    if model.calibration.known in ("few", "unknown"):
+        return Answers(classes=[ClassAnswers(name=name, right=None) for name in names], ten_more=None)
+    stored = stored_answers(model)
     if stored is not None:
         true, answered = stored
         table = (true * count + answered).bincount(minlength=count**2).view(count, count)
@@ -184,57 +186,7 @@ def class_answers(model: Classifier) -> Answers:
         listed = [other for _, other in taken[:NAMED]]
         share = 100 * float(right[row] / photos[row])
         found.append(ClassAnswers(name=name, right=share, taken_for=listed, seldom=row in seldom))
-    return Answers(classes=found, ten_more=ten_more(model))
-
-
-TEN = 10
-"""Photos of each class whose worth is estimated."""
-
-
-def ten_more(model: Classifier) -> tuple[float, float] | None:
-    """Estimate how many points ten more photos of each class would bring on another day.
-
-    What the last ten brought is measured: a head learns all stored photos but ten of each class, drawn at random, and
-    both answer for those that it learned, each without its occasion. Errors are taken to fall with the square root of
-    the number of photos n, so that the next ten bring ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
-
-    Args:
-        model: that was calibrated by stored photos, nearly all that it learned.
-
-    Returns:
-        Interval of 95 % over photos, the mean over the classes with enough of them; None where most have too few.
-    """
-    samples, head = model.calibration_samples(), model.head
-    cannot = samples is None or not samples.learned or not head.leaves_one_out or head.uses_buffer
-    if samples is None or cannot or model.calibration.known in ("few", "unknown"):
-        return None
-    y, count = samples.columns, samples.columns.bincount(minlength=len(model.class_names))
-    enough = count >= ENOUGH
-    if len(y) < ALL * sum(model.counts.values()) or 2 * int(enough.sum()) < len(count):
-        return None
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
-    order = order[y[order].argsort(stable=True)]
-    place = torch.arange(len(y), device=y.device) - (count.cumsum(0) - count)[y[order]]
-    rows = order[(place >= TEN) | ~enough[y[order]]]  # all but the first ten of each class that has enough
-    z, labels, groups = samples.z[rows], samples.y[rows], None if samples.groups is None else samples.groups[rows]
-    fewer = head.fresh()
-    fewer.begin_task(head.classes, (count - TEN * enough).tolist())
-    fewer.observe(z, labels)
-    fewer.solve()
-    fewer.decide(z, labels, groups)
-    scores = samples.scores()[rows], fewer.leave_one_out(z, labels, groups)
-    known = torch.stack(scores).isfinite().all(dim=2).all(dim=0)
-    before, after = ((each.argmax(dim=1) == y[rows])[known].double() for each in (scores[1], scores[0]))
-    of_class = [(after - before)[y[rows][known] == column] for column in enough.nonzero().flatten().tolist()]
-    of_class = [gains for gains in of_class if len(gains) > 1]
-    if not of_class:
-        return None
-    brought = torch.stack([one.mean() for one in of_class]).mean()
-    error = torch.stack([one.var() / len(one) for one in of_class]).sum().sqrt() / len(of_class)
-    n = float(count[enough].double().mean())
-    next_ones = 100 * (n**-0.5 - (n + TEN) ** -0.5) / ((n - TEN) ** -0.5 - n**-0.5)
-    low, high = ((brought + sign * error) * next_ones for sign in (-1.96, 1.96))
-    return float(low), float(high)
+    return Answers(classes=found, ten_more=ten_more(model.calibration_samples()))
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
@@ -317,16 +269,19 @@ class Gallery:
         files, unit = self._classes.get(name, ([], z.new_zeros(0, len(z))))
         return files[int((unit @ z.cpu().float()).argmax())] if files else None
 
-    def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
+    def embeddings(
+        self, names: Sequence[str], report: Callable[[int, int], object] = lambda done, total: None
+    ) -> tuple[list[str], Tensor]:
         """Embed kept photos, and wait for the result.
 
         Args:
             names: of the photos.
+            report: called with how many of those that were not known are embedded, and how many these are.
 
         Returns:
             Names of the photos that can be read, and their embeddings (n, d).
         """
-        self._embed([name for name in names if name not in self.known])
+        self._embed([name for name in names if name not in self.known], report)
         present = [name for name in names if name in self.known]
         return present, torch.stack([self.known[name] for name in present]) if present else torch.zeros(0, 0)
 
@@ -355,7 +310,7 @@ class Gallery:
             for file in [file for file in list(self.known) if file not in wanted]:  # an audit may add others meanwhile
                 del self.known[file]
 
-    def _embed(self, names: Sequence[str]) -> None:
+    def _embed(self, names: Sequence[str], report: Callable[[int, int], object] = lambda done, total: None) -> None:
         for start in range(0, len(names), AT_ONCE):
             if self._ended:
                 return
@@ -368,6 +323,7 @@ class Gallery:
             for name, future in waiting:
                 if future.exception() is None:
                     self.known[name] = future.result().z.cpu().float()
+            report(start + len(waiting), len(names))
 
 
 def audited(gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:

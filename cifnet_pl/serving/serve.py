@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
 from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -145,7 +146,7 @@ def keep_watching(service: Service, folder: Path) -> None:
             for path in photos.found():
                 with open(path, "rb") as file:
                     try:
-                        service.receive([(str(path.relative_to(folder)), file)])
+                        service.receive([(str(path.relative_to(folder)), file)], again=False)
                     except RequestError as error:
                         if error.status == 503:
                             raise
@@ -158,15 +159,17 @@ def keep_watching(service: Service, folder: Path) -> None:
 
 
 def empty_model() -> Classifier:
-    """Build a model of ``configs/folder.yaml`` that knows no class."""
+    """Build the model that ``fit`` builds by default, which knows no class."""
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.buffer import CalibrationBuffer
     from cifnet_pl.heads import RidgeHead
     from cifnet_pl.model.classifier import Classifier
 
-    backbone = build_backbone("embedded:efficientnet_lite0+layers+mirror")
-    head = RidgeHead(backbone.features, ridge="gcv", decision="auto")
-    return Classifier(backbone, head, CalibrationBuffer(2000), calibrated=True)
+    chosen = read_yaml(config_files()[RECOMMENDED])["model"]["init_args"]
+    backbone = build_backbone(chosen["backbone"])
+    head = RidgeHead(backbone.features, **chosen["head"]["init_args"])
+    buffer = CalibrationBuffer(**chosen["buffer"]["init_args"])
+    return Classifier(backbone, head, buffer, calibrated=chosen["calibrate"])
 
 
 def _check_numbers(keep_versions: int, rate: float, unknown: float | None, coverage: float | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
@@ -23,11 +23,11 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import looks_at
 from cifnet_pl.serving.answering import Answering, PhotoAnswer, Scored, Served
-from cifnet_pl.serving.inbox import Inbox, LeftOut, Received
+from cifnet_pl.serving.inbox import Decided, Inbox, LeftOut, Received, check_alike, tidy
 from cifnet_pl.serving.inspection import Answers, Audit, Gallery, Promise, audited, class_answers, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, Staged, check_alike, decoded, stage, tidy, uploads
+from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
@@ -90,30 +90,24 @@ class Options:
 
 
 @dataclass(frozen=True)
-class ReportedPhotos(ClassPhotos):
-    """Class photos of which embeddings may be known, by the names of their files; others are embedded, with a report.
+class EmbeddedPhotos(ClassPhotos):
+    """Class photos of which the embeddings are known.
 
     Attributes:
-        report: called with how many of them were embedded, and how many there are.
         known: embeddings (d,) by the names of files.
     """
 
-    report: Callable[[int, int], object] = lambda done, total: None
     known: Mapping[str, Tensor] = field(default_factory=dict)
 
     def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; those of ``known`` if all are there."""
-        if all(name in self.known for name in self.files.names):
-            self.looks[:] = looks_at([self.files.root / name for name in self.files.names])
-            rows = np.arange(len(self.files))
-            self.files.note_hashes(rows, np.array([look.hash for look in self.looks if look], dtype=np.int64))
-            yield rows, torch.stack([self.known[name] for name in self.files.names])
+        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; all are made anew where one is not known."""
+        if not all(name in self.known for name in self.files.names):
+            yield from super().embedded(*args, **options)
             return
-        done, total = 0, len(self.files)
-        for rows, z in super().embedded(*args, **options):
-            yield rows, z
-            done += len(rows)
-            self.report(done, total)
+        self.looks[:] = looks_at([self.files.root / name for name in self.files.names])
+        rows = np.arange(len(self.files))
+        self.files.note_hashes(rows, np.array([look.hash for look in self.looks if look], dtype=np.int64))
+        yield rows, torch.stack([self.known[name] for name in self.files.names])
 
 
 class Service:
@@ -203,15 +197,35 @@ class Service:
 
     # ------------------------------------------------------------------ teach
 
-    def receive(self, files: Iterable[tuple[str, IO[bytes]]]) -> Received:
-        """Keep photos until they are decided; those that were learned before are left out."""
+    def receive(self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True) -> Received:
+        """Keep photos until they are decided; those that are learned are left out, and those that may not come again.
+
+        Args:
+            files: names that they were sent with, and open photos and zip files of photos.
+            again: whether photos that were taken away or forgotten wait again.
+        """
         self.check_writable()
-        return self.inbox.receive(files, lambda content: self._decoded(content)[1], self._classes_of_photos())
+        return self.inbox.receive(files, lambda content: self._decoded(content)[1], self._classes_of_photos(), again)
 
     def decide(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> Job:
-        """Queue a lesson of photos that wait: name of a photo's file → its class."""
+        """Queue a lesson of photos that wait.
+
+        Args:
+            names: name of a photo's file → its class.
+            dry_run: whether to learn on a copy that is thrown away.
+            anyway: whether to learn what may be a mistake: see :class:`~cifnet_pl.serving.refusals.Question`.
+        """
         self.check_writable()
-        return self.extend(self.inbox.staged(names), dry_run, anyway)
+        decided = self.inbox.decided(names)
+
+        def work(job: Job) -> tuple[Served | None, Result]:
+            learned = self._classes_of_photos()
+            if not anyway:
+                decided.ask(learned, self.model.class_names)
+            decided.leave_out(learned)
+            return self._extend(decided, dry_run, job)
+
+        return self._submit("extend", work)
 
     def remove(self, photos: Sequence[str], back: bool) -> int:
         """Take photos that wait away, or ``back`` among those that wait; return how many wait now."""
@@ -220,70 +234,43 @@ class Service:
         self.gallery.update()
         return len(self.workspace.waiting())
 
-    def stage(self, files: Sequence[tuple[str, IO[bytes]]], class_name: str | None) -> Staged:
-        """Write photos into a folder for the learner; each is decoded once, to report unreadable ones early."""
-        photos = uploads(files, self.options.limits)
-        return stage(photos, class_name, self.workspace.incoming(), lambda content: self._decoded(content)[1])
-
-    def extend(self, staged: Staged, dry_run: bool, anyway: bool = False) -> Job:
-        """Queue a lesson; the staged photos are removed when it ends or is refused.
-
-        Args:
-            staged: photos and their classes.
-            dry_run: whether to learn on a copy that is thrown away.
-            anyway: whether to learn what may be a mistake: see :class:`~cifnet_pl.serving.refusals.Question`.
-        """
-
-        def work(job: Job) -> tuple[Served | None, Result]:
-            try:
-                if not anyway:
-                    staged.ask(self._classes_of_photos(), self.model.class_names)
-                return self._extend(staged, dry_run, job)
-            finally:
-                staged.remove()
-
-        try:
-            return self._submit("extend", work)
-        except BaseException:
-            staged.remove()
-            raise
-
     def _classes_of_photos(self) -> dict[int, set[str]]:
         """Return the classes in which each photo was learned, by the hash of its content."""
         names = self.model.class_names
         known = classes_of_hashes(self.model, names)
         return {photo: {names[position] for position in positions} for photo, positions in known.items()}
 
-    def _extend(self, staged: Staged, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
+    def _with_embeddings(self, names: list[str], files: FileSet, job: Job) -> EmbeddedPhotos:
+        """Return photos that are kept or wait, by their classes, with embeddings; the job says how many there are."""
+        present, z = self.gallery.embeddings(files.names, job.progress)
+        return EmbeddedPhotos(names, files, known=dict(zip(present, z, strict=True)))
+
+    def _extend(self, decided: Decided, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model
-        staged.leave_out(self._classes_of_photos())
-        known = self.gallery.known
-        photos = ReportedPhotos(staged.names, staged.files, report=job.progress, known=dict(known))
-        lesson = learn(old, photos)
-        staged.unreadable += [(file.name, reason) for file, reason in lesson.unreadable]
+        lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
         model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
         model.history.append(Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after))
         result = Lesson(
             version=None,
             learned=learned,
-            unreadable=[LeftOut(file=printable(name), reason=reason) for name, reason in staged.unreadable],
+            unreadable=[LeftOut(file=printable(file.name), reason=reason) for file, reason in lesson.unreadable],
             held_back_accuracy=score.percent,
             held_back_photos=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
             right=Promise.of(model),
             seconds=time.perf_counter() - start,
-            note="; ".join(old.warnings_of(staged.names)) or None,
+            note="; ".join(old.warnings_of(decided.names)) or None,
         )
         if dry_run:
             return None, {"lesson": result}
-        version = self._store(model, staged, result)
+        version = self._store(model, decided, result)
         result = result.model_copy(update={"version": version.number, "seconds": time.perf_counter() - start})
         return self._served(model, version.number), {"lesson": result}
 
-    def _store(self, model: Classifier, staged: Staged, lesson: Lesson) -> Version:
-        """Store a model that learned, and the photos that it learned where those are kept."""
+    def _store(self, model: Classifier, decided: Decided, lesson: Lesson) -> Version:
+        """Store a model that learned; the photos that it learned go unless they are kept."""
         names = ", ".join(f"'{printable(name)}'" for name in list(lesson.learned)[:3])
         names += ", …" if len(lesson.learned) > 3 else ""
         scores = {
@@ -295,18 +282,12 @@ class Service:
         change = Change(
             "extend",
             f"learned {number_of(sum(lesson.learned.values()), 'photo')} of {names}",
-            learned={name: staged.of_class(name) for name in staged.names} if self.options.keep_photos else {},
+            learned={name: decided.of_class(name) for name in decided.names} if self.options.keep_photos else {},
             scores={name: value for name, value in scores.items() if value is not None},
         )
-        try:
-            if self.options.keep_photos:
-                self.workspace.keep(staged.folder / photo.file for photo in staged.photos)
-            version = self.workspace.commit(model, change)
-        except BaseException:
-            self.workspace.remove_unused_photos()
-            raise
+        version = self.workspace.commit(model, change)
         if not self.options.keep_photos:
-            self.workspace.remove([photo.file for photo in staged.photos], back=False)
+            self.workspace.remove([photo.file for photo in decided.photos], back=False)
             self.workspace.remove_unused_photos()
         return version
 
@@ -383,7 +364,7 @@ class Service:
                 if learned:
                     labels = [label for label, files in enumerate(learned.values()) for _ in files]
                     files = FileSet(folder, [file for files in learned.values() for file in files], labels)
-                    model = learn(model, ReportedPhotos(list(learned), files, report=job.progress)).model
+                    model = learn(model, self._with_embeddings(list(learned), files, job)).model
             model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
             says = f"moved {number_of(len(moved), 'photo')} of" if rest else "joined"
             says += f" '{printable(name)}' to '{printable(other)}'"

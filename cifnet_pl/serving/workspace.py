@@ -50,11 +50,16 @@ PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 
-# Photos that wait to be decided: those that no version of the line has learned, and that were not taken away (gone).
+# Photos that wait to be decided: not those that were taken away (gone), that are learned, or that were learned and
+# forgotten by a version later than the one that was served when they were brought last (since).
 INBOX = """
 CREATE TABLE IF NOT EXISTS inbox (number INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, sent TEXT NOT NULL,
-                                  gone INTEGER NOT NULL DEFAULT 0);
+                                  since INTEGER NOT NULL, gone INTEGER NOT NULL DEFAULT 0);
 """
+
+BRING = "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
+AGAIN = BRING + "UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0"
+ONCE = BRING + "NOTHING"
 
 EARLIER = "SELECT place, version FROM line WHERE place < (SELECT place FROM model) ORDER BY place DESC LIMIT 1"
 LATER = "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
@@ -230,7 +235,7 @@ class Workspace:
     def kept(self, number: int) -> dict[str, list[str]]:
         """Return the file names of the kept photos of each class of a version."""
         kept: dict[str, list[str]] = {}
-        for change in self._changes(number):
+        for change in (version.change for version in self._line(number)):
             if change.forgotten is not None:
                 kept.pop(change.forgotten, None)
             if change.renamed is not None and change.renamed[0] in kept:
@@ -242,20 +247,29 @@ class Workspace:
 
     def waiting(self) -> list[Waiting]:
         """Return the photos that wait to be decided, in the order they came."""
+        current, here = self.current, self._names()
+        kept = {file for files in self.kept(current).values() for file in files}
         learned = {
-            file for change in self._changes(self.current) for files in change.learned.values() for file in files
+            file: version.number
+            for version in self._line(current)
+            for files in version.change.learned.values()
+            for file in files
         }
-        rows, here = self._rows("SELECT file, sent FROM inbox WHERE NOT gone ORDER BY number"), self._names()
-        return [Waiting(file, sent) for file, sent in rows if file in here and file not in learned]
+        rows = self._rows("SELECT file, sent, since FROM inbox WHERE NOT gone ORDER BY number")
+        return [
+            Waiting(file, sent)
+            for file, sent, since in rows
+            if file in here and file not in kept and learned.get(file, 0) <= since
+        ]
 
-    def _changes(self, number: int) -> list[Change]:
-        """Return the changes that led to a version, the first first."""
-        versions, changes = self.versions, []
+    def _line(self, number: int) -> list[Version]:
+        """Return the versions that led to a version, and itself, the first first."""
+        versions, line = self.versions, []
         at: int | None = number
         while at is not None:
-            changes.append(versions[at].change)
+            line.append(versions[at])
             at = versions[at].parent
-        return changes[::-1]
+        return line[::-1]
 
     def bundle(self, number: int) -> Path:
         """Return the bundle of a stored version; RequestError for one that knows no class."""
@@ -314,25 +328,15 @@ class Workspace:
 
     # ------------------------------------------------------------------ changes
 
-    def keep(self, files: Iterable[Path]) -> None:
-        """Keep photos that are about to be learned; returns once the disk has them.
-
-        Raises:
-            CifnetError: the disk is full or not writable.
-        """
-        for file in files:
-            target = self.folder / "photos" / file.name
-            if not target.is_file():
-                write_bytes(target, file.read_bytes())
-
-    def receive(self, photos: Mapping[str, tuple[str, bytes]]) -> list[str]:
+    def receive(self, photos: Mapping[str, tuple[str, bytes]], again: bool) -> list[str]:
         """Keep photos until they are decided; return once the disk has them.
 
         Args:
-            photos: name of the file → the path that the photo was sent with, and its content.
+            photos: name of the file → the path that the photo was sent with, and its content; none of them waits.
+            again: whether those that were taken away or forgotten wait again.
 
         Returns:
-            Names of the files that did not wait before.
+            Names of the files that wait now.
 
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
@@ -341,11 +345,11 @@ class Workspace:
             for file, (_, content) in photos.items():
                 if not (target := self.folder / "photos" / file).is_file():
                     write_bytes(target, content)
-            before = {file for (file,) in self._rows("SELECT file FROM inbox")}
-            new = [file for file in photos if file not in before]
-            rows = [(file, photos[file][0].encode(errors="replace").decode()) for file in new]
+            new = []
             with self._transaction():
-                self._journal.executemany("INSERT INTO inbox (file, sent) VALUES (?, ?)", rows)
+                for file, (sent, _) in photos.items():
+                    row = file, sent.encode(errors="replace").decode(), self.current
+                    new += [file] * self._journal.execute(AGAIN if again else ONCE, row).rowcount
             return new
 
     def remove(self, photos: Iterable[str], back: bool) -> None:

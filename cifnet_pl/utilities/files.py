@@ -1,4 +1,4 @@
-"""Write files atomically: a file is complete or absent, whatever happens meanwhile."""
+"""Write files atomically: a file is complete or absent, whatever happens meanwhile; find those of the package."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+
+RECOMMENDED = "folder"
+"""The configuration of ``fit --data.root PHOTOS`` alone."""
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -83,6 +86,16 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{noun} {path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def config_files() -> dict[str, Path]:
+    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder comes first."""
+    package = Path(__file__).parents[1]
+    folder = package / "configs"
+    if not folder.is_dir():  # a checkout, not an installation
+        folder = package.parent / "configs"
+    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
 
 
 def write_json(path: Path, content: Any) -> None:

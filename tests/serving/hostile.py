@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.serving.services import photo, zipped
 
-PATHS = ("/classify", "/inbox", "/extend", "/extend?dry_run=true", "/extend?wait=false")
+PATHS = ("/classify", "/inbox")
 GETS = ("/classes", "/look", "/versions", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
         "/page/{}", "/{}")  # fmt: skip
 POSTS = ("/inbox/learn", "/inbox/remove", "/group", "/forget", "/rename", "/move", "/undo", "/redo",
-         "/versions/{}/serve", "/classify", "/extend")  # fmt: skip
+         "/versions/{}/serve", "/classify", "/inbox")  # fmt: skip
 NAMES = st.one_of(
     st.sampled_from(
         ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON", "nul.png", "a/aux/b.png",
@@ -101,9 +101,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments of a client's ``request``."""
     kind = draw(st.sampled_from(["upload", "get", "post"]))
     if kind == "upload":
-        found: dict[str, Any] = {"method": "POST", "url": draw(st.sampled_from(PATHS)), "files": draw(UPLOADS)}
-        name = draw(st.none() | NAMES | st.sampled_from(["red", "new"]))
-        return found if name is None else {**found, "data": {"class_name": name}}
+        return {"method": "POST", "url": draw(st.sampled_from(PATHS)), "files": draw(UPLOADS)}
     path = draw(st.sampled_from(GETS if kind == "get" else POSTS))
     while "{}" in path:
         path = path.replace("{}", draw(PARTS).replace("{}", ""), 1)

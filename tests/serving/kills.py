@@ -20,29 +20,23 @@ KEPT = 4
 """Versions that are kept: few, so that kills hit their removal, too."""
 
 
-def extended(service: Service, name: str, first: int) -> Job:
-    files = [(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(3)]
-    return service.extend(service.stage(files, name), dry_run=False)
-
-
 def decided(service: Service, name: str, first: int) -> Job:
-    """Two photos arrive, and one that waits is decided."""
-    service.receive([(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(2)])
-    return service.decide({draw.file: name for draw in service.workspace.waiting()[:1]}, dry_run=False)
+    """Photos arrive, and all of those that wait but the newest are decided."""
+    service.receive([(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(3)])
+    return service.decide({waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False)
 
 
 def random_change(service: Service, draw: random.Random) -> Job:
-    """Teach, decide, forget, rename, undo or redo."""
+    """Bring photos and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
     what: list[Callable[[], Job]] = [
-        partial(extended, service, name, draw.randrange(10**6)),
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.forget, name),
         partial(service.rename, name, draw.choice(NAMES)),
         service.undo,
         service.redo,
     ]
-    return draw.choices(what, weights=[3, 3, 2, 1, 2, 1])[0]()
+    return draw.choices(what, weights=[6, 2, 1, 2, 1])[0]()
 
 
 def serves(folder: Path) -> list[int]:

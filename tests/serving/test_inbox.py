@@ -3,12 +3,13 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
 import pytest
 
 from cifnet_pl.serving import inbox
 from cifnet_pl.serving.service import Options
-from tests.serving.services import client, model, photo, photos, tree, zipped
+from tests.serving.services import client, model, photo, photos, teach, tree, zipped
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_lesson_of_waiting_photos_is_that_of_the_same_photos_sent(http, tmp_pa
     assert learned(http, names, params={"dry_run": "true"}).json()["version"] is None
     lesson = learned(http, names).json()
     with client(tmp_path / "other") as other:
-        own = other.post("/extend", files=photos("blue", 10), data={"class_name": "blue"}).json()
+        own = teach(other, photos("blue", 10), "blue").json()
         assert {**lesson, "seconds": 0} == {**own, "seconds": 0}
         known = [one.post("/classify", files=photos("blue", 3, 500)).json()["photos"] for one in (http, other)]
     for first, second in zip(*known, strict=True):
@@ -100,11 +101,26 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
         first, second = [one["photo"] for one in waiting(http)["photos"]]
         assert http.post("/inbox/remove", json={"photos": [first, second]}).json() == {"waiting": 0}
         assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {"waiting": 1}
-        assert sent(http, photos("blue", 2))["photos"] == []
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "photos") == {second}
+        watched = [(name, BytesIO(content)) for _, (name, content) in photos("blue", 2)]
+        assert http.app.app.state.service.receive(watched, again=False).photos == []
         assert http.get("/inbox").json()["waiting"] == 1
-        assert sent(http, photos("blue", 2))["photos"] == []  # a watched folder still has it
+        assert sent(http, photos("blue", 2))["photos"] == [first]  # whoever drops it again wants it
+
+
+def test_photos_of_a_forgotten_class_can_be_taught_again(http):
+    """They do not come back by themselves; those that are brought again wait through undo, and are learned."""
+    teach(http, photos("blue", 3), "blu")
+    http.post("/forget", json={"name": "blu"})
+    assert http.get("/inbox").json()["waiting"] == 0
+    assert len(sent(http, photos("blue", 3))["photos"]) == 3
+    assert sent(http, photos("blue", 3))["known"] == 3
+    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 0]
+    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 3]
+    http.post("/versions/3/serve")
+    assert learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]}).json()["learned"] == {"blue": 3}
+    assert http.get("/inbox").json()["waiting"] == 0
 
 
 def test_names_that_nothing_can_have(http):

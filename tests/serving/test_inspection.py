@@ -9,7 +9,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy, ten_more
+from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy
 from tests.models import learned
 
 
@@ -63,11 +63,11 @@ def test_what_ten_more_photos_would_bring():
         right = [
             100 * float((one.head.predict(samples(means, new, 2)) == new).double().mean()) for one in (before, after)
         ]
-        found = ten_more(before)
+        found = class_answers(before).ten_more
         assert found is not None
         assert found[0] <= right[1] - right[0] <= found[1]
         assert found[1] >= least
-    assert ten_more(taught(directions, torch.arange(6).repeat(19))) is None
+    assert class_answers(taught(directions, torch.arange(6).repeat(19))).ten_more is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

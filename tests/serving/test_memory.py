@@ -33,8 +33,8 @@ def becomes(true: Callable[[], bool], seconds: float = 30) -> bool:
 
 
 def taught(service: Service) -> Job:
-    files = [(f"{i}.png", BytesIO(photo("blue", i))) for i in range(3)]
-    return service.extend(service.stage(files, "blue"), dry_run=False)
+    arrived = service.receive([(f"{i}.png", BytesIO(photo("blue", i))) for i in range(3)]).photos
+    return service.decide(dict.fromkeys(arrived, "blue"), dry_run=False)
 
 
 def test_models_of_earlier_versions(service, caplog):
@@ -42,9 +42,9 @@ def test_models_of_earlier_versions(service, caplog):
     caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged, here an error with its traceback
     taught(service).result.result(60)
     service.score(photo("red", 50)).result(60)
-    twice = taught(service)
-    with pytest.raises(RequestError, match="all were learned before"):
-        twice.result.result(60)
+    unknown = service.forget("x")
+    with pytest.raises(RequestError, match="unknown class 'x'"):
+        unknown.result.result(60)
     replaced = weakref.ref(service.model)
     service.rename("blue", "azure").result.result(60)
     assert becomes(lambda: replaced() is None)

@@ -10,7 +10,7 @@ import pytest
 
 from cifnet_pl.serving.service import Options
 from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, as_png, heic, photo, photos, pixels, tree
+from tests.serving.services import ThreadServer, as_png, heic, photo, photos, pixels, teach, tree
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -193,7 +193,8 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
 def test_a_class_is_split_by_groups_and_a_wrong_photo_is_moved(width, browser, server):
     taught = {f"both/{i}.png": photo("blue" if i < 20 else "yellow", i, 60) for i in range(24)}
     taught |= {f"pink/{i}.png": photo("pink" if i < 20 else "blue", 50 + i) for i in range(21)}
-    httpx.post(f"{server.url}/extend", files=[("files", one) for one in taught.items()], timeout=60).raise_for_status()
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        teach(http, [("files", one) for one in taught.items()]).raise_for_status()
     with page_of(browser, server, width, "dark" if width == "tablet" else "light") as page:
         message = page.locator("#message-text")
         page.get_by_role("button", name="Photos of both").click()

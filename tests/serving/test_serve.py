@@ -77,11 +77,11 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     (folder / os.fsdecode(b"\xff.png")).write_bytes(photo("red", 2))
     receive = service.receive
 
-    def full_at_first(files):
+    def full_at_first(files, again):
         if not failed:
             failed.append(True)
             raise CifnetError("the disk is full")
-        return receive(files)
+        return receive(files, again)
 
     monkeypatch.setattr(service, "receive", full_at_first)
     thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)

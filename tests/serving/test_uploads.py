@@ -7,11 +7,12 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from cifnet_pl.photos.photo import UnreadableImage, content_hash, read_square
+from cifnet_pl.photos.photo import UnreadableImage, read_square
+from cifnet_pl.serving.inbox import Decided, DecidedPhoto, check_alike, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, check_alike, decoded, stage, tidy, uploads
+from cifnet_pl.serving.uploads import Limits, decoded, uploads
+from cifnet_pl.utilities.errors import UsageError
 from tests.serving.services import photo, zipped
 
 LIMITS = Limits(photo_bytes=20_000, pixels=10_000, photos=5, zip_bytes=100_000)
@@ -107,41 +108,6 @@ def test_decoded_as_a_file_is(tmp_path):
         assert np.array_equal(decoded(content, 8, 0.9, limits)[0], read_square(tmp_path / "photo", 8, 0.9)), kind
 
 
-def staged(photos, class_name, folder):
-    folder.mkdir()
-    return stage(photos, class_name, folder, lambda content: decoded(content, 8, 1.0, LIMITS)[1])
-
-
-def test_staged_by_content(tmp_path):
-    """The same photo twice is one; names from outside are no file's name; the unreadable ones are named."""
-    a, b = photo("red", 0), photo("red", 1)
-    sent = [("x/cat/1.png", a), ("cat\\2.png", a), ("../../dog/x.png", b), ("dog/bad.png", b"no")]
-    result = staged(sent, None, tmp_path / "in")
-    assert (result.names, result.files.labels.tolist()) == (["cat", "dog"], [0, 1])
-    assert result.unreadable == [("dog/bad.png", "no image of a known format")]
-    assert {len(path.name) for path in result.folder.iterdir()} == {68}
-    assert [Image.open(result.folder / one.file).size for one in result.photos] == [(24, 24)] * 2
-    result.remove()
-    assert not (tmp_path / "in").exists()
-
-
-@pytest.mark.parametrize(
-    ("photos", "name", "sentence"),
-    [
-        ([], "a", "no photo was sent"),
-        ([("1.png", photo("red", 0))], None, "1.png has no class"),
-        ([("1.png", b"x"), ("2.png", b"y")], "a", "none of 2 photos can be read; the first, 1.png"),
-        ([("1.png", photo("red", 0))], "..", "a path for a class name"),
-        ([("1.png", photo("red", 0))], "a\nb", "control characters"),
-        ([("1.png", photo("red", 0))], "", "expected a text"),
-    ],
-)
-def test_nothing_to_learn_leaves_nothing(photos, name, sentence, tmp_path):
-    with pytest.raises(RequestError, match=sentence):
-        staged(photos, name, tmp_path / "in")
-    assert not (tmp_path / "in").exists()
-
-
 def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
     assert [tidy(name) for name in (" banana ", "red  apple", "cafe\u0301", "a\u00a0b", "a\nb")] == [
         "banana",
@@ -158,17 +124,32 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
 
 
 def test_what_may_be_a_mistake_is_asked_about(tmp_path):
-    """Several folders under one name; a photo in two classes of a request, or learned as another class before."""
-    a, b = photo("red", 0), photo("red", 1)
-    folders = staged([("top/apple/1.png", a), ("top/pear/2.png", b)], "fruit", tmp_path / "folders")
-    with pytest.raises(Question, match="from 2 folders"):
-        folders.ask({}, [])
-    one = staged([("apple/1.png", a), ("2.png", b)], "fruit", tmp_path / "one")
-    one.ask({content_hash(a): ["fruit"]}, ["fruit"])
-    with pytest.raises(Question, match="1 photo is of another class, too"):
-        one.ask({content_hash(a): ["kiwi"]}, ["kiwi"])
-    both = staged([("x/1.png", a), ("y/2.png", a)], None, tmp_path / "both")
-    with pytest.raises(Question, match="another class"):
-        both.ask({}, [])
+    """A photo that was learned as another class before, and a name that is nearly another one of the same lesson."""
+    one = Decided(tmp_path, [DecidedPhoto("apple/1.png", "1", "fruit", 7), DecidedPhoto("2.png", "2", "fruit", 8)])
+    one.ask({7: ["fruit"]}, ["fruit"])
+    with pytest.raises(Question, match=r"apple/1\.png was learned as 'kiwi' before\. A photo in two classes"):
+        one.ask({7: ["fruit", "kiwi"]}, ["fruit", "kiwi"])
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
-        staged([("X /1.png", a), ("x/2.png", b)], None, tmp_path / "alike").ask({}, [])
+        Decided(tmp_path, [DecidedPhoto("1", "1", "X", 1), DecidedPhoto("2", "2", "x", 2)]).ask({}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("..", "a path for a class name"),
+        ("a\nb", "control characters"),
+        ("", "expected a text of 1 to 1000"),
+        ("x" * 1001, "expected a text of 1 to 1000"),
+    ],
+)
+def test_names_that_no_class_can_have(name, sentence, tmp_path):
+    with pytest.raises(UsageError, match=sentence):
+        Decided(tmp_path, [DecidedPhoto("1.png", "1", name, 7)])
+
+
+def test_photos_learned_as_the_same_class_are_left_out(tmp_path):
+    some = Decided(tmp_path, [DecidedPhoto("1.png", "1", "a", 7), DecidedPhoto("2.png", "2", "a", 8)])
+    some.leave_out({7: ["a"]})
+    assert [photo.hash for photo in some.photos] == [8]
+    with pytest.raises(RequestError, match="1 photo sent, but it was learned before"):
+        some.leave_out({8: ["a"]})

@@ -228,14 +228,14 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(tmp_path,
     assert [number for number, version in workspace.versions.items() if version.stored] == [3, 4]
 
 
-def test_photos_that_no_version_learned_are_removed(tmp_path):
-    """A lesson that was refused after its photos were kept must not fill the disk."""
+def test_photos_that_neither_wait_nor_were_learned_are_removed(tmp_path):
+    """Those that were taken away must not fill the disk."""
     workspace = Workspace(tmp_path / "w", model())
-    for number in (1, 2):
-        (tmp_path / f"{number:064x}.png").write_bytes(b"photo")
-    files = sorted(tmp_path.glob("*.png"))
-    workspace.keep(files)
-    workspace.commit(model(), Change("extend", "", learned={"red": [files[0].name]}))
+    files = [f"{number:064x}.png" for number in range(3)]
+    workspace.receive({file: (file, b"photo") for file in files}, again=True)
+    workspace.commit(model(), Change("extend", "", learned={"red": files[:1]}))
+    workspace.remove(files[:2], back=False)
     workspace.close()
-    Workspace(tmp_path / "w", model())
-    assert [path.name for path in (tmp_path / "w" / "photos").iterdir()] == [files[0].name]
+    again = Workspace(tmp_path / "w", model())
+    assert tree(tmp_path / "w" / "photos") == {files[0], files[2]}
+    assert [one.file for one in again.waiting()] == files[2:]
