@@ -66,7 +66,19 @@ class Shop:
         minutes = (time.perf_counter() - self.begun) / 60
         cells = [step, len(known), photos, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
         cells.append(f"{100 * right / len(tested):.1f} of {len(tested)}")
+        self.compare(tested)
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+    def compare(self, tested: list[dict[str, Any]]) -> None:
+        """Print what is said of each class, beside the photos of another day."""
+        found = self.http.get("/classes/answers").json()
+        print(f"± {found['margin']}; ten more photos: {found['ten_more']}")
+        for one in found["classes"]:
+            answers = [photo["classes"][0]["name"] == one["name"] for photo in tested if photo["folder"] == one["name"]]
+            if one["right"] is not None and answers:
+                low, high = one["between"]
+                true = 100 * sum(answers) / len(answers)
+                print(f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f} of {len(answers)}")
 
 
 def main(root: Path, url: str) -> None:

@@ -244,6 +244,21 @@ def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
     return found.kind, near_copies(samples.z, samples.y) if found.groups is None else found.groups
 
 
+def margin(samples: CalibrationSamples) -> float:
+    """Return half of the interval of 95 % around the accuracy, in points: photos of an occasion are right together."""
+    scores = samples.scores()
+    known = scores.isfinite().all(dim=1)
+    right, columns = (scores.argmax(dim=1) == samples.columns)[known].double(), samples.columns[known]
+    if not samples.learned:  # each photo counts the same, not each class
+        columns = torch.zeros_like(columns)
+    count = columns.bincount()
+    off = (right - (columns.bincount(right) / count)[columns]) / count[columns] / int((count > 0).sum())
+    group = torch.arange(len(off), device=off.device)
+    if samples.groups is not None:
+        group = torch.unique(samples.groups[known], return_inverse=True)[1]
+    return 196 * float(group.bincount(off).square().sum().sqrt())
+
+
 def ten_more(samples: CalibrationSamples | None) -> tuple[float, float] | None:
     """Estimate how many points ten more photos of each class would bring on another day.
 

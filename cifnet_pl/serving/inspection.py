@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from cifnet_pl.model.audit import audit
-from cifnet_pl.model.calibration import ENOUGH, Kind, ten_more
+from cifnet_pl.model.calibration import ENOUGH, Kind, margin, ten_more
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
+from cifnet_pl.model.metrics import hardly_answered, interval, percent, stored_answers
 from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
 
@@ -91,6 +91,9 @@ class ClassAnswers(BaseModel):
 
     name: str
     right: float | None = Field(description="percent named right on another day, an estimate; null: too few to say")
+    between: tuple[float, float] | None = Field(
+        default=None, description="interval of 95 % around it; photos of one occasion count once"
+    )
     taken_for: list[str] = Field(default=[], description="what its photos are taken for, the most frequent first")
     seldom: bool = Field(default=False, description="whether hardly any of its photos is named right")
 
@@ -99,9 +102,13 @@ class Answers(BaseModel):
     """What is answered for the stored photos."""
 
     classes: list[ClassAnswers]
+    margin: float | None = Field(
+        default=None, description="points by which another_day may be off, as far as the stored photos tell (95 %)"
+    )
     ten_more: tuple[float, float] | None = Field(
+        default=None,
         description="points that ten more photos of each class would bring on another day, an estimate: its interval "
-        "of 95 %; null: too few to say"
+        "of 95 %; null: too few to say",
     )
 
 
@@ -166,16 +173,15 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
 
 def class_answers(model: Classifier) -> Answers:
     """Return what is answered for the stored photos of each class, in the order of the classes."""
-    names, count = model.class_names, len(model.class_names)
-    table = torch.zeros(count, count)
-    if model.calibration.known in ("few", "unknown"):
-        return Answers(classes=[ClassAnswers(name=name, right=None) for name in names], ten_more=None)
-    stored = stored_answers(model)
-    if stored is not None:
-        true, answered = stored
-        table = (true * count + answered).bincount(minlength=count**2).view(count, count)
+    names, count, samples = model.class_names, len(model.class_names), model.calibration_samples()
+    stored = None if model.calibration.known in ("few", "unknown") else stored_answers(model)
+    if samples is None or stored is None:
+        return Answers(classes=[ClassAnswers(name=name, right=None) for name in names])
+    true, answered = stored
+    table = (true * count + answered).bincount(minlength=count**2).view(count, count)
     right, photos = table.diagonal().numpy(), table.sum(dim=1).numpy()
     seldom = set(hardly_answered(right, photos).tolist())
+    groups = torch.arange(len(samples.y)) if samples.groups is None else samples.groups.cpu()
     found = []
     for row, name in enumerate(names):
         if photos[row] < ENOUGH:
@@ -184,9 +190,11 @@ def class_answers(model: Classifier) -> Answers:
         others = [(int(n), names[column]) for column, n in enumerate(table[row].tolist()) if column != row]
         taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
-        share = 100 * float(right[row] / photos[row])
-        found.append(ClassAnswers(name=name, right=share, taken_for=listed, seldom=row in seldom))
-    return Answers(classes=found, ten_more=ten_more(model.calibration_samples()))
+        share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[samples.columns.cpu() == row]))
+        between = interval(round(share * occasions), occasions)
+        seen = ClassAnswers(name=name, right=100 * share, between=between, taken_for=listed, seldom=row in seldom)
+        found.append(seen)
+    return Answers(classes=found, margin=margin(samples), ten_more=ten_more(samples))
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:

@@ -124,7 +124,7 @@ class Service:
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
         self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
-        self._counting, self._answers = Lock(), (0, Answers(classes=[], ten_more=None))
+        self._counting, self._answers = Lock(), (0, Answers(classes=[]))
         with torch.inference_mode():  # what makes the network ready is done once, before threads embed
             model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))

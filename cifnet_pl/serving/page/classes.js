@@ -20,7 +20,7 @@ function figures(look, answers) {
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.photos, ...promised(look.right),
+  show("figures", { Classes: look.classes, Photos: look.photos, ...promised(look.right, answers?.margin),
     "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
   const help = look.right.known === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.seldom).map(({ name }) => name);
@@ -35,9 +35,10 @@ function figures(look, answers) {
 const COLUMNS = [{ title: "Class", kind: "name", bare: true }, { title: "Examples", bare: true }, { title: "Photos", number: true }, { title: "Right on another day", number: true },
   { title: "Taken for", kind: "name" }, { title: "", bare: true }];
 
-function row({ name, photos, kept }, { right, taken_for: others, seldom } = { right: undefined, taken_for: [] }) {
+function row({ name, photos, kept }, { right, between, taken_for: others, seldom } = { right: undefined, taken_for: [] }) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const shown = right === undefined ? "…" : right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
+  if (between) shown.append(make("span", { class: "hint", textContent: ` (${between.map((end) => end.toFixed(0)).join(" to ")})` }));
   if (seldom) shown.append(" hardly ever answered");
   const button = (text, work, kind = "") => {
     const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": `${text} ${kind ? "" : "of "}${name}` });

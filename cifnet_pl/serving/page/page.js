@@ -53,13 +53,13 @@ export function verdict(photo) {
   return [`${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
-/** Two numbers with two names: right answers on photos of these days, and on photos of another day. */
-export function promised({ these_days: these, another_day: other, known }) {
-  const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
+/** Two numbers with two names: right answers on photos of these days, and on photos of another day, by how much that may be off. */
+export function promised({ these_days: these, another_day: other, known }, margin = null) {
+  const shown = (value, off = null) => (value === null ? "not estimated" : `${value.toFixed(off === null ? 1 : 0)} %${off === null ? "" : ` ± ${Math.ceil(off)}`}`);
   const measured = known === "measured";
   return {
     "Right on photos of these days": shown(these),
-    [measured ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)"]: known === "few" ? "too few photos to say" : shown(other),
+    [measured ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)"]: known === "few" ? "too few photos to say" : shown(other, margin),
   };
 }
 
