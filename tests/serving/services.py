@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,31 @@ def teach(http: httpx.Client, files: list[Any], name: str | None = None, **param
     new = [one for one in waiting if one["photo"] in arrived.json()["photos"]]
     names = {one["photo"]: one["folder"] if name is None else name for one in new}
     return http.post("/inbox/learn", json={"names": names}, params=params)
+
+
+def counts(http: httpx.Client) -> dict[str, int]:
+    """How many photos each class was learned from."""
+    return {one["name"]: one["photos"] for one in http.get("/classes").json()}
+
+
+def kept(http: httpx.Client) -> dict[str, list[str]]:
+    """The photos of each class that are kept."""
+    return {one["name"]: one["kept"] for one in http.get("/classes").json()}
+
+
+def becomes(true: Callable[[], Any], seconds: float = 30) -> Any:
+    """What an expression gives as soon as it is true; what it gives then if it never is."""
+    until = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
+
+
+def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) -> None:
+    """Both give the same scores to the same classes, to rounding."""
+    images = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
+    order = [other.class_names.index(name) for name in one.class_names]
+    assert torch.allclose(one.head(one.embed(images)), other.head(other.embed(images))[:, order], atol=atol)
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

@@ -14,7 +14,7 @@ from cifnet_pl.serving.uploads import Limits
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
-from tests.serving.services import client, tree
+from tests.serving.services import becomes, client, tree
 
 LIMITS = Limits(body_bytes=200_000, photo_bytes=50_000, pixels=100_000, photos=5, zip_bytes=60_000)
 
@@ -28,10 +28,8 @@ def test_killed_while_it_changes(tmp_path):
         processes = [
             start(partial(change_for_ever, place / "w", turn, place / f"told-{turn}"), output) for place in places
         ]
-        until = time.monotonic() + 120
         for told in [place / f"told-{turn}" for place in places]:
-            while not (told.exists() and told.stat().st_size) and time.monotonic() < until:
-                time.sleep(0.01)
+            becomes(lambda told=told: told.exists() and told.stat().st_size, 120)
         for place, process in zip(places, processes, strict=True):
             time.sleep(draw.uniform(0, 0.3))
             process.kill()

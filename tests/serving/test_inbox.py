@@ -1,7 +1,6 @@
 """Photos that wait to be decided: by whom they are kept, in which order they come, what takes them away and back."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
@@ -9,7 +8,7 @@ import pytest
 
 from cifnet_pl.serving import inbox
 from cifnet_pl.serving.service import Options
-from tests.serving.services import client, model, photo, photos, teach, tree, zipped
+from tests.serving.services import becomes, client, counts, model, photo, photos, teach, tree, zipped
 
 
 @pytest.fixture
@@ -24,15 +23,9 @@ def sent(http, files):
     return answer.json()
 
 
-def waiting(http, seconds=20):
+def waiting(http):
     """The photos that wait, once all of them are answered."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = http.get("/inbox?count=1000").json()
-        if found["seen"] == found["waiting"]:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(found)
+    return becomes(lambda: (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"] and now)
 
 
 def learned(http, names, **options):
@@ -176,7 +169,7 @@ def test_eight_people_decide_at_once(http):
         answers = list(pool.map(lambda part: learned(http, part), parts))
     assert {answer.status_code for answer in answers} <= {200, 409, 422}
     assert sum(answer.json()["learned"]["blue"] for answer in answers if answer.status_code == 200) == 32
-    assert {one["name"]: one["photos"] for one in http.get("/classes").json()}["blue"] == 32
+    assert counts(http)["blue"] == 32
 
 
 def test_more_than_may_wait_are_refused_and_read_only_keeps_none(tmp_path, monkeypatch):

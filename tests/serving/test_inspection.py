@@ -9,7 +9,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, look, stored_accuracy
+from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, stored_accuracy
 from tests.models import learned
 
 
@@ -17,13 +17,6 @@ def test_stored_samples_are_answered_as_if_never_learned():
     model = learned("cifnet")
     assert stored_accuracy(model, model.class_names) == pytest.approx(100, abs=20)
     assert stored_accuracy(learned("ncm"), ["ant"]) is None
-
-
-def test_look_names_what_is_kept():
-    state = look(learned("cifnet"), "digits", 3, False)
-    assert (state.name, state.version, state.classes) == ("digits", 3, 6)
-    assert state.state_mb > 0
-    assert len(state.history) == 3
 
 
 def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:

@@ -46,16 +46,3 @@ def test_a_full_queue_is_refused_and_empties(learner):
     go_on.set()
     assert all(job.result.result(10)["waited"] for job in jobs)
     assert learner.submit("more", lambda job: (None, {})).result.result(10) == {}
-
-
-def test_served_is_replaced_as_a_whole(learner):
-    new = Served(model(("a", "b", "c")), 2)
-    learner.submit("change", lambda job: (new, {})).result.result(10)
-    assert learner.served is new
-
-
-def test_only_jobs_that_were_asked_for_are_known(learner):
-    job = learner.submit("a", lambda job: (None, {}))
-    assert learner.job(job.key) is job
-    with pytest.raises(RequestError, match="no such job"):
-        learner.job("x")

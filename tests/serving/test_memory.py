@@ -1,9 +1,8 @@
 """What a service no longer needs is not held: models of earlier versions, embeddings of deleted photos."""
 
 import gc
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
-from tests.serving.services import model, photo
+from tests.serving.services import becomes, model, photo
 
 
 @pytest.fixture
@@ -22,14 +21,6 @@ def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(Workspace(tmp_path / "w", begun), begun)
     yield made
     made.close()
-
-
-def becomes(true: Callable[[], bool], seconds: float = 30) -> bool:
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.01)
-        gc.collect()
-    return true()
 
 
 def taught(service: Service) -> Job:
@@ -47,7 +38,7 @@ def test_models_of_earlier_versions(service, caplog):
         unknown.result.result(60)
     replaced = weakref.ref(service.model)
     service.rename("blue", "azure").result.result(60)
-    assert becomes(lambda: replaced() is None)
+    assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
 
 
 def test_embeddings_of_deleted_photos(service):

@@ -148,6 +148,22 @@ def test_a_reload_keeps_photos_and_names(browser, server):
         expect(page.locator("#state")).to_contain_text("version 2")
 
 
+def test_cards_are_answered_anew_after_a_lesson_and_after_undo(browser, server):
+    """No card names a class that is gone, and none has a percentage where it is unlike all that is known."""
+    files = {f"blue/{i}.png": photo("blue", 70 + i, 120) for i in range(9)} | {"new.png": photo("blue", 90, 120)}
+    with page_of(browser, server) as page:
+        drop(page, "drop", files)
+        card = page.locator("#cards .card").filter(has_text="new.png")
+        for taught in (False, True, False):
+            expect(card.locator(".verdict")).to_contain_text("blue" if taught else "This looks unlike what I learned.")
+            assert [word in card.inner_text() for word in ("blue", "%")] == [taught] * 2
+            if taught:
+                page.locator("#undo").click()
+            elif page.locator("#undo").is_disabled():
+                page.get_by_role("button", name="Name 9 by their folders").click()
+                page.get_by_role("button", name="Learn 9").click()
+
+
 def test_photos_that_arrive_elsewhere_are_shown(browser, server):
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()

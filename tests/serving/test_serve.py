@@ -3,7 +3,6 @@
 import os
 import socket
 import tempfile
-import time
 import urllib.request
 from threading import Thread
 
@@ -21,7 +20,7 @@ from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import read_yaml
-from tests.serving.services import Server, model, photo, saved
+from tests.serving.services import Server, becomes, model, photo, saved
 
 
 @pytest.mark.parametrize(
@@ -87,9 +86,7 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
     thread.start()
     (folder / "blue" / "1.png").write_bytes(photo("blue", 1))
-    until = time.monotonic() + 20
-    while len(service.workspace.waiting()) < 2 and time.monotonic() < until:
-        time.sleep(0.05)
+    assert becomes(lambda: len(service.workspace.waiting()) == 2)
     assert {one.sent for one in service.workspace.waiting()} == {"blue/1.png", "?.png"}
     assert failed
     service.close()

@@ -2,6 +2,7 @@
 
 import io
 import stat
+import struct
 import zipfile
 import zlib
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from cifnet_pl.photos.photo import UnreadableImage, read_square
+from cifnet_pl.serving import uploads as module
 from cifnet_pl.serving.inbox import Decided, DecidedPhoto, check_alike, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded, uploads
@@ -46,12 +48,32 @@ def lying() -> bytes:
     return bytes(content)
 
 
+def overlapping(copies: int) -> bytes:
+    """Entries that all point at the same compressed zeros: a bomb whose list of entries is honest."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(bytes(2**23)) + packer.flush()
+    check, listed, out = zlib.crc32(bytes(2**23)), b"", io.BytesIO()
+    sizes = struct.pack("<III", check, len(packed), 2**23)
+    out.write(
+        b"PK\3\4" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes + struct.pack("<HH", 7, 0) + b"a/0.png" + packed
+    )
+    for i in range(copies):
+        name = f"a/{i}.png".encode()
+        fixed = (
+            struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0) + sizes + struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, 0)
+        )
+        listed += b"PK\1\2" + fixed + name
+    end = struct.pack("<HHHHIIH", 0, 0, copies, copies, len(listed), out.tell(), 0)
+    return out.getvalue() + listed + b"PK\5\6" + end
+
+
 def noise(seed: int, count: int) -> bytes:
     return np.random.default_rng(seed).bytes(count)
 
 
 HOSTILE = {
     "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "100 times its size"),
+    "overlapping": (overlapping(8), 413, "unpacks to more than 0 MiB"),
     "large": (zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}), 413, "send it in parts"),
     "many": (zipped({f"a/{i}.png": b"x" * 20 for i in range(11)}), 413, "10 entries"),
     "count": (zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}), 413, "more than 5 photos"),
@@ -75,6 +97,12 @@ def test_hostile_zip_files_are_refused_in_one_sentence(name):
         of_zip(content)
     assert refusal.value.status == status
     assert "\n" not in str(refusal.value)
+
+
+def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
+    monkeypatch.setattr(module, "DIRECTORY_BYTES", 100)
+    with pytest.raises(RequestError, match="lists more than 0 MiB of names"):
+        of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 
 def png_header(width: int, height: int) -> bytes:
