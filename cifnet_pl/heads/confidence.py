@@ -237,11 +237,8 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
 
 
-PENALTY = 0.01
-"""What each class beyond the first ``FREE`` adds to its score: keeps sets small (RAPS)."""
-
-FREE = 1
-"""Number of classes without a penalty."""
+PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""What each class beyond the first may add to its score: it keeps sets small (RAPS)."""
 
 
 def check_share(name: str, share: float, example: float = 0.05) -> float:
@@ -367,26 +364,26 @@ def novelty_reference(samples: CalibrationSamples) -> Reference:
     return Reference.of(samples.novelty(), samples.weights())
 
 
-def set_scores(probabilities: Tensor) -> Tensor:
-    """Return the probability of all classes that are more probable than each class, plus a penalty (RAPS).
+def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
+    """Return the probability of all classes that are more probable than each class, plus a penalty for each (RAPS).
 
-    The penalty grows with each class beyond the first (Angelopoulos et al., 2021, without its random part). The most
-    probable class has 0, so no set is empty.
+    This is the score of Angelopoulos et al. (2021) without its random part. The most probable class has 0, so no set
+    is empty.
 
     Args:
         probabilities: (n, C).
+        penalty: for each class that is more probable.
 
     Returns:
         (n, C) float64.
 
     Example:
-        >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double())[0].tolist()]
+        >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double(), 0.01)[0].tolist()]
         [0.0, 0.71, 0.92]
     """
     ordered, order = probabilities.double().sort(dim=1, descending=True)
     before = ordered.cumsum(dim=1) - ordered
-    rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
-    before = before + PENALTY * (rank - (FREE - 1)).clamp_min(0)
+    before += penalty * torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
     return torch.empty_like(before).scatter_(1, order, before)
 
 
@@ -396,23 +393,36 @@ class AnswerSets:
 
     Attributes:
         limit: a class is in the set of a photo if its score (:func:`set_scores`) is at most that.
+        penalty: of the scores.
     """
 
     limit: float
+    penalty: float
 
     @classmethod
     def of(cls, samples: CalibrationSamples, coverage: float) -> AnswerSets:
-        """Choose the limit from the probabilities of samples without their groups.
+        """Choose the limit from the probabilities of samples without their groups, and the penalty.
+
+        Of ``PENALTIES`` that is taken with which the samples' own sets have the fewest classes, each sample counted as
+        the photos that it stands for.
 
         Args:
             samples: of a head that is calibrated or not.
             coverage: the chance, over all photos of known classes.
         """
-        head, columns, scores, weights = samples.head, samples.columns, samples.scores(), samples.weights()
-        set_score = set_scores(to_probabilities(scores, head.temperature, head.odds_power))
-        set_score = set_score.masked_fill(~scores.isfinite().all(dim=1, keepdim=True), torch.nan)
-        true_scores = set_score.gather(1, columns[:, None]).flatten()
-        return cls(Reference.of(true_scores, weights).threshold(coverage))
+        head, scores = samples.head, samples.scores()
+        known = scores.isfinite().all(dim=1)
+        probabilities = to_probabilities(scores[known], head.temperature, head.odds_power)
+        columns, weights = samples.columns[known], samples.weights()[known]
+
+        def with_penalty(penalty: float) -> tuple[float, AnswerSets]:
+            """The sum of the sizes of the samples' sets, and the sets."""
+            each = set_scores(probabilities, penalty)
+            reference = Reference.of(each.gather(1, columns[:, None]).flatten(), weights)
+            limit = reference.threshold(coverage)
+            return float(((each <= limit).sum(dim=1) * weights).sum()), cls(limit, penalty)
+
+        return min((with_penalty(penalty) for penalty in PENALTIES), key=lambda found: found[0])[1]
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return which classes are in the set of each photo.
@@ -423,4 +433,4 @@ class AnswerSets:
         Returns:
             (n, C) bool.
         """
-        return set_scores(probabilities) <= self.limit
+        return set_scores(probabilities, self.penalty) <= self.limit

@@ -36,8 +36,6 @@ from cifnet_pl.heads import (
 )
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
-    FREE,
-    PENALTY,
     AnswerSets,
     CalibrationSamples,
     Reference,
@@ -598,12 +596,11 @@ def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
 
 def test_scores_of_sets_by_adding_up() -> None:
     p = torch.softmax(2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
-    result = set_scores(p)
+    result = set_scores(p, 0.02)
     for row in range(20):
         for c in range(6):
             above = p[row] > p[row, c]
-            expected = p[row][above].sum() + PENALTY * max(0, int(above.sum()) - FREE + 1)
-            assert float(result[row, c]) == pytest.approx(float(expected))
+            assert float(result[row, c]) == pytest.approx(float(p[row][above].sum() + 0.02 * above.sum()))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
