@@ -72,7 +72,7 @@ class CIFNetDataModule(LightningDataModule):
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
         cache: whether to keep all embeddings on disk, so that a later run never embeds the same image again.
         cache_folder: where.
-        options: of one source alone: ``stride`` and ``test_sessions`` of core50, ``class_list`` of imagenet100.
+        options: of one source alone, such as ``stride`` of core50.
         unknown: folder or archive with photos of other things, with which it is measured after each task how well the
             model tells what it does not know; null for none.
 

@@ -24,7 +24,7 @@ from cifnet_pl.statistics import (
     left_out_together,
     solve,
 )
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
 
 
 class ACILHead(SumsHead):
@@ -65,8 +65,7 @@ class ACILHead(SumsHead):
             if projection.ndim != 2 or projection.shape[1] != in_features:
                 raise UsageError(f"projection has shape {tuple(projection.shape)}, expected (width, {in_features})")
             width = len(projection)
-        if width < 1:
-            raise UsageError(f"width is {width}, expected at least 1")
+        check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
         self.width, self.ridge, self.seed = width, check_ridge(ridge), seed
         self.position: Position = "given"
@@ -248,8 +247,8 @@ class DSALHead(ACILHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, width, ridge, projection, seed, dtype)
-        if not 0 <= compensation_ratio < float("inf"):
-            raise UsageError(f"compensation_ratio is {compensation_ratio:g}, expected a number of at least 0")
+        fits = 0 <= compensation_ratio < float("inf")
+        check_that(fits, "compensation_ratio", compensation_ratio, "a number of at least 0")
         self.compensation_ratio = compensation_ratio
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)

@@ -20,6 +20,7 @@ from cifnet_pl.utilities.errors import (
     UsageError,
     check_choice,
     check_embeddings,
+    check_that,
 )
 from cifnet_pl.utilities.growing_tensors import keeping_dtypes, make_room, state_of
 
@@ -136,8 +137,7 @@ def positive(name: str, value: float | str, expected: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} is '{value}', expected {expected}") from None
-    if not 0 < number < float("inf"):
-        raise UsageError(f"{name} is {number:g}, expected {expected}")
+    check_that(0 < number < float("inf"), name, number, expected)
     return number
 
 
@@ -284,8 +284,7 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
-        if in_features < 1:
-            raise UsageError(f"in_features is {in_features}, expected at least 1")
+        check_that(in_features >= 1, "in_features", in_features, "at least 1")
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -622,6 +621,11 @@ class Head(nn.Module, ABC):
 
     # ------------------------------------------------------------------ prediction
 
+    def _require_solved(self) -> None:
+        """Raise CifnetError if nothing is learned, or not all of it is in the weights."""
+        if not len(self.labels) or not self.solved:
+            raise CifnetError("the head is not solved: call solve() after observe()")
+
     def forward(self, z: Tensor) -> Tensor:
         """Score embeddings.
 
@@ -635,8 +639,7 @@ class Head(nn.Module, ABC):
             CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
         """
         check_embeddings(z, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
+        self._require_solved()
         with torch.autocast(z.device.type, enabled=False):
             return self._scores(z)
 
@@ -700,8 +703,7 @@ class Head(nn.Module, ABC):
         """
         self.require("leaves_one_out")
         check_samples(z, y, None, self.in_features)
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
+        self._require_solved()
         left_out = self._leaving_out(z.to(self.dtype), self._columns(y))
         return lambda groups: left_out(groups).double()
 
@@ -716,8 +718,7 @@ class Head(nn.Module, ABC):
             CifnetError: the head is not solved.
         """
         self.require("tells_novelty")
-        if not len(self.labels) or not self.solved:
-            raise CifnetError("the head is not solved: call solve() after observe()")
+        self._require_solved()
         if self.derived.distances is None:
             self.derived.distances = ClassDistances(self._moments(), RIDGE)
         return self.derived.distances

@@ -23,7 +23,7 @@ from cifnet_pl.statistics import (
     left_out_together,
     solve_ridge,
 )
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
@@ -122,8 +122,7 @@ def target_limit(epsilon: float) -> float:
         >>> round(target_limit(0.05), 3)
         2.944
     """
-    if not 0 < epsilon < 0.5:
-        raise UsageError(f"epsilon is {epsilon:g}, expected a number between 0 and 0.5")
+    check_that(0 < epsilon < 0.5, "epsilon", epsilon, "a number between 0 and 0.5")
     return math.log((1 - epsilon) / epsilon)
 
 
@@ -204,12 +203,14 @@ class CIFNetHead(Head):
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         first = len(self.labels) - len(self._latest.sums.counts)
-        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
-        self.increment.add(augment(z), columns - first, weight)
+        self._open_increment().add(augment(z), columns - first, weight)
 
     def _note_copies(self, count: int) -> None:
+        self._open_increment().note_copies(count)
+
+    def _open_increment(self) -> Sums:
         self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
-        self.increment.note_copies(count)
+        return self.increment
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past_increment = self.past_increment or self._new_sums(0)
@@ -228,8 +229,7 @@ class CIFNetHead(Head):
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         # Calibration samples are common to all processes already.
-        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
-        self.increment.reduce(sum_in_place)
+        self._open_increment().reduce(sum_in_place)
 
     def _fold(self) -> None:
         """Add what the current task observed to the cohorts; from then on it cannot be taken back."""
@@ -393,8 +393,7 @@ class CIFNetHead(Head):
             if self._past_differs(other):
                 raise UsageError("cannot merge CIFNet shards that saw different calibration samples")
             if other.increment is not None:
-                self.increment = self.increment or self._new_sums(len(other.increment.counts))
-                self.increment.merge(other.increment)
+                self._open_increment().merge(other.increment)
         else:
             self._merge_sequences(other)
         self.solved.fill_(False)

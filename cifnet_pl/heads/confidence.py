@@ -21,7 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from cifnet_pl.heads.base import Head, LeftOut, log_odds, to_probabilities
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, check_that
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
@@ -255,10 +255,8 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
     Raises:
         UsageError: it does not lie between 0 and 1.
     """
-    if not 0 < share < 1:
-        raise UsageError(
-            f"{name} is {share:g}, expected a share between 0 and 1, such as {example:g} for {100 * example:g} %"
-        )
+    expected = f"a share between 0 and 1, such as {example:g} for {100 * example:g} %"
+    check_that(0 < share < 1, name, share, expected)
     return share
 
 

@@ -25,7 +25,7 @@ from cifnet_pl.statistics import (
     within_scatter,
 )
 from cifnet_pl.statistics.sums import unpack
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import check_choice, check_that
 
 Shrinkage = float | Literal["gcv"]
 """A share in (0, 1], or how it is chosen."""
@@ -150,8 +150,7 @@ def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
         return shrinkage
     expected = "a number in (0, 1] or gcv"
     number = positive("shrinkage", shrinkage, expected)
-    if number > 1:
-        raise UsageError(f"shrinkage is {number:g}, expected {expected}")
+    check_that(number <= 1, "shrinkage", number, expected)
     return number
 
 
@@ -245,10 +244,8 @@ class KLDAHead(SLDAHead):
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
-        if width < 1:
-            raise UsageError(f"width is {width}, expected at least 1")
-        if not 0 < gamma < float("inf"):
-            raise UsageError(f"gamma is {gamma:g}, expected a positive number")
+        check_that(width >= 1, "width", width, "at least 1")
+        check_that(0 < gamma < float("inf"), "gamma", gamma, "a positive number")
         SumsHead.__init__(self, in_features, width + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
         self.width, self.gamma, self.seed = width, float(gamma), seed
@@ -293,9 +290,8 @@ class FeCAMHead(SumsHead):
 
     def __init__(self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype, gram=False, per_class=True)
-        for name, value, most in (("power", power, 1.0), ("shrinkage", shrinkage, float("inf"))):
-            if not 0 < value <= most or value == float("inf"):
-                raise UsageError(f"{name} is {value:g}, expected a positive number" + " of at most 1" * (most == 1))
+        check_that(0 < power <= 1, "power", power, "a positive number of at most 1")
+        check_that(0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number")
         self.power, self.shrinkage = float(power), float(shrinkage)
         self._inverses: Tensor | None = None
 

@@ -262,22 +262,26 @@ class RidgeHead(SumsHead):
 
     def _way(self, z: Tensor, columns: Tensor, groups: Tensor) -> tuple[float, list[float]] | None:
         """Return the left-out loss and the shares of the better rule, with features scaled as they are now."""
-        rules = [
-            rule(z, columns)(groups).double() for rule in (self._regression_leaving_out, self._discriminant_leaving_out)
-        ]
+        ways = [self._discriminant_leaving_out]
+        uneven = self.sums.counts.max() >= UNEVEN * self.sums.counts.min()
+        if not uneven:
+            ways.append(self._regression_leaving_out)
+        rules = [left_out(z, columns)(groups).double() for left_out in ways]
         known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
         if not known.any():
             return None
+        rules, columns = [scores[known] for scores in rules], columns[known]
+        discriminant = (left_out_losses(rules[0], columns), [0.0, 1.0])
+        if uneven:
+            return discriminant[0].mean().item(), discriminant[1]
+        b, a = (1 / fit_temperature(scores, columns) for scores in rules)
+        both = (left_out_losses(a * rules[1] + b * rules[0], columns), [a, b])
         numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)[1:]
         in_groups = (sizes[numbers] > 1).double().mean() > GROUPED
-        uneven = self.sums.counts.max() >= UNEVEN * self.sums.counts.min()
-        rules, columns = [scores[known] for scores in rules], columns[known]
-        factors = [1 / fit_temperature(scores, columns) for scores in rules]
-        found = [(left_out_losses(a * rules[0] + b * rules[1], columns), [a, b]) for a, b in (factors, [0.0, 1.0])]
-        (losses, shares), (others, other_shares) = reversed(found) if in_groups or uneven else found
+        (losses, shares), (others, other_shares) = (discriminant, both) if in_groups else (both, discriminant)
         gain = losses - others
         enough = len(columns) >= FEW * len(torch.unique(columns))
-        if enough and not uneven and gain.sum() > gain.square().sum().sqrt():
+        if enough and gain.sum() > gain.square().sum().sqrt():
             losses, shares = others, other_shares
         return losses.mean().item(), shares
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_choice
+from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
@@ -148,8 +148,7 @@ class KNNHead(Head):
 
     def __init__(self, in_features: int, neighbours: int = 5, metric: Metric = "cosine", dtype: Dtype = "float32"):
         super().__init__(in_features, dtype)
-        if neighbours < 1:
-            raise UsageError(f"neighbours is {neighbours}, expected at least 1")
+        check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
         check_choice("metric", metric, Metric)
         self.neighbours, self.metric = neighbours, metric
         self.samples = Samples(in_features, self.dtype)
@@ -323,8 +322,8 @@ class LogisticHead(ReplayHead):
 
     def __init__(self, in_features: int, inverse_penalty: float = 1.0, max_iter: int = 1000, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
-        if not 0 < inverse_penalty < float("inf") or max_iter < 1:
-            raise UsageError(f"inverse_penalty is {inverse_penalty:g}, max_iter {max_iter}: expected positive numbers")
+        check_that(0 < inverse_penalty < float("inf"), "inverse_penalty", inverse_penalty, "a positive number")
+        check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
         self.inverse_penalty, self.max_iter = inverse_penalty, max_iter
 
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
@@ -373,10 +372,10 @@ class SGDHead(ReplayHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
-        if not 0 < learning_rate < float("inf") or not 0 <= momentum < 1:
-            raise UsageError(f"learning_rate is {learning_rate:g}, momentum {momentum:g}: expected > 0 and in [0, 1)")
-        if epochs < 1 or batch_size < 1:
-            raise UsageError(f"epochs is {epochs}, batch_size {batch_size}: expected at least 1")
+        check_that(0 < learning_rate < float("inf"), "learning_rate", learning_rate, "a positive number")
+        check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
+        check_that(epochs >= 1, "epochs", epochs, "at least 1")
+        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
         self.learning_rate, self.momentum = learning_rate, momentum
         self.epochs, self.batch_size, self.seed = epochs, batch_size, seed
 

@@ -88,7 +88,7 @@ def test_a_task_is_read_in_the_order_of_the_shards(photos: Path):
 
 def test_patterns(photos: Path):
     whole = build(photos / "shards")
-    for pattern in ("*.tar", "{train,test}-*.tar", "{train-{0..2},test-0}.tar"):
+    for pattern in ("*.tar", "t*-[0-9].tar"):
         assert list(build(photos / "shards" / pattern).train.names) == list(whole.train.names)
 
 

@@ -57,10 +57,9 @@ OWN_PHOTOS = {"folder", "domains", "manifest"}
 """Sources of the user's own photos, which may hold copies; benchmark sets are learned as others learn them."""
 
 OWN_OPTIONS: dict[str, tuple[str, ...]] = {
-    "core50": ("stride", "test_sessions"),
+    "core50": ("stride",),
     "embeddings": ("embeddings", "labels", "ids", "split"),
     "hf": ("image", "label", "train", "test", "config"),
-    "imagenet100": ("class_list",),
     "manifest": ("path", "label", "split", "task", "domain"),
     "webdataset": ("label", "classes"),
 }
@@ -157,7 +156,8 @@ def _is_pair(given: Any) -> bool:
 
 
 def _is_data_set(given: Any) -> bool:
-    return hasattr(given, "__getitem__") and hasattr(given, "__len__") and not hasattr(given, "shape")
+    unlike = isinstance(given, tuple) or hasattr(given, "shape")
+    return hasattr(given, "__getitem__") and hasattr(given, "__len__") and not unlike
 
 
 Read = tuple[Sequence[Any], Sequence[str] | None, Callable[[np.ndarray], SampleSet]]

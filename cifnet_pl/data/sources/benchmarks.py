@@ -173,52 +173,27 @@ TINY = (
 def imagenet100(options: SourceOptions) -> Source:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
-    Options:
-        class_list: which classes: names; or a seed, which draws 100 of 1000 with NumPy's legacy generator as the
-            literature does with 1993. Not needed if the tree holds 100 classes; for the 1000 of ImageNet the default
-            is 1993.
+    Of ImageNet's 1000 those are taken that the literature draws, with NumPy's legacy generator and the seed 1993; of a
+    tree of 100 classes all.
 
     Raises:
-        DataError: no such tree, or one without a class of the list.
-        UsageError: a list that is needed or makes no sense.
+        DataError: no such tree, one of another number of classes, or one without validation images of a class.
     """
     with listing():
         root = existing(options, IMAGENET)
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
-        present = [path.name for path in sub_folders(root / "train")]
-        names = _chosen(options.own.get("class_list"), present, root)
-        missing = [n for n in names for split in ("train", "val") if not (root / split / n).is_dir()]
+        names = [path.name for path in sub_folders(root / "train")]
+        if len(names) == IMAGENET_CLASSES:
+            # The generator that the published draws were made with.
+            rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[:CLASSES]
+            names = sorted(names[i] for i in rows)
+        if len(names) != CLASSES:
+            raise DataError(f"{place(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}")
+        missing = [name for name in names if not (root / "val" / name).is_dir()]
         if missing:
-            raise DataError(
-                f"class '{missing[0]}' is not in train and val of {place(root)}: --data.root must be {IMAGENET}"
-            )
+            raise DataError(f"class '{missing[0]}' is not in val of {place(root)}: --data.root must be {IMAGENET}")
         return Source(names, file_set(root / "train", names), file_set(root / "val", names))
-
-
-def _chosen(choice: Any, present: list[str], root: Path) -> list[str]:
-    """Return the names of the classes to use, sorted."""
-    if choice is None and len(present) == CLASSES:
-        return present
-    if choice is None and len(present) == IMAGENET_CLASSES:
-        choice = USUAL_SEED
-    if type(choice) is int:
-        if len(present) != IMAGENET_CLASSES:
-            raise UsageError(
-                f"class_list is the seed {choice}, which draws from {IMAGENET_CLASSES} classes, but {place(root)} has "
-                f"{len(present)}: give the names of the classes"
-            )
-        # The generator that the published draws were made with.
-        rows = np.random.RandomState(choice).permutation(IMAGENET_CLASSES)[:CLASSES]
-        return sorted(present[i] for i in rows)
-    if not isinstance(choice, list) or not choice or not all(isinstance(name, str) for name in choice):
-        raise UsageError(
-            f"{place(root)} has {len(present)} classes: set --data.options.class_list to the names of {CLASSES} of "
-            f"them (given: {choice})"
-        )
-    if len(set(choice)) < len(choice):
-        raise UsageError("class_list names a class twice")
-    return sorted(choice)
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
@@ -260,42 +235,38 @@ WHAT_CORE50 = (
     "with s1/o1/C_01_01_000.png and so on, or the folder that holds it"
 )
 FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
+TEST_SESSIONS = {3, 7, 10}
 
 
 def core50(options: SourceOptions) -> Source:
     """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` … ``o50``.
 
+    Sessions 3, 7 and 10 are for testing, as usual.
+
     Options:
         stride: keep every ``stride``-th frame of all frames in the order of session, object and frame; with 10, as
             in the paper, 16,486 of the 164,866.
-        test_sessions: sessions held out for testing, by default the standard 3, 7 and 10.
 
     Raises:
         DataError: no such tree, or a class without training frames.
-        UsageError: a stride or sessions that make no sense.
+        UsageError: a stride that makes no sense.
     """
     stride = options.own.get("stride", 10)
-    test = options.own.get("test_sessions", [3, 7, 10])
     check_that(type(stride) is int and stride > 0, "stride", stride, "1 or more: keep every stride-th frame")
-    listed = isinstance(test, list) and len(test) > 0 and all(type(session) is int for session in test)
-    check_that(listed, "test_sessions", test, "a list of session numbers such as [3, 7, 10]")
     with listing():
         root = existing(options, WHAT_CORE50)
         root = root / "core50_128x128" if (root / "core50_128x128").is_dir() else root
         frames = _frames(root)
     sessions = {session for session, *_ in frames}
-    if not set(test) <= sessions or not sessions - set(test):
+    if not sessions > TEST_SESSIONS:
         present = ", ".join(f"s{session}" for session in sorted(sessions)) or "no frame"
-        raise DataError(
-            f"{place(root)} holds {present}, expected the test sessions {', '.join(map(str, test))} and others for "
-            f"training: set --data.root to {WHAT_CORE50}"
-        )
+        raise DataError(f"{place(root)} holds {present}, expected s1 to s11: set --data.root to {WHAT_CORE50}")
     objects = sorted({number for _, number, *_ in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
     numbers, frames = sorted(sessions), frames[stride - 1 :: stride]
     whole = FileSet(root, [name for *_, name in frames], [objects.index(number) for _, number, *_ in frames])
     session_of = np.array([numbers.index(session) for session, *_ in frames], dtype=np.int64)
-    held = np.array([session in test for session, *_ in frames], dtype=bool)
+    held = np.array([session in TEST_SESSIONS for session, *_ in frames], dtype=bool)
     domains = [f"s{session}" for session in numbers], session_of
     source = in_two([f"o{number}" for number in objects], whole, held, domains=domains)
     return checked(source, f"{place(root)} with stride {stride}")

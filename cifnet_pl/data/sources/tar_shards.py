@@ -28,7 +28,7 @@ LABELS = ("cls", "txt", "json")
 
 
 def webdataset(options: SourceOptions) -> Source:
-    """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-{000..099}.tar``, ``*.tar``).
+    """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number), ``.txt`` (a name) or
     ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``, or whose names begin so, are that part;
@@ -67,28 +67,10 @@ def find_shards(options: SourceOptions) -> list[str]:
     if options.root is None:
         raise UsageError("no shards were given: set --data.root to a folder of .tar files or a pattern")
     path = expanded(options.root)
-    patterns = _braces(str(path / "**" / "*.tar") if path.is_dir() else str(path))
-    files = [file for pattern in patterns for file in glob.glob(pattern, recursive=True)]
+    files = glob.glob(str(path / "**" / "*.tar") if path.is_dir() else str(path), recursive=True)
     if not files:
         raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
-    return sorted(set(files))
-
-
-def _braces(pattern: str) -> list[str]:
-    """Expand ``{000..012}`` and ``{a,b}``.
-
-    Example:
-        >>> _braces("part-{08..10}.tar")
-        ['part-08.tar', 'part-09.tar', 'part-10.tar']
-    """
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", pattern)
-    if match is None:
-        return [pattern]
-    if match[1] is not None:
-        alternatives = [f"{number:0{len(match[1])}}" for number in range(int(match[1]), int(match[2]) + 1)]
-    else:
-        alternatives = match[3].split(",")
-    return [rest for word in alternatives for rest in _braces(pattern[: match.start()] + word + pattern[match.end() :])]
+    return sorted(files)
 
 
 def part_of(shard: str) -> str | None:
