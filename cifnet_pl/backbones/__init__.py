@@ -20,7 +20,6 @@ from torch import nn
 from cifnet_pl.backbones import families
 from cifnet_pl.backbones.backbone import Backbone as Backbone
 from cifnet_pl.backbones.backbone import Preprocessing as Preprocessing
-from cifnet_pl.backbones.patches import patch_dictionary
 from cifnet_pl.backbones.structures import VIEWS, split_views, structured
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import UsageError, unknown_name
@@ -41,7 +40,7 @@ def learned(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mod
 BACKBONES: dict[str, Builder] = {
     "none": families.none,
     "pixels": families.pixels,
-    "patches": patch_dictionary,
+    "patches": families.patches,
     "embedded": families.embedded,
     "torchvision": families.torchvision_weights,
     "timm": families.timm_model,

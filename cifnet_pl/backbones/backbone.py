@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, photographs
+from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
@@ -34,30 +35,6 @@ class Preprocessing:
     crop_ratio: float = 1.0
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
-
-
-class LearnedNetwork(nn.Module):
-    """A network that a run learns, without gradients, from its first task's images; it is stored with the model.
-
-    Attributes:
-        at_once: images that it embeds at once on a CPU.
-    """
-
-    at_once: int = CPU_BATCH
-
-    @property
-    def learned(self) -> bool:
-        """Whether it can embed."""
-        raise NotImplementedError
-
-    def learn_from(self, images: Tensor, seed: int) -> None:
-        """Learn from images without labels.
-
-        Args:
-            images: (n, 3, h, w) uint8.
-            seed: of all that is drawn.
-        """
-        raise NotImplementedError
 
 
 class NoNetwork(nn.Module):
@@ -230,9 +207,9 @@ class Backbone(nn.Module):
         return not isinstance(self.network, NoNetwork)
 
     @property
-    def learning(self) -> LearnedNetwork | None:
+    def learning(self) -> Patches | None:
         """The part of the network that a run learns, and a model stores; None where all of it is given."""
-        return next((part for part in self.network.modules() if isinstance(part, LearnedNetwork)), None)
+        return next((part for part in self.network.modules() if isinstance(part, Patches)), None)
 
     @torch.inference_mode()
     def outputs(self, side: int) -> Tensor:

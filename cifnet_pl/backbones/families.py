@@ -13,6 +13,7 @@ Returns:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
+from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import import_part, naming
 
@@ -133,6 +135,27 @@ def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Modu
         raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
     shape = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return nn.Flatten(), 3 * size * size, shape
+
+
+MOST_CENTRES, MOST_CELLS = 10_000, 16
+"""Of a dictionary of patches, and of the grid that its responses are averaged over."""
+
+
+def patches(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+    """Make a network of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``; 400 and 2 by default.
+
+    Raises:
+        UsageError: other numbers.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d?))?", rest or "400")
+    centres, cells = (int(found[1]), int(found[2] or 2)) if found else (0, 0)
+    if not found or centres > MOST_CENTRES or cells > MOST_CELLS:
+        raise UsageError(
+            f"backbone 'patches:{rest}': expected patches:<centres> with at most {MOST_CENTRES}, or "
+            f"patches:<centres>x<cells of the grid on a side> with at most {MOST_CELLS}, e.g. patches:400x2"
+        )
+    network = Patches(centres, cells)
+    return network, network.features, Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
 
 
 def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:

@@ -6,14 +6,11 @@ Coates and Ng (2011), "The Importance of Encoding Versus Training with Sparse Co
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones.backbone import LearnedNetwork, Preprocessing
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError
 
 SIDE = 6
 """Side of a patch in pixels."""
@@ -33,10 +30,8 @@ DRAWN, ITERATIONS = 100_000, 10
 MEASURED = 1000
 """Images by which the features are standardised."""
 
-MOST_CENTRES, MOST_CELLS = 10_000, 16
 
-
-class Patches(LearnedNetwork):
+class Patches(nn.Module):
     """Patch responses to a dictionary, averaged over the cells of a grid: images (n, 3, h, w) in 0–255 → (n, d).
 
     Every 6×6 patch is normalised to mean 0 and contrast 1, whitened, and compared with all centres. What a response a
@@ -51,6 +46,7 @@ class Patches(LearnedNetwork):
         filters: (108, centres) whitening and centres in one matrix; all 0 before they are learned.
         offset: (centres,) what they give for the mean patch.
         mean, deviation: (d,) of the square roots.
+        at_once: images that it embeds at once on a CPU.
     """
 
     filters: Tensor
@@ -154,20 +150,3 @@ def _cells(positions: int, cells: int) -> Tensor:
     """Return (cells, positions) shares by which positions along one side are averaged within each cell."""
     inside = (torch.arange(positions) * cells // positions == torch.arange(cells)[:, None]).float()
     return inside / inside.sum(dim=1, keepdim=True)
-
-
-def patch_dictionary(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Make a network of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``; 400 and 2 by default.
-
-    Raises:
-        UsageError: other numbers.
-    """
-    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d?))?", rest or "400")
-    centres, cells = (int(found[1]), int(found[2] or 2)) if found else (0, 0)
-    if not found or centres > MOST_CENTRES or cells > MOST_CELLS:
-        raise UsageError(
-            f"backbone 'patches:{rest}': expected patches:<centres> with at most {MOST_CENTRES}, or "
-            f"patches:<centres>x<cells of the grid on a side> with at most {MOST_CELLS}, e.g. patches:400x2"
-        )
-    network = Patches(centres, cells)
-    return network, network.features, Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
@@ -107,11 +108,14 @@ Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
 
 
-def check_ridge(ridge: Ridge) -> Ridge:
-    """Check a ridge.
+def number_or_gcv(name: str, value: float | str, expected: str, most: float = sys.float_info.max) -> Ridge:
+    """Check an argument that is a positive number, or "gcv".
 
     Args:
-        ridge: a positive number, or "gcv".
+        name: of the argument, for the error.
+        value: the argument.
+        expected: what the error says was expected.
+        most: the largest number.
 
     Returns:
         The number as a float, or "gcv".
@@ -119,26 +123,19 @@ def check_ridge(ridge: Ridge) -> Ridge:
     Raises:
         UsageError: neither.
     """
-    return ridge if ridge == "gcv" else positive("ridge", ridge, "a positive number or gcv")
-
-
-def positive(name: str, value: float | str, expected: str) -> float:
-    """Return a positive, finite number.
-
-    Args:
-        name: of the argument, for the error.
-        value: a number, or a text of one.
-        expected: what the error says was expected.
-
-    Raises:
-        UsageError: it is none.
-    """
+    if value == "gcv":
+        return "gcv"
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} is '{value}', expected {expected}") from None
-    check_that(0 < number < float("inf"), name, number, expected)
+    check_that(0 < number <= most, name, number, expected)
     return number
+
+
+def check_ridge(ridge: Ridge) -> Ridge:
+    """Check a ridge as :func:`number_or_gcv`."""
+    return number_or_gcv("ridge", ridge, "a positive number or gcv")
 
 
 def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> None:
@@ -218,6 +215,7 @@ class Derived:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
         factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they were asked for.
+        inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
     """
 
     def __init__(self) -> None:
@@ -225,6 +223,7 @@ class Derived:
         self.measure: Callable[[Tensor], Tensor] | None = None
         self.factors: Tensor | None = None
         self.discriminant: Discriminant | None = None
+        self.inverses: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
         return Derived()

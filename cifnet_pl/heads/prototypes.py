@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.acil import ACILHead, check_drawn, fingerprint
-from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision, positive
+from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision, number_or_gcv
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -141,17 +141,8 @@ class SLDAHead(SumsHead):
 
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    """Return a shrinkage as a float or "gcv".
-
-    Raises:
-        UsageError: it is neither of them, nor in (0, 1].
-    """
-    if shrinkage == "gcv":
-        return shrinkage
-    expected = "a number in (0, 1] or gcv"
-    number = positive("shrinkage", shrinkage, expected)
-    check_that(number <= 1, "shrinkage", number, expected)
-    return number
+    """Check a shrinkage as :func:`~cifnet_pl.heads.base.number_or_gcv`."""
+    return number_or_gcv("shrinkage", shrinkage, "a number in (0, 1] or gcv", most=1.0)
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -293,7 +284,6 @@ class FeCAMHead(SumsHead):
         check_that(0 < power <= 1, "power", power, "a positive number of at most 1")
         check_that(0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number")
         self.power, self.shrinkage = float(power), float(shrinkage)
-        self._inverses: Tensor | None = None
 
     def _features(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
@@ -303,10 +293,6 @@ class FeCAMHead(SumsHead):
         gram = unpack(self.sums.class_grams.sum(dim=0), self.sums.width)
         sums = self.sums.class_sums
         return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum())
-
-    def _solve(self) -> None:
-        self._fold()
-        self._inverses = None
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
@@ -325,10 +311,10 @@ class FeCAMHead(SumsHead):
     @in_full_precision
     def refresh(self) -> None:
         """Invert the correlation matrices, if they are not inverted yet."""
-        if self._inverses is None and len(self.labels):
+        if self.derived.inverses is None and len(self.labels):
             matrices = [self._correlation(column) for column in range(len(self.labels))]
             small = torch.tensor(SMALLEST, dtype=torch.float64)
-            self._inverses = torch.stack([torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices])
+            self.derived.inverses = torch.stack([torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices])
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)
@@ -336,8 +322,8 @@ class FeCAMHead(SumsHead):
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`); the correlation matrices are inverted first."""
         self.refresh()
-        assert self._inverses is not None
-        inverses = self._inverses
+        assert self.derived.inverses is not None
+        inverses = self.derived.inverses
         means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
 
         def score(z: Tensor) -> Tensor:
@@ -350,18 +336,6 @@ class FeCAMHead(SumsHead):
 
         return score
 
-    def _keep(self, columns: Tensor) -> None:
-        super()._keep(columns)
-        self._inverses = None
-
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for the means."""
         return {"factors": self.sums.class_grams.numel(), **super().state_elements()}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._inverses = None
-        return super()._apply(fn, recurse)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        super()._before_load(state)
-        self._inverses = None

@@ -262,23 +262,20 @@ class RidgeHead(SumsHead):
 
     def _way(self, z: Tensor, columns: Tensor, groups: Tensor) -> tuple[float, list[float]] | None:
         """Return the left-out loss and the shares of the better rule, with features scaled as they are now."""
-        ways = [self._discriminant_leaving_out]
         uneven = self.sums.counts.max() >= UNEVEN * self.sums.counts.min()
-        if not uneven:
-            ways.append(self._regression_leaving_out)
-        rules = [left_out(z, columns)(groups).double() for left_out in ways]
+        ways = [self._regression_leaving_out, self._discriminant_leaving_out]
+        rules = [left_out(z, columns)(groups).double() for left_out in (ways[1:] if uneven else ways)]
         known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
         if not known.any():
             return None
         rules, columns = [scores[known] for scores in rules], columns[known]
-        discriminant = (left_out_losses(rules[0], columns), [0.0, 1.0])
         if uneven:
-            return discriminant[0].mean().item(), discriminant[1]
-        b, a = (1 / fit_temperature(scores, columns) for scores in rules)
-        both = (left_out_losses(a * rules[1] + b * rules[0], columns), [a, b])
+            return left_out_losses(rules[0], columns).mean().item(), [0.0, 1.0]
+        factors = [1 / fit_temperature(scores, columns) for scores in rules]
+        found = [(left_out_losses(a * rules[0] + b * rules[1], columns), [a, b]) for a, b in (factors, [0.0, 1.0])]
         numbers, sizes = torch.unique(groups, return_inverse=True, return_counts=True)[1:]
         in_groups = (sizes[numbers] > 1).double().mean() > GROUPED
-        (losses, shares), (others, other_shares) = (discriminant, both) if in_groups else (both, discriminant)
+        (losses, shares), (others, other_shares) = reversed(found) if in_groups else found
         gain = losses - others
         enough = len(columns) >= FEW * len(torch.unique(columns))
         if enough and gain.sum() > gain.square().sum().sqrt():

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.backbone import LearnedNetwork
 from cifnet_pl.backbones.engines import EngineChoice
+from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head
@@ -122,7 +122,7 @@ class CIFNetModule(TaskModule):
         if self.buffer is not None:
             self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
 
-    def _learn_backbone(self, network: LearnedNetwork) -> None:
+    def _learn_backbone(self, network: Patches) -> None:
         """Learn the backbone from the first task's images; the first process's is that of all."""
         start = time.perf_counter()
         network.learn_from(self.data.images_of(0, LEARNED_FROM), torch.initial_seed())

@@ -137,6 +137,7 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
         ((PIXELS, LABELS[:3]), r"X has shape \(12, 6, 4, 3\) and y \(3,\), expected a label for each sample"),
         ((PIXELS / 255, LABELS), r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8"),
         ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
+        ((PIXELS, LABELS, PIXELS, LABELS), "the data source is a tuple, expected a name, arrays"),
         (["ant.png", "bee.png"], "the data are no pairs of a sample and its label"),
         ([3, 4, 5], "the data are no pairs of a sample and its label"),
         (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of a sample and its label"),

@@ -24,10 +24,10 @@ from cifnet_pl.data.sets import (
     split_by_seed,
 )
 from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
-from cifnet_pl.data.sources.tables import import_pyarrow, readable
+from cifnet_pl.data.sources.tables import import_pyarrow, open_table
 from cifnet_pl.photos.files import expanded, listing, place, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
-from cifnet_pl.utilities.text import first_line, printable
+from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CLEVRClassification": ({"split": "train"}, {"split": "val"}),  # the test labels are not public
@@ -354,32 +354,20 @@ class ParquetImages:
         class_names: name of class 0, 1, …, or None where the file does not tell them.
 
     Raises:
-        DataError: the file is damaged, or a column is missing or of another kind.
+        DataError: the file is damaged, or lacks a column.
     """
 
     def __init__(self, file: Path):
-        pyarrow = import_pyarrow()
-        self.file = file
-        with readable(file):
-            schema = pyarrow.parquet.read_schema(file)
-            missing = {IMAGE, LABEL} - set(schema.names)
-            if missing:
-                listed = ", ".join(map(printable, schema.names))
-                raise DataError(
-                    f"{place(file)} has no column {min(missing)}, it has {listed}: it is not the hub's file"
-                )
-            kind = schema.field(IMAGE).type
-            if not (pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
-                raise DataError(f"{place(file)}: column {IMAGE} has {kind}, expected the bytes of image files")
-            columns = pyarrow.parquet.read_table(file, columns=[IMAGE, LABEL])
-        self._contents = columns[IMAGE]
-        self.labels: list[Any] = columns[LABEL].to_pylist()
-        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        table = open_table(file)
+        self.file, self._images = file, table.array(IMAGE)
+        self.labels: list[Any] = table.array(LABEL).tolist()
+        about = json.loads((import_pyarrow().parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
         self.class_names: list[str] | None = about.get("info", {}).get("features", {}).get(LABEL, {}).get("names")
 
     def __call__(self, row: int) -> bytes:
         """Return the content of an image's file; DataError if there is none."""
-        content: bytes | None = self._contents[row].as_py()["bytes"]
-        if content is None:
-            raise DataError(f"{place(self.file)}: row {row} of column {IMAGE} (counted from 0) is empty")
+        cell = self._images[row]
+        content = cell.get("bytes") if isinstance(cell, dict) else None
+        if not isinstance(content, bytes):
+            raise DataError(f"{place(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no image")
         return content
