@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.buffer import CalibrationBuffer
-    from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.data.datamodule import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.class_photos import embed
     from cifnet_pl.model.classifier import Classifier
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "CIFNetDataModule": "cifnet_pl.data",
+    "CIFNetDataModule": "cifnet_pl.data.datamodule",
     "CIFNetModule": "cifnet_pl.learning.cifnet_module",
     "CalibrationBuffer": "cifnet_pl.buffer",
     "CifnetError": "cifnet_pl.utilities.errors",

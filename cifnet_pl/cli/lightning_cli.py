@@ -29,7 +29,7 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.cli.run_help import about, topic_of
 from cifnet_pl.cli.terminal import explained, quieten
-from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.sources.folders import class_folders
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,

@@ -130,7 +130,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         UsageError: options that do not fit.
         DataError: data that is missing.
     """
-    from cifnet_pl.data import CIFNetDataModule
+    from cifnet_pl.data.datamodule import CIFNetDataModule
     from cifnet_pl.data.plan import find_copies
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.sums import ShardLearner

@@ -283,7 +283,7 @@ def fits(config: Mapping[str, Any], name: str) -> bool:
     section, *path = name.split(".")
     steps = [step for step in path if step not in INNER]
     if section == "data" and steps:
-        return steps[0] in (arguments_of("cifnet_pl.data.CIFNetDataModule") or ())
+        return steps[0] in (arguments_of("cifnet_pl.data.datamodule.CIFNetDataModule") or ())
     node = config.get("model") if section == "model" else {}
     for step in steps:
         if not isinstance(node, Mapping):

@@ -61,6 +61,17 @@ class ExemplarSet(GrowingModule):
         self.label = torch.cat([self.label, self.label.new_full((len(image),), label)])
         self.key = torch.cat([self.key, key])
 
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the images, labels and keys of the exemplars at ``positions``."""
+        positions = positions.to(self.label.device)
+        return self.image[positions], self.label[positions], self.key[positions]
+
+    def answers(self, z: Tensor) -> Tensor:
+        """Return (n, C) float64 probabilities of embeddings (n, d): the softmax of ``−‖φ(x) − μ_y‖²`` at length 1."""
+        z = functional.normalize(z, dim=1)
+        # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
+        return (2 * z.double() @ self.mean.double().T).softmax(dim=1)
+
     def average(self, z: Tensor) -> None:
         """Set the means from the exemplars' embeddings (n, d): ``μ_y = Σ φ(p)`` over y's, scaled to length 1."""
         z = functional.normalize(z.float(), dim=1)

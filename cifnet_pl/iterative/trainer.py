@@ -333,7 +333,7 @@ class IterativeModule(TaskModule):
         for step in steps:
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
             seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
-            self.learn(Examples(*self._exemplars_at(mine), seed, self.prepared), step.progress)
+            self.learn(Examples(*self.exemplars.at(mine), seed, self.prepared), step.progress)
         self._learning = []
         self.train()
         self._candidates = [
@@ -553,7 +553,7 @@ class IterativeModule(TaskModule):
         images, labels, keys = batch.image, batch.label, batch.key
         if len(step.exemplars):
             mine = np.array_split(step.exemplars, world)[world - 1 - rank]
-            kept = self._exemplars_at(torch.from_numpy(mine))
+            kept = self.exemplars.at(torch.from_numpy(mine))
             images, labels, keys = (torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True))
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
         self.learn(Examples(images, labels, keys, seed, self.prepared), step.progress)
@@ -672,12 +672,6 @@ class IterativeModule(TaskModule):
 
     # ------------------------------------------------------------------ exemplars
 
-    def _exemplars_at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, labels and keys of the exemplars at ``positions``."""
-        held = self.exemplars
-        positions = positions.to(held.label.device)
-        return held.image[positions], held.label[positions], held.key[positions]
-
     def _choose_exemplars(self) -> None:
         """Choose the exemplars of the new classes, the same in all processes."""
         per_class = quota(self.room(), self.per_class, self.classes)
@@ -727,9 +721,7 @@ class IterativeModule(TaskModule):
         if way == "classifier":
             with torch.no_grad():
                 return self.logits(z).double().softmax(dim=1)
-        z = functional.normalize(z, dim=1)
-        # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
-        return (2 * z.double() @ self.exemplars.mean.double().T).softmax(dim=1)
+        return self.exemplars.answers(z)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count a batch.

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from cifnet_pl import heads, iterative
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run

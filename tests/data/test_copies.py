@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cifnet_pl
-from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import find_copies
 from cifnet_pl.data.sets import FileSet, Source, SourceOptions
 from cifnet_pl.data.sources import build_source

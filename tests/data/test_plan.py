@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cifnet_pl.data import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import TaskStream, order_classes, task_sizes, without_test_images
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.utilities.errors import DataError, UsageError
