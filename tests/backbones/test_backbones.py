@@ -319,7 +319,8 @@ def test_prefixes_and_nesting_of_frameworks(
 ) -> None:
     content: Any = {prefix + key: value for key, value in resnet_state.items()}
     content["module.queue"] = torch.zeros(3)  # what frameworks store besides
-    content["module.encoder_k.conv1.weight"] = torch.zeros(1)
+    for second in ("module.encoder_k.", "momentum_backbone.", "module.momentum_encoder."):
+        content[f"{second}conv1.weight"] = torch.zeros(1)  # the copy that is not meant to be used
     for key in nesting:
         content = {"epoch": 3, key: content}
     backbone = build_backbone(save(content, tmp_path), "resnet18", engine="torch")

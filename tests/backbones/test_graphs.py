@@ -10,26 +10,17 @@ from threading import Event
 import pytest
 import torch
 from filelock import FileLock
-from torch import Tensor, nn
+from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
 from cifnet_pl.backbones import engines as graphs
 from cifnet_pl.backbones.engines import NoGraph, check_graph, exported, graph_key
 from cifnet_pl.utilities.errors import CifnetError
+from tests.backbones.test_engines import Small, images
 
 
-class Small(nn.Module):
-    def __init__(self, seed: int = 0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.layer = nn.Conv2d(3, 6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).relu().mean((2, 3))
-
-
-def small(seed: int = 0, name: str = "small", size: int = 12) -> Backbone:
-    return Backbone(name, Small(seed), 6, Preprocessing(size))
+def small(seed: int = 0, name: str = "small", size: int = 16) -> Backbone:
+    return Backbone(name, Small(seed), 12, Preprocessing(size))
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +43,6 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def images() -> Tensor:
-    return torch.randint(0, 256, (4, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-
-
 def assert_right(backbone: Backbone) -> None:
     expected = backbone.embed(images())
     assert (backbone(images()) - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -71,7 +58,7 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
 
 
 def test_the_key_is_of_weights_name_preprocessing_and_versions(monkeypatch: pytest.MonkeyPatch):
-    backbones = [small(), small(seed=1), small(name="other"), small(size=13)]
+    backbones = [small(), small(seed=1), small(name="other"), small(size=17)]
     keys = [graph_key(backbone._embedder().identity) for backbone in backbones]
     monkeypatch.setattr(graphs, "version", lambda name: "999" if name == "onnxruntime" else "1")
     keys.append(graph_key(backbones[0]._embedder().identity))
@@ -131,16 +118,16 @@ class Edited(Small):
     """The weights of ``Small``, and other code."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.layer(x).amax((2, 3))
+        return super().forward(x) + self.second(self.first(x)).amax((2, 3))
 
 
 def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], caplog: pytest.LogCaptureFixture):
     assert_right(small())
-    edited = Backbone("small", Edited(), 6, Preprocessing(12))
+    edited = Backbone("small", Edited(), 12, Preprocessing(16))
     assert graph_key(edited._embedder().identity) == graph_key(small()._embedder().identity)
     assert_right(edited)
     assert "small computes something else than when it was exported" in caplog.text
-    assert_right(Backbone("small", Edited(), 6, Preprocessing(12)))
+    assert_right(Backbone("small", Edited(), 12, Preprocessing(16)))
     assert exports == ["small", "small"]
 
 

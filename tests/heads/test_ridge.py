@@ -24,7 +24,7 @@ from cifnet_pl.heads import ridge as module
 from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.statistics import GCV_GRID, Discriminant, within_scatter
+from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from tests import models
@@ -226,13 +226,6 @@ def test_one_ridge_of_all_classes_follows_the_data() -> None:
     for head, y in ((noise, torch.arange(400) % 2), (rule, (z[:, 0] > 0).long())):
         teach(head, z, y)
     assert noise.ridge_used > 100 * rule.ridge_used
-
-
-def test_state_elements_follow_the_design() -> None:
-    head = RidgeHead(4)
-    for k in range(3):
-        teach(head, torch.randn(4, 4), torch.tensor([2 * k, 2 * k + 1] * 2))
-    assert head.state_elements() == {"factors": 15, "moments": 30, "weights": 30}
 
 
 def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:
@@ -458,18 +451,6 @@ def test_samples_that_do_not_vary_are_not_scaled() -> None:
     assert torch.equal(head(torch.eye(D)), before)
 
 
-def test_a_class_of_one_sample_is_unknown_without_it() -> None:
-    z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sums = torch.stack([torch.cat([torch.tensor([float(len(rows))]), rows.sum(0)]) for rows in (z[:4], z[4:])])
-    x = torch.cat([torch.ones(5, 1, dtype=torch.float64), z], dim=1)
-    rule = Discriminant.from_sums(within_scatter(x.T @ x, sums), sums, torch.tensor(5.0), 1.0)
-    columns, ones = torch.tensor([0, 0, 0, 0, 1]), torch.ones(5, dtype=torch.float64)
-    scores = rule.leaving_out(z, columns, ones)(None)
-    assert scores[4, 1].isnan()
-    assert scores[4, 0].isfinite()
-    assert scores[:4].isfinite().all()
-
-
 def test_a_model_decides_by_its_buffer_and_a_run_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def automatic(width: int) -> RidgeHead:
         return RidgeHead(width, decision="auto")
@@ -551,21 +532,6 @@ def test_a_merge_and_several_processes_remember_too() -> None:
         for head in heads:
             head.solve()
     assert difference(forget(heads[0], TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
-
-
-def test_a_head_that_remembers_merges_with_another_only() -> None:
-    with pytest.raises(UsageError, match="different remember"):
-        learn(RidgeHead(D, remember=True), TASKS[:1]).merge_(learn(RidgeHead(D), TASKS[1:]))
-
-
-def test_an_aborted_task_is_not_remembered() -> None:
-    head = learn(RidgeHead(D, remember=True), TASKS[:2])
-    elements = head.state_elements()
-    head.begin_task([50])
-    head.observe(QUERIES[:3], torch.full((3,), 50))
-    head.abort_task()
-    assert head.state_elements() == elements
-    assert elements["remembered"] == 3 * 7 * 8 // 2
 
 
 def remembering() -> Classifier:

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
-from cifnet_pl.heads.samples import ABSENT
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.heads.samples import ABSENT, Samples
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import teach
 from tests.models import learn_digits
 
@@ -36,11 +39,145 @@ def rows(seed: int, n: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     return z, y, torch.randint(1, 3, (n,), generator=generator).double()
 
 
+@given(st.integers(0, 1000), st.integers(1, 12))
+def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
+    z, y, weight = rows(seed)
+    once, often = Samples(3, torch.float64), Samples(3, torch.float64)
+    once.add(z, y, weight)
+    for chunk in torch.split(torch.randperm(12, generator=torch.Generator().manual_seed(seed)), batch):
+        often.add(z[chunk], y[chunk], weight[chunk])
+    for each in (once, often):
+        each.sort()
+    for name in ("z", "y", "weight"):
+        assert torch.equal(getattr(once, name), getattr(often, name))
+    assert sorted(map(tuple, z.tolist())) == sorted(map(tuple, once.z.tolist()))
+
+
+def test_sorting_does_not_look_at_labels_of_different_embeddings() -> None:
+    z, y, weight = torch.randn(8, 3, dtype=torch.float64), torch.arange(8), torch.ones(8)
+    renamed = torch.tensor([5, -3, 77, 0, 2**60, -9, 4, 1])
+    one, other = Samples(3, torch.float64), Samples(3, torch.float64)
+    one.add(z, y, weight)
+    other.add(z, renamed[y], weight)
+    for each in (one, other):
+        each.sort()
+    assert torch.equal(renamed[one.y], other.y)
+
+
+def test_what_is_added_is_copied() -> None:
+    samples = Samples(2, torch.float64)
+    z, y = torch.ones(3, 2, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.int64)
+    samples.add(z, y)
+    z.detach().zero_()
+    y.zero_()
+    samples.gather()
+    assert samples.z.sum() == 6
+    assert not samples.z.requires_grad
+    assert samples.y.sum() == 3
+    assert samples.weight.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_length_counts_and_dropping() -> None:
+    samples = Samples(2, torch.float32)
+    samples.add(torch.zeros(3, 2), torch.tensor([7, 8, 7]))
+    samples.add(torch.ones(2, 2), torch.tensor([-1, 8]))
+    assert len(samples) == 5
+    assert samples.counts(torch.tensor([8, 7, -1, 5])).tolist() == [2, 2, 1, 0]
+    samples.keep_labels(torch.tensor([8, 5]))
+    assert samples.y.tolist() == [8, 8]
+    samples.clear()
+    assert len(samples) == 0
+    assert samples.z.shape == (0, 2)
+
+
+def test_state_holds_what_was_just_added() -> None:
+    samples, again = Samples(2, torch.float32), Samples(2, torch.float32)
+    samples.add(torch.eye(2), torch.tensor([1, 2]), torch.tensor([0.5, 2.0]))
+    again.add(torch.zeros(1, 2), torch.tensor([9]))
+    again.load_state_dict(samples.state_dict())
+    assert len(again) == 2
+    assert torch.equal(again.z, torch.eye(2))
+    assert again.weight.tolist() == [0.5, 2.0]
+    with pytest.raises(CheckpointError, match=r"shape \(2, 2\), expected \(n, 3\)"):
+        Samples(3, torch.float32).load_state_dict(samples.state_dict())
+
+
+# ---------------------------------------------------------------------- nearest neighbours
+
+
 def neighbours_of(head: KNNHead) -> KNNHead:
     for k in range(5):
         rows = (Y // 2).eq(k)
         teach(head, Z[rows], Y[rows])
     return head
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("neighbours", [1, 5, 40])
+def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
+    model = KNeighborsClassifier(neighbours, weights="distance", metric=metric, algorithm="brute")
+    expected = torch.from_numpy(model.fit(Z.numpy(), Y.numpy()).predict_proba(NOISY.numpy()))
+    head = neighbours_of(KNNHead(64, neighbours=neighbours, metric=metric, dtype="float64"))
+    share = ((neighbours + 1) * head(NOISY).exp() - 1 / 10) / neighbours
+    assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)
+    assert torch.equal(head.predict(NOISY), expected.argmax(dim=1))
+
+
+def test_float32_is_enough() -> None:
+    exact, head = neighbours_of(KNNHead(64, dtype="float64")), neighbours_of(KNNHead(64))
+    assert head.samples.z.dtype == torch.float32
+    assert (exact(NOISY) - head(NOISY)).abs().max() < 1e-3
+
+
+def test_a_stored_embedding_finds_itself() -> None:
+    for metric in ("cosine", "euclidean"):
+        head = neighbours_of(KNNHead(64, metric=metric))
+        assert torch.equal(head.predict(Z), Y)
+        assert head.probabilities(Z).max(dim=1).values.min() > 0.8
+
+
+def test_embeddings_of_nothing_but_zeros() -> None:
+    for metric in ("cosine", "euclidean"):
+        head = teach(
+            KNNHead(4, neighbours=2, metric=metric), torch.stack([torch.zeros(4), torch.ones(4)]), torch.tensor([0, 1])
+        )
+        assert head.probabilities(torch.zeros(1, 4)).isfinite().all()
+        if metric == "euclidean":
+            assert head.predict(torch.zeros(1, 4)).item() == 0
+
+
+def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = neighbours_of(KNNHead(64, dtype="float64"))
+    whole = head(NOISY)
+    monkeypatch.setattr("cifnet_pl.heads.samples.QUERIES", 7)
+    assert torch.allclose(head(NOISY), whole, rtol=1e-9)
+
+
+def test_a_vote_counts_with_its_weight() -> None:
+    head = teach(
+        KNNHead(2, neighbours=2, metric="euclidean", dtype="float64"),
+        torch.tensor([[1.0, 0.0], [-1.0, 0.0]]),
+        torch.tensor([0, 1]),
+        torch.tensor([1.0, 3.0]),
+    )
+    share = (3 * head(torch.zeros(1, 2)).exp() - 0.5) / 2
+    assert share[0].tolist() == pytest.approx([0.25, 0.75])
+
+
+def test_it_keeps_every_embedding_and_says_so() -> None:
+    head = neighbours_of(KNNHead(64))
+    assert head.state_elements() == {"embeddings": 1000 * 64}
+    head.remove_classes([3])
+    assert head.state_elements() == {"embeddings": int((Y != 3).sum()) * 64}
+
+
+def test_fewer_embeddings_than_neighbours() -> None:
+    head = teach(KNNHead(2, neighbours=50), torch.ones(3, 2), torch.full((3,), 4))
+    assert head.predict(torch.zeros(2, 2)).tolist() == [4, 4]
+
+
+# ---------------------------------------------------------------------- classifiers that are fitted
 
 
 def buffer(labels: list[int], per_class: int = 10) -> tuple[Tensor, Tensor]:

@@ -63,14 +63,6 @@ def test_columns_follow_the_classes_and_not_the_labels(case: Case, learned: Head
     assert difference(head(QUERIES), learned(QUERIES)) <= case.tolerance
 
 
-def test_scores_of_no_and_of_one_embedding(case: Case, learned: Head) -> None:
-    assert learned(QUERIES[:0]).shape == (0, 6)
-    assert learned.predict(QUERIES[:0]).shape == (0,)
-    assert learned.probabilities(QUERIES[:0]).shape == (0, 6)
-    one_by_one = torch.cat([learned(z[None]) for z in QUERIES])
-    assert difference(one_by_one, learned(QUERIES)) <= case.tolerance
-
-
 def test_probabilities_are_the_softmax_of_scores_over_temperature(learned: Head) -> None:
     total = learned.probabilities(QUERIES).sum(dim=1)
     assert torch.allclose(total, torch.ones_like(total), rtol=0, atol=1e-12)

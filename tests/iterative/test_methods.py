@@ -124,13 +124,6 @@ class TestResume:
         trainer(tmp_path).fit(made, datamodule=data())
         assert_same_weights(made, module)
 
-    def test_evaluation_of_a_checkpoint(self, method, short, tmp_path):
-        module, record, _ = short(method)
-        module.trainer.save_checkpoint(tmp_path / "it.ckpt")
-        again = learner(method, epochs=2)
-        trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
-        assert again.evaluation.accuracy == record.trajectory[-1]
-
 
 @pytest.mark.parametrize("method", [ReplayModule, TagFexModule])
 def test_augmented_images_are_the_same_after_a_stop(method, tmp_path):
