@@ -60,9 +60,6 @@ class Backbone(nn.Module):
             can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
     """
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(
         self,
         name: str,
@@ -77,8 +74,8 @@ class Backbone(nn.Module):
         self.architecture = architecture
         self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
         std = torch.tensor(preprocessing.std)
-        self.register_buffer("scale", (1 / (255 * std))[:, None, None], persistent=False)
-        self.register_buffer("shift", (-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False)
+        self.scale: Tensor = nn.Buffer((1 / (255 * std))[:, None, None], persistent=False)
+        self.shift: Tensor = nn.Buffer((-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False)
         self._sha256: str | None = None
         self._wanted = Wanted(engine)
         self.eval()

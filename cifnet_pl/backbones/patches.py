@@ -49,19 +49,15 @@ class Patches(nn.Module):
         at_once: images that it embeds at once on a CPU.
     """
 
-    filters: Tensor
-    offset: Tensor
-    mean: Tensor
-    deviation: Tensor
     at_once = 4
 
     def __init__(self, centres: int, cells: int):
         super().__init__()
         self.cells, self.features = cells, 2 * centres * cells**2
-        self.register_buffer("filters", torch.zeros(3 * SIDE**2, centres))
-        self.register_buffer("offset", torch.zeros(centres))
-        self.register_buffer("mean", torch.zeros(self.features))
-        self.register_buffer("deviation", torch.ones(self.features))
+        self.filters: Tensor = nn.Buffer(torch.zeros(3 * SIDE**2, centres))
+        self.offset: Tensor = nn.Buffer(torch.zeros(centres))
+        self.mean: Tensor = nn.Buffer(torch.zeros(self.features))
+        self.deviation: Tensor = nn.Buffer(torch.ones(self.features))
 
     @property
     def learned(self) -> bool:

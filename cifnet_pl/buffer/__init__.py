@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.growing_tensors import GrowingModule
@@ -176,10 +176,6 @@ class CalibrationBuffer(GrowingModule):
         oversample: whether ``oversampling`` gives eq:oversampling or all ones (the paper's ablation).
     """
 
-    z: Tensor
-    y: Tensor
-    key: Tensor
-
     def __init__(
         self,
         capacity: int = 2000,
@@ -197,9 +193,9 @@ class CalibrationBuffer(GrowingModule):
             raise UsageError(f"buffer seed is {seed}, expected at least 0")
         self.capacity, self.per_class, self.strategy = capacity, per_class, strategy
         self.seed, self.oversample = seed, oversample
-        self.register_buffer("z", torch.zeros(0, 0))
-        self.register_buffer("y", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
+        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._prune_at = 4 * capacity
         self.offered = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head, LeftOut, check_ridge
 from cifnet_pl.heads.sums import SumsHead, kept_weights
@@ -48,10 +48,6 @@ class ACILHead(SumsHead):
     title = "ACIL"
     leaves_one_out = True
 
-    projection: Tensor
-    fingerprint: Tensor
-    ridge_used: Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -71,9 +67,9 @@ class ACILHead(SumsHead):
         self.position: Position = "given"
         self.given = projection is not None
         matrix = (self._draw() if projection is None else projection).double()
-        self.register_buffer("projection", matrix.to(self.dtype, copy=True), persistent=self.given)
-        self.register_buffer("fingerprint", torch.tensor(fingerprint(matrix)))
-        self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
+        self.projection: Tensor = nn.Buffer(matrix.to(self.dtype, copy=True), persistent=self.given)
+        self.fingerprint: Tensor = nn.Buffer(torch.tensor(fingerprint(matrix)))
+        self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def _draw(self) -> Tensor:
         """Return the (B, d) float64 projection that the seed gives."""
@@ -231,11 +227,6 @@ class DSALHead(ACILHead):
     merges = pools = subtracts = False
     reason = "its residual targets were fixed by the weights that each site had at the time"
 
-    cross: Tensor
-    compensation_weights: Tensor
-    compensation_ridge: Tensor
-    residual_energy: Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -254,10 +245,10 @@ class DSALHead(ACILHead):
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
         self.compensation_position: Position = "given"
-        self.register_buffer("cross", torch.zeros(0, 0, dtype=self.dtype))
-        self.register_buffer("compensation_weights", torch.zeros(self.width, 0, dtype=self.dtype))
-        self.register_buffer("compensation_ridge", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("residual_energy", torch.zeros(0, dtype=self.dtype))
+        self.cross: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=self.dtype))
+        self.compensation_weights: Tensor = nn.Buffer(torch.zeros(self.width, 0, dtype=self.dtype))
+        self.compensation_ridge: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.residual_energy: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)

@@ -274,13 +274,6 @@ class Head(nn.Module, ABC):
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
 
-    labels: Tensor
-    task_of: Tensor
-    solved: Tensor
-    under_way: Tensor
-    temperature: Tensor
-    odds_power: Tensor
-
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
         check_that(in_features >= 1, "in_features", in_features, "at least 1")
@@ -288,12 +281,12 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.derived = Derived()
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("task_of", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("solved", torch.tensor(True))
-        self.register_buffer("under_way", torch.tensor(False))
-        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
-        self.register_buffer("odds_power", torch.ones((), dtype=torch.float64))
+        self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.solved: Tensor = nn.Buffer(torch.tensor(True))
+        self.under_way: Tensor = nn.Buffer(torch.tensor(False))
+        self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ what a head does in its own way
 

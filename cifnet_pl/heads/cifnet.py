@@ -65,20 +65,14 @@ class Cohort(GrowingModule):
         positions: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
     """
 
-    weights: Tensor
-    stale: Tensor
-    past: Tensor
-    past_weight: Tensor
-    ridge_used: Tensor
-
     def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
-        self.register_buffer("weights", sums.products.new_zeros(sums.width, 0))
-        self.register_buffer("stale", torch.tensor(True))
-        self.register_buffer("past", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("past_weight", torch.zeros(before, dtype=torch.float64))
-        self.register_buffer("ridge_used", torch.zeros(0, dtype=torch.float64))
+        self.weights: Tensor = nn.Buffer(sums.products.new_zeros(sums.width, 0))
+        self.stale: Tensor = nn.Buffer(torch.tensor(True))
+        self.past: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
+        self.ridge_used: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
         self.positions: list[Position] = []
         self.to(sums.products.device)
 
@@ -170,8 +164,6 @@ class CIFNetHead(Head):
     merges = reduces = leaves_one_out = uses_buffer = tells_novelty = True
     reason = "its oversampling and its negatives depend on which classes were learned when"
 
-    past_shown: Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -190,7 +182,7 @@ class CIFNetHead(Head):
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
-        self.register_buffer("past_shown", torch.zeros(0, dtype=torch.float64))
+        self.past_shown: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
 
     # ------------------------------------------------------------------ sums
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads.acil import ACILHead, check_drawn, fingerprint
 from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision, number_or_gcv
@@ -86,12 +86,10 @@ class SLDAHead(SumsHead):
     title = "SLDA"
     leaves_one_out = True
 
-    shrinkage_used: Tensor
-
     def __init__(self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
-        self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
+        self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def _solve(self) -> None:
         self._fold()
@@ -222,10 +220,6 @@ class KLDAHead(SLDAHead):
 
     title = "KLDA"
 
-    directions: Tensor
-    phases: Tensor
-    fingerprint: Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -243,10 +237,10 @@ class KLDAHead(SLDAHead):
         raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
         phases = torch.from_numpy(raw.astype(np.float64) * 2.0**-53) * (2 * math.pi)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
-        self.register_buffer("shrinkage_used", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("directions", directions.to(self.dtype), persistent=False)
-        self.register_buffer("fingerprint", torch.tensor(fingerprint(directions)))
-        self.register_buffer("phases", phases.to(self.dtype), persistent=False)
+        self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
+        self.fingerprint: Tensor = nn.Buffer(torch.tensor(fingerprint(directions)))
+        self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
         unit = torch.nn.functional.normalize(z.to(self.dtype), dim=1)

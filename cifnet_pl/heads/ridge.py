@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Derived, Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
@@ -83,13 +83,6 @@ class RidgeHead(SumsHead):
     title = "Exact ridge"
     leaves_one_out = True
 
-    class_weight: Tensor
-    ridge_used: Tensor
-    scale_used: Tensor
-    removed_sums: Tensor
-    shares: Tensor
-    scaled: Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -113,12 +106,12 @@ class RidgeHead(SumsHead):
             self.merges = self.pools = self.subtracts = False
             self.reason = "balanced=True weighs samples by final class counts"
         self.position: Position = "given"
-        self.register_buffer("class_weight", torch.zeros(0, dtype=self.dtype))
-        self.register_buffer("ridge_used", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("scale_used", torch.ones((), dtype=self.dtype))
-        self.register_buffer("removed_sums", torch.zeros(0, in_features + 1, dtype=self.dtype))
-        self.register_buffer("shares", torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
-        self.register_buffer("scaled", torch.tensor(False))
+        self.class_weight: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
+        self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.scale_used: Tensor = nn.Buffer(torch.ones((), dtype=self.dtype))
+        self.removed_sums: Tensor = nn.Buffer(torch.zeros(0, in_features + 1, dtype=self.dtype))
+        self.shares: Tensor = nn.Buffer(torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
+        self.scaled: Tensor = nn.Buffer(torch.tensor(False))
 
     # ------------------------------------------------------------------ sums
 

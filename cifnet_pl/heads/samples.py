@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
@@ -28,16 +28,12 @@ class Samples(GrowingModule):
 
     any_rows = True
 
-    z: Tensor
-    y: Tensor
-    weight: Tensor
-
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
         self.width = width
-        self.register_buffer("z", torch.zeros(0, width, dtype=dtype))
-        self.register_buffer("y", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("weight", torch.zeros(0, dtype=torch.float64))
+        self.z: Tensor = nn.Buffer(torch.zeros(0, width, dtype=dtype))
+        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.weight: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
         self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __len__(self) -> int:
@@ -238,13 +234,10 @@ class ReplayHead(Head):
 
     uses_buffer = True
 
-    weights: Tensor
-    counts: Tensor
-
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
-        self.register_buffer("weights", torch.zeros(in_features + 1, 0, dtype=self.dtype))
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+        self.weights: Tensor = nn.Buffer(torch.zeros(in_features + 1, 0, dtype=self.dtype))
+        self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.pending = Samples(in_features, self.dtype)
         self.past = Samples(in_features, self.dtype)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import ClassMoments, Sums, augment
@@ -35,8 +35,6 @@ class SumsHead(Head):
     merges = pools = subtracts = reduces = tells_novelty = True
     linear: ClassVar[bool] = True
 
-    weights: Tensor
-
     def __init__(
         self, in_features: int, width: int, dtype: Dtype = "float64", *, gram: bool = True, per_class: bool = False
     ):
@@ -44,7 +42,7 @@ class SumsHead(Head):
         self.sums = Sums(width, gram=gram, per_class=per_class, dtype=self.dtype)
         self.increment: Sums | None = None
         if self.linear:
-            self.register_buffer("weights", torch.zeros(width, 0, dtype=self.dtype))
+            self.weights: Tensor = nn.Buffer(torch.zeros(width, 0, dtype=self.dtype))
 
     def _features(self, z: Tensor) -> Tensor:
         """Return (n, width) features of embeddings (n, d), in the dtype of the sums; here ``x̃ = [1; z]``."""

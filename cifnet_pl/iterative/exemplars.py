@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
@@ -26,17 +26,12 @@ class ExemplarSet(GrowingModule):
         mean: (C, d) float32, each row of length 1.
     """
 
-    image: Tensor
-    label: Tensor
-    key: Tensor
-    mean: Tensor
-
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("image", torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
-        self.register_buffer("label", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("key", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("mean", torch.zeros(0, 0))
+        self.image: Tensor = nn.Buffer(torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
+        self.label: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.mean: Tensor = nn.Buffer(torch.zeros(0, 0))
 
     def __len__(self) -> int:
         return len(self.label)

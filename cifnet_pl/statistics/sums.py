@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
@@ -127,10 +127,6 @@ class Sums(GrowingModule):
         dtype: of the sums.
     """
 
-    class_sums: Tensor
-    counts: Tensor
-    seen: Tensor
-    mass: Tensor
     products: Tensor
     class_grams: Tensor
 
@@ -146,10 +142,10 @@ class Sums(GrowingModule):
         super().__init__()
         self.width, self.has_gram, self.per_class = width, gram, per_class
         shape = packed_shape(width)
-        self.register_buffer("class_sums", torch.zeros(classes, width, dtype=dtype))
-        self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mass", torch.zeros((), dtype=dtype))
+        self.class_sums: Tensor = nn.Buffer(torch.zeros(classes, width, dtype=dtype))
+        self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
+        self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
         self.register_buffer("products", torch.zeros(shape, dtype=dtype) if gram else None)
         self.register_buffer("class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None)
         self._square: Tensor | None = None  # (p, p), where rows are being added: then it holds all of the products
