@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.memory import one_thread
 
@@ -185,12 +185,10 @@ class CalibrationBuffer(GrowingModule):
         oversample: bool = True,
     ):
         super().__init__()
-        if strategy not in STRATEGIES:
-            raise unknown_name("buffer strategy", strategy, STRATEGIES)
-        if capacity < 1 or (per_class is not None and per_class < 1):
-            raise UsageError(f"buffer capacity is {capacity} (per class: {per_class}), expected at least 1")
-        if seed < 0:
-            raise UsageError(f"buffer seed is {seed}, expected at least 0")
+        check_choice("buffer strategy", strategy, Strategy)
+        least = capacity if per_class is None else min(capacity, per_class)
+        check_that(least >= 1, "buffer capacity", least, "at least 1")
+        check_that(seed >= 0, "buffer seed", seed, "at least 0")
         self.capacity, self.per_class, self.strategy = capacity, per_class, strategy
         self.seed, self.oversample = seed, oversample
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))

@@ -67,7 +67,7 @@ class Augmentation:
 
     Attributes:
         flip: whether half of the images are mirrored left to right.
-        padding: pixels of zeros around the image, of which a square of the old size is cropped.
+        crop_padding: pixels of zeros around the image, of which a square of the old size is cropped.
         brightness, contrast, saturation: jitter; each factor is uniform in [1 − value, 1 + value].
         resized_crop: whether a part is taken: 8 to 100 % of the area, sides of 3:4 to 4:3.
         autoaugment: the set whose policy is used, or None.
@@ -75,7 +75,7 @@ class Augmentation:
     """
 
     flip: bool = True
-    padding: int = 0
+    crop_padding: int = 0
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
@@ -98,7 +98,7 @@ class Augmentation:
             images = _one_by_one(RandomResizedCrop(images.shape[2], antialias=True), images, identity, (*seed, 1))
         if self.flip:
             images = torch.where((draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
-        if self.padding:
+        if self.crop_padding:
             images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
             images = self._jitter(images, draws[:, 3:6])
@@ -111,8 +111,8 @@ class Augmentation:
 
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
         n, channels, height, width = images.shape
-        padded = functional.pad(images, [self.padding] * 4)
-        top, left = (draws * (2 * self.padding + 1)).long().unbind(1)
+        padded = functional.pad(images, [self.crop_padding] * 4)
+        top, left = (draws * (2 * self.crop_padding + 1)).long().unbind(1)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         sample = torch.arange(n, device=images.device)[:, None, None, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -274,16 +274,7 @@ class Regime:
             check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
         if options["autoaugment"] is not None:
             check_choice("autoaugment", options["autoaugment"], Policy)
-        self.augmentation = Augmentation(
-            options["flip"],
-            options["crop_padding"],
-            options["brightness"],
-            options["contrast"],
-            options["saturation"],
-            options["resized_crop"],
-            options["autoaugment"],
-            options["cutout"],
-        )
+        self.augmentation = Augmentation(**{change.name: options[change.name] for change in fields(Augmentation)})
 
 
 def _milestones(shares: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -30,7 +30,7 @@ def test_draws_are_uniform_and_independent():
     "given",
     [
         {},
-        {"padding": 2},
+        {"crop_padding": 2},
         {"brightness": 0.3, "contrast": 0.2, "saturation": 0.1},
         {"resized_crop": True},
         {"autoaugment": "cifar10", "cutout": 0.5},
@@ -56,7 +56,7 @@ def test_flip(images):
 
 
 def test_crop_is_a_square_of_the_padded_image(images):
-    seen = Augmentation(flip=False, padding=2)(images, KEYS, (0,))
+    seen = Augmentation(flip=False, crop_padding=2)(images, KEYS, (0,))
     padded = torch.nn.functional.pad(images, [2] * 4)
     places = set()
     for image, original in zip(seen, padded, strict=True):
