@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -184,11 +183,6 @@ class RunTable(Callback):
         self.words: Words = words
         console = Console()
         self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
-        self._start, self._first = 0.0, 0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note when the first task of this run begins."""
-        self._start, self._first = time.perf_counter(), trainer.current_epoch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the result of the task, unless the progress bar shows it."""
@@ -198,18 +192,10 @@ class RunTable(Callback):
             ece, right = number(evaluation.ece, 1, " %"), number(evaluation.accuracy, 1, " %")
             done = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
             if self.words == "research":
-                self._say(f"task {done}: A_k {right}, ECE {ece}{self._left(trainer, pl_module)}")
+                self._say(f"task {done}: A_k {right}, ECE {ece}")
             else:
                 known = len(cast(TaskModule, pl_module).class_names)
                 self._say(f"step {done}: {right} of the test photos of {number_of(known, 'class')} are named right")
-
-    def _left(self, trainer: Trainer, pl_module: LightningModule) -> str:
-        """Say how long the tasks that are left will take, at the pace of those before; "" for less than a minute."""
-        module, done = cast(TaskModule, pl_module), trainer.current_epoch + 1
-        sizes = [len(rows) for rows in module.data.plan.all_rows(module.learned_tasks)]
-        pace = (time.perf_counter() - self._start) / max(1, sum(sizes[self._first : done]))
-        minutes = pace * sum(sizes[done:]) / 60
-        return f"; about {minutes:.0f} min left" if minutes >= 1 else ""
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
