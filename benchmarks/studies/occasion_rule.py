@@ -16,7 +16,7 @@ from benchmarks.studies.photos import RICH, read_photos, show, show_columns, stu
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate
 from cifnet_pl.model.audit import top_label_error
-from cifnet_pl.statistics import occasions
+from cifnet_pl.statistics import look_alikes
 
 PARTS, CUTS = (0.125, 0.25, 0.5, 1.0), ("finest", "largest")
 COLUMNS = ("estimate − true", "ECE %", "sets of 95 % hold", "classes", "NLL")
@@ -29,7 +29,7 @@ def largest(found: dict[float, Any]) -> float | None:
     return max(found, key=lambda cut: found[cut].ratio)
 
 
-finest = occasions._choose
+finest = look_alikes._choose
 
 
 def measured(z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch.Tensor) -> list[float]:
@@ -39,7 +39,7 @@ def measured(z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch
     head.observe(z, y)
     head.solve()
     samples = CalibrationSamples(head, z, y)
-    groups = occasions.find_occasions(z, samples.columns, samples.left_out).groups
+    groups = look_alikes.find_occasions(z, samples.columns, samples.left_out).groups
     head.decide(z, y, groups)
     samples = CalibrationSamples(head, z, y, groups)
     calibrate(samples)
@@ -61,8 +61,8 @@ def main() -> None:
     losses = {}
     for part in PARTS:
         for cut in CUTS:
-            occasions.PART = part
-            occasions._choose = finest if cut == "finest" else largest
+            look_alikes.PART = part
+            look_alikes._choose = finest if cut == "finest" else largest
             rows = [measured(one.z, one.y, one.val_z, one.val_y) for one in sets]
             losses[part, cut] = sum(row[-1] for row in rows) / len(rows)
             for root, row in zip(asked.root, rows, strict=True):
