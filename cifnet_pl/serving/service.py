@@ -379,7 +379,8 @@ class Service:
         def work(job: Job) -> tuple[Served, Result]:
             undone = self.workspace.version(self.workspace.current)
             version, model = self.workspace.undo()
-            return self._changed(model, version, f"undid: {undone.change.says}")
+            made = undone.parent == version.number
+            return self._changed(model, version, f"undid: {undone.change.says}" if made else "went back")
 
         return self._submit("undo", work)
 
@@ -387,8 +388,10 @@ class Service:
         """Queue doing again what was undone last."""
 
         def work(job: Job) -> tuple[Served, Result]:
+            before = self.workspace.current
             version, model = self.workspace.redo()
-            return self._changed(model, version, f"did again: {version.change.says}")
+            made = version.parent == before
+            return self._changed(model, version, f"did again: {version.change.says}" if made else "went there again")
 
         return self._submit("redo", work)
 

@@ -21,8 +21,5 @@ def browser() -> Iterator:
 @pytest.fixture
 def server(tmp_path) -> Iterator[ThreadServer]:
     """A service that knows red and green."""
-    made = ThreadServer(tmp_path / "w")
-    try:
+    with ThreadServer(tmp_path / "w") as made:
         yield made
-    finally:
-        made.stop()

@@ -167,6 +167,16 @@ class Address:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
             return json.loads(answer.read())
 
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def stop(self) -> Any:
+        """End it."""
+        raise NotImplementedError
+
 
 class ThreadServer(Address):
     """A service in a thread of this process, with a real port: a browser can ask it, and it starts at once."""
@@ -222,22 +232,6 @@ class Server(Address):
                 break
         else:
             raise AssertionError("".join(self.said))
-
-    def ready(self, seconds: float = 30) -> "Server":
-        """Wait until it answers."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).read()
-                return self
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError(f"no answer from {self.url}")
-
-    def kill(self) -> None:
-        """No clean-up of any kind runs."""
-        self.process.kill()
-        self.process.wait()
 
     def stop(self) -> int:
         """End it as Ctrl-C does; its exit code."""

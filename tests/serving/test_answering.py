@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from cifnet_pl.serving.answering import Answering, Served
@@ -32,17 +31,6 @@ def answering(sizes, monkeypatch):
     made = Answering(lambda: served, 12)
     yield made
     made.close()
-
-
-def test_each_photo_gets_the_models_answer(answering, sizes):
-    answers = [answering.submit(lambda photo=photo: photo) for photo in PHOTOS]
-    scored = [answer.result(30) for answer in answers]
-    expected = model().probabilities(torch.from_numpy(np.stack(PHOTOS)).permute(0, 3, 1, 2))
-    assert torch.allclose(torch.stack([one.probabilities for one in scored]), expected.cpu(), atol=1e-6)
-    assert {one.served.version for one in scored} == {3}
-    assert sum(sizes) == len(PHOTOS)
-    answering.close()
-    assert answering.under_way == 0
 
 
 def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes):
@@ -74,16 +62,6 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes)
     assert len(sizes) < 10
 
 
-def test_an_error_meets_only_its_photo(answering):
-    def broken():
-        raise ValueError("no photo")
-
-    bad, good = answering.submit(broken), answering.submit(lambda: PHOTOS[0])
-    assert good.result(30).probabilities.argmax() == 0
-    with pytest.raises(ValueError, match="no photo"):
-        bad.result(30)
-
-
 def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
     start = threading.Event()
     answers = [answering.submit(lambda: (start.wait(30), PHOTOS[1])[1]) for _ in range(12)]
@@ -91,4 +69,7 @@ def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
         answering.submit(lambda: PHOTOS[1])
     assert refusal.value.status == 503
     start.set()
-    assert [int(answer.result(30).probabilities.argmax()) for answer in answers] == [1] * 12
+    scored = [answer.result(30) for answer in answers]
+    assert {(int(one.probabilities.argmax()), one.served.version) for one in scored} == {(1, 3)}
+    answering.close()
+    assert answering.under_way == 0

@@ -116,6 +116,23 @@ def test_photos_of_a_forgotten_class_can_be_taught_again(http):
     assert http.get("/inbox").json()["waiting"] == 0
 
 
+def test_a_photo_that_is_learned_again_while_it_waits(tmp_path):
+    """It waits since its class was forgotten, and that is undone: to learn it as another class may be a mistake."""
+    with client(tmp_path / "w", begun=model(()), options=Options(keep_photos=False)) as http:
+        teach(http, photos("red", 3), "red")
+        teach(http, photos("green", 3), "green")
+        http.post("/forget", json={"name": "red"})
+        sent(http, photos("red", 3))
+        http.post("/undo")
+        names = dict.fromkeys((one["photo"] for one in waiting(http)["photos"]), "pink")
+        refused = learned(http, names)
+        assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (409, True)
+        assert (
+            learned(http, dict.fromkeys(names, "red")).json()["error"] == "3 photos sent, but all were learned before"
+        )
+        assert learned(http, names, params={"anyway": "true"}).json()["learned"] == {"pink": 3}
+
+
 def test_names_that_nothing_can_have(http):
     """Half a character, a path, far too long: one sentence, and nothing is changed."""
     sent(http, photos("blue", 1))

@@ -86,30 +86,26 @@ def test_drop_name_learn_undo(width, browser, server):
 
 def test_from_an_empty_page(browser, tmp_path):
     """Two groups are named, and are the first classes; the next photos are answered."""
-    server = ThreadServer(tmp_path / "w", begun=model(()))
-    try:
-        with page_of(browser, server) as page:
-            expect(page.locator("#begin")).to_be_visible()
-            files = {f"{n}-{i}.png": photo(n, i, 60) for n in ("red", "blue") for i in range(4)}
-            drop(page, "drop", files | {"green.png": photo("green", 0, 60)})
-            cards = page.locator("#cards .card")
-            expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
-            picture(page, "empty")
-            page.get_by_role("button", name="Group by likeness").click()
-            groups = page.locator("#groups .card")
-            expect(groups).to_have_count(3)
-            expect(groups.nth(2)).to_contain_text("1 photo like no other")
-            for name in ("one", "two"):
-                groups.nth(0).locator("input").fill(name)
-                groups.nth(0).get_by_role("button", name="Name 4").click()
-            page.get_by_role("button", name="Learn 8").click()
-            expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
-            expect(page.locator("#begin")).to_be_hidden()
-            expect(cards).to_have_count(1, timeout=30_000)  # what was learned waits no longer
-            drop(page, "drop", {"a.png": photo("blue", 70, 60)})
-            expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
-    finally:
-        server.stop()
+    with ThreadServer(tmp_path / "w", begun=model(())) as server, page_of(browser, server) as page:
+        expect(page.locator("#begin")).to_be_visible()
+        files = {f"{n}-{i}.png": photo(n, i, 60) for n in ("red", "blue") for i in range(4)}
+        drop(page, "drop", files | {"green.png": photo("green", 0, 60)})
+        cards = page.locator("#cards .card")
+        expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
+        picture(page, "empty")
+        page.get_by_role("button", name="Group by likeness").click()
+        groups = page.locator("#groups .card")
+        expect(groups).to_have_count(3)
+        expect(groups.nth(2)).to_contain_text("1 photo like no other")
+        for name in ("one", "two"):
+            groups.nth(0).locator("input").fill(name)
+            groups.nth(0).get_by_role("button", name="Name 4").click()
+        page.get_by_role("button", name="Learn 8").click()
+        expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
+        expect(page.locator("#begin")).to_be_hidden()
+        expect(cards).to_have_count(1, timeout=30_000)  # what was learned waits no longer
+        drop(page, "drop", {"a.png": photo("blue", 70, 60)})
+        expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
 
 
 def test_a_change_is_told_once_it_is_shown(browser, server):
@@ -173,8 +169,7 @@ def test_by_keyboard_in_the_dark(browser, server):
 
 
 def test_the_token_is_asked_for(browser, tmp_path):
-    server = ThreadServer(tmp_path / "w", Access(token="correct-horse-battery"))
-    try:
+    with ThreadServer(tmp_path / "w", Access(token="correct-horse-battery")) as server:
         context = browser.new_context()
         page = context.new_page()
         page.goto(server.url)
@@ -183,5 +178,3 @@ def test_the_token_is_asked_for(browser, tmp_path):
         expect(page.locator("#state")).to_contain_text("2 classes")
         assert context.cookies() == []
         context.close()
-    finally:
-        server.stop()

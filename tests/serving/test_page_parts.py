@@ -325,8 +325,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
 
 
 def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
-    server = ThreadServer(tmp_path / "w", options=Options(read_only=True))
-    try:
+    with ThreadServer(tmp_path / "w", options=Options(read_only=True)) as server:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")
             drop(page, "drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120), "c.png": b"no"})
@@ -343,5 +342,3 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
             page.get_by_role("button", name="Clear", exact=True).click()
             expect(page.locator("#cards .card")).to_have_count(0)
         assert tree(tmp_path / "w" / "photos") == set()
-    finally:
-        server.stop()

@@ -15,9 +15,8 @@ from tests.serving.services import ThreadServer, becomes, photo, teach, tree, zi
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    made = ThreadServer(tmp_path_factory.mktemp("service") / "w")
-    yield made
-    made.stop()
+    with ThreadServer(tmp_path_factory.mktemp("service") / "w") as made:
+        yield made
 
 
 def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
@@ -148,8 +147,7 @@ def test_heads_that_are_too_large_or_no_http(head, server):
 
 
 def test_more_connections_than_are_served(tmp_path):
-    server = ThreadServer(tmp_path / "w", connections=4)
-    try:
+    with ThreadServer(tmp_path / "w", connections=4) as server:
         with contextlib.ExitStack() as closing:
             links = [closing.enter_context(socket.create_connection(address(server))) for _ in range(5)]
             becomes(lambda: len(server.connections) == 5)
@@ -157,8 +155,6 @@ def test_more_connections_than_are_served(tmp_path):
             assert answered(links[0]).status_code == 503
         becomes(lambda: not server.connections)
         assert server.get("/health") == {"ready": True}
-    finally:
-        server.stop()
 
 
 def test_a_body_that_never_ends(server, monkeypatch):
@@ -196,14 +192,11 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("cifnet_pl.serving.service.Service.audit", lambda self: 1 / 0)
     caplog.set_level(logging.DEBUG)
     token = "correct-horse-battery"
-    made = ThreadServer(tmp_path / "w", Access(token=token, rate=0))
-    try:
+    with ThreadServer(tmp_path / "w", Access(token=token, rate=0)) as made:
         bare = httpx.get(f"{made.url}/classes?token={token}")
         header = {"Authorization": f"Bearer {token}"}
         failed = httpx.get(f"{made.url}/audit?token={token}", headers=header)
         assert (bare.status_code, failed.status_code) == (401, 500)
-    finally:
-        made.stop()
     assert "ZeroDivisionError" in caplog.text
     assert token not in "".join(record.getMessage() for record in caplog.records if "httpx" not in record.name)
 

@@ -10,8 +10,6 @@ import pytest
 import uvicorn
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.configs import config_files
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import serve as starting
 from cifnet_pl.serving.serve import empty_model
@@ -19,8 +17,9 @@ from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
-from cifnet_pl.utilities.files import read_yaml
 from tests.serving.services import Server, becomes, model, photo, saved
+
+BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 
 
 @pytest.mark.parametrize(
@@ -59,11 +58,11 @@ def test_no_model(tmp_path, capsys):
 
 
 def test_without_a_model_it_begins_with_the_recommended_one():
-    made, names = empty_model(), read_yaml(config_files()["folder"])["model"]["init_args"]
-    assert (made.backbone.name, made.calibrated, made.class_names) == (names["backbone"], names["calibrate"], [])
-    assert made.head.settings() == RidgeHead(made.backbone.features, **names["head"]["init_args"]).settings()
+    made = empty_model()
+    assert (made.backbone.name, made.calibrated, made.class_names) == (BACKBONE, True, [])
+    assert made.head.settings() == RidgeHead(made.backbone.features, ridge="gcv", decision="auto").settings()
     assert made.buffer is not None
-    assert made.buffer.settings() == CalibrationBuffer(**names["buffer"]["init_args"]).settings()
+    assert made.buffer.capacity == 2000
 
 
 def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
@@ -108,16 +107,13 @@ def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(tmp_path
 def test_from_start_to_end(tmp_path):
     """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was served."""
     bundle = saved(tmp_path / "bundle")
-    server = Server(bundle).ready()
+    server = Server(bundle)
     assert server.said == [f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"]
     content = b'{"old": "red", "new": "crimson"}'
     request = urllib.request.Request(f"{server.url}/rename", content, {"Content-Type": "application/json"})
     assert urllib.request.urlopen(request, timeout=30).status == 200
     assert server.stop() == 130
     assert "Traceback" not in "".join(server.said)
-    again = Server(bundle)
-    try:
+    with Server(bundle) as again:
         assert again.said[0] == f"workspace {bundle}-workspace goes on at version 2\n"
-        assert [one["name"] for one in again.ready().get("/classes")] == ["crimson", "green"]
-    finally:
-        again.kill()
+        assert [one["name"] for one in again.get("/classes")] == ["crimson", "green"]

@@ -105,7 +105,7 @@ def test_an_unreadable_photo_does_not_stop_the_others(http):
     ]
     first, bad, last = http.post("/classify", files=files).json()["photos"]
     assert (first["classes"][0]["name"], last["classes"][0]["name"]) == ("red", "green")
-    assert (bad["classes"], bad["unreadable"]) == ([], "no image of a known format")
+    assert (bad["file"], bad["classes"], bad["unreadable"]) == ("<b>.png", [], "no image of a known format")
 
 
 def test_many_clients_get_the_answers_to_their_own_photos(http):
@@ -206,7 +206,9 @@ def test_teach_undo_redo_and_start_again(tmp_path):
         assert http.post("/undo").status_code == 409
         assert http.post("/redo").json()["version"] == 2
         assert http.post("/versions/1/serve").json()["version"] == 1
-        assert http.post("/undo").json()["version"] == 2
+        assert http.post("/undo").json() == {"version": 2, "says": "went back", "exact": None}
+        assert http.post("/redo").json() == {"version": 1, "says": "went there again", "exact": None}
+        http.post("/undo")
     with client(tmp_path / "w") as http:
         assert http.get("/versions").json()["current"] == 2
         assert names_of(http.post("/classify", files=photos("blue", 3, 500))) == ["blue"] * 3

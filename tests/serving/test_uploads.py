@@ -1,9 +1,7 @@
 """Photos from outside: limits, zip files that lie, formats that are not decoded, classes without a name."""
 
 import io
-import stat
 import struct
-import zipfile
 import zlib
 
 import numpy as np
@@ -28,15 +26,6 @@ def test_photos_of_a_zip_file_with_their_folders():
     good, hidden = photo("red", 0), {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
     result = of_zip(zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}))
     assert result == [("all/a/1.png", good), ("b\\2.png", good), ("top.png", good)]
-
-
-def linked() -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        entry = zipfile.ZipInfo("a/link.png")
-        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-        archive.writestr(entry, "/etc/passwd")
-    return out.getvalue()
 
 
 def lying() -> bytes:
@@ -79,10 +68,6 @@ HOSTILE = {
     "count": (zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}), 413, "more than 5 photos"),
     "one large": (zipped({"a/1.png": noise(0, 20_001)}), 413, "larger than"),
     "parent": (zipped({"../a.png": b"x"}), 422, "outside of itself: ../a.png"),
-    "parent of windows": (zipped({"a\\..\\..\\b.png": b"x"}), 422, "outside of itself"),
-    "absolute": (zipped({"/etc/passwd": b"x"}), 422, "outside of itself"),
-    "drive": (zipped({"C:/x.png": b"x"}), 422, "outside of itself"),
-    "link": (linked(), 422, "holds a link"),
     "lying": (lying(), 422, "damaged"),
     "no zip": (b"PK\x03\x04 not a zip", 422, "not a zip file"),
     "cut": (zipped({"a/1.png": photo("red", 0)})[:-30], 422, "not a zip file"),

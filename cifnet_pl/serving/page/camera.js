@@ -21,7 +21,8 @@ async function answerWhile(own) {
   while (stream === own) {
     if (video.videoWidth) {
       const scale = Math.min(1, SIDE / Math.max(video.videoWidth, video.videoHeight));
-      const [text, remark] = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "camera.jpg", scale).then(answerTo).catch((error) => ["", error.message]);
+      const shown = cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "camera.jpg", scale);
+      const [text, remark] = await shown.then(answerTo).catch((error) => ["", error.message]);
       $("camera-answer").textContent = text;
       $("camera-remark").textContent = remark;
     }

@@ -32,16 +32,30 @@ function figures(look, answers) {
   });
 }
 
-const COLUMNS = [{ title: "Class", kind: "name", bare: true }, { title: "Examples", bare: true }, { title: "Photos", number: true }, { title: "Right on another day", number: true },
-  { title: "Taken for", kind: "name" }, { title: "", bare: true }];
+const COLUMNS = [
+  { title: "Class", kind: "name", bare: true },
+  { title: "Examples", bare: true },
+  { title: "Photos", number: true },
+  { title: "Right on another day", number: true },
+  { title: "Taken for", kind: "name" },
+  { title: "", bare: true },
+];
 
-function row({ name, photos, kept }, { right, between, taken_for: others, seldom } = { right: undefined, taken_for: [] }) {
-  const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
-  const shown = right === undefined ? "…" : right === null ? make("span", { class: "hint", textContent: "too few to say" }) : make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
+/** How many of a class's photos would be right on another day, and between what that may be. */
+function estimate({ right, between, seldom }) {
+  if (right === undefined) return "…";
+  if (right === null) return make("span", { class: "hint", textContent: "too few to say" });
+  const shown = make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
   if (between) shown.append(make("span", { class: "hint", textContent: ` (${between.map((end) => end.toFixed(0)).join(" to ")})` }));
   if (seldom) shown.append(" hardly ever answered");
+  return shown;
+}
+
+function row({ name, photos, kept }, answers = { taken_for: [] }) {
+  const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const button = (text, work, kind = "") => {
-    const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": `${text} ${kind ? "" : "of "}${name}` });
+    const label = `${text} ${kind ? "" : "of "}${name}`;
+    const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": label });
     action(made, "click", work);
     return made;
   };
@@ -53,7 +67,8 @@ function row({ name, photos, kept }, { right, between, taken_for: others, seldom
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
   }, "changes"));
-  return { cells: [named(name), examples, photos, shown, others.length ? named(others.join(", ")) : "", actions] };
+  const others = answers.taken_for.join(", ");
+  return { cells: [named(name), examples, photos, estimate(answers), others && named(others), actions] };
 }
 
 /** Show the photos of a class: in groups, if there are several. */
@@ -64,10 +79,13 @@ function showPhotos(name, groups) {
   $("class-photos").hidden = false;
   $("class-photos-title").textContent = `${name}: ${count(all.length, "photo")}`;
   $("class-groups").replaceChildren(...groups.map((photos, i) => {
-    const every = make("button", { type: "button", class: "changes", textContent: `Select group ${i + 1} (${photos.length})`, hidden: groups.length < 2 });
+    const text = `Select group ${i + 1} (${photos.length})`;
+    const every = make("button", { type: "button", class: "changes", textContent: text, hidden: groups.length < 2 });
     every.addEventListener("click", () => select(photos, true));
     return make("div", {}, every, make("ul", { class: "cards" }, ...photos.map((photo) => {
-      const picture = make("button", { type: "button", class: "picture", "aria-label": `Select photo ${all.indexOf(photo) + 1} of ${name}`, "aria-pressed": false }, keptPhoto(photo, ""));
+      const label = `Select photo ${all.indexOf(photo) + 1} of ${name}`;
+      const about = { type: "button", class: "picture", "aria-label": label, "aria-pressed": false };
+      const picture = make("button", about, keptPhoto(photo, ""));
       picture.addEventListener("click", () => select([photo], !selected.has(photo)));
       const made = make("li", { class: "card" }, picture);
       made.dataset.photo = photo;
@@ -95,7 +113,8 @@ async function group() {
 
 function doubtful({ file, label, looks_like: other, own }) {
   const move = make("button", { type: "button", class: "plain changes" }, named(`It is ${other}`));
-  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` }), move);
+  const text = make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` });
+  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text, move);
   action(move, "click", () => change("/move", { name: label, into: other, photos: [file] }, takesBack, () => made.remove()));
   return made;
 }
@@ -116,7 +135,8 @@ async function audit() {
     parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtful)));
   } else if (found.photos) parts.push(make("p", { textContent: `None of ${count(found.photos, "kept photo")} is doubtful.` }));
   if (found.not_judged.length) {
-    parts.push(make("p", { class: "hint", textContent: `Not judged, as one photo or near-copies of one alone are kept: ${found.not_judged.join(", ")}.` }));
+    const why = "Not judged, as one photo or near-copies of one alone are kept";
+    parts.push(make("p", { class: "hint", textContent: `${why}: ${found.not_judged.join(", ")}.` }));
   }
   place.replaceChildren(...parts);
 }
@@ -126,7 +146,10 @@ export function start() {
   action($("audit"), "click", audit);
   action($("class-group"), "click", group);
   action($("class-photos-close"), "click", () => { $("class-photos").hidden = true; });
-  action($("move-form"), "submit", () => change("/move", { name: shown, into: $("move-name").value.trim(), photos: [...selected] }, takesBack, () => { $("move-name").value = ""; }));
+  action($("move-form"), "submit", () => {
+    const asked = { name: shown, into: $("move-name").value.trim(), photos: [...selected] };
+    return change("/move", asked, takesBack, () => { $("move-name").value = ""; });
+  });
   action($("class-close"), "click", close);
   action($("class-form"), "submit", () => {
     close();
@@ -135,8 +158,8 @@ export function start() {
   action($("forget"), "click", async () => {
     const name = $("class-title").textContent;
     close();
-    const text = `Forget the class “${name}”? Its photos and the versions before stay here until you delete them for good, so you can take it back.`;
-    const choice = await sure(text, "Forget", "Forget, and delete for good");
+    const stay = "Its photos and the versions before stay here until you delete them for good, so you can take it back.";
+    const choice = await sure(`Forget the class “${name}”? ${stay}`, "Forget", "Forget, and delete for good");
     if (choice === "no") return;
     await change("/forget", { name }, choice === "yes" ? takesBack : null);
     if (choice === "instead") await change("/purge", { photos: "forgotten" });

@@ -1,8 +1,10 @@
 // Photos that wait: the most doubtful first; named by a key, a click or many at once, and learned in one lesson.
 
 import { takesPictures } from "./camera.js";
-import { $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised, save, say, send, takesBack, takesFiles,
-  takesPasted, verdict, waits as queued } from "./page.js";
+import {
+  $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
+  save, say, send, takesBack, takesFiles, takesPasted, verdict, waits as queued,
+} from "./page.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
@@ -67,25 +69,41 @@ function foot(photo) {
   if (isReadOnly() || photo.unreadable) return place;
   const name = names.get(photo.photo);
   if (name !== undefined) {
-    place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), button("Take back", `Take back the name of ${photo.file}`, () => give([photo.photo], null)));
+    const back = button("Take back", `Take back the name of ${photo.file}`, () => give([photo.photo], null));
+    place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), back);
     return place;
   }
-  photo.classes.forEach(({ name: one }, i) => place.append(i === 0 && known(photo) ? button(named(`Yes, ${one}`), `Yes, ${photo.file} is ${one}`, () => decide(photo.photo, one), "plain yes")
-    : button(named(one), `${photo.file} is: ${one}`, () => decide(photo.photo, one))));
+  photo.classes.forEach(({ name: one }, i) => {
+    const yes = i === 0 && known(photo);
+    const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
+    place.append(button(named(yes ? `Yes, ${one}` : one), label, () => decide(photo.photo, one), yes ? "plain yes" : "plain"));
+  });
   return place;
+}
+
+/** The photo that is most similar, loaded when it is asked for; null where there is none. */
+function mostSimilar(photo) {
+  if (!photo.nearest || !known(photo)) return null;
+  const near = make("details", {}, make("summary", { class: "hint", textContent: "Most similar" }));
+  near.addEventListener("toggle", () => {
+    if (near.open && near.children.length < 2) near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`));
+  });
+  return near;
 }
 
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
-  const picture = make("button", { type: "button", class: "picture", "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.photo), tabIndex: -1 }, photo.url
-    ? make("img", { src: photo.url, alt: photo.file }) : photo.photo ? keptPhoto(photo.photo, photo.file) : "");
+  const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : photo.photo ? keptPhoto(photo.photo, photo.file) : "";
+  const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.photo), tabIndex: -1 };
+  const picture = make("button", { type: "button", class: "picture", ...about }, shown);
   if (photo.photo) picture.addEventListener("click", ({ shiftKey }) => select(photo.photo, shiftKey));
   const head = make("div", { class: "head", title: photo.file }, named(photo.file.split("/").at(-1)));
   if (photo.photo || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
-  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", "), dir: "auto" });
-  const near = photo.nearest && known(photo) ? make("details", {}, make("summary", { class: "hint", textContent: "Most similar" })) : null;
-  near?.addEventListener("toggle", () => near.open && near.children.length < 2 && near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`)));
-  const made = make("li", { class: "card", tabIndex: 0, "aria-label": `${photo.file}: ${names.get(photo.photo) ?? text}` }, picture, head, said, remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null, near, foot(photo));
+  const all = photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", ");
+  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: all, dir: "auto" });
+  const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
+  const label = `${photo.file}: ${names.get(photo.photo) ?? text}`;
+  const made = make("li", { class: "card", tabIndex: 0, "aria-label": label }, picture, head, said, hint, mostSimilar(photo), foot(photo));
   if (photo.photo) made.dataset.photo = photo.photo;
   made.classList.toggle("selected", selected.has(photo.photo));
   made.classList.toggle("named", names.has(photo.photo));
@@ -177,17 +195,21 @@ async function take(files, name = "") {
     await show();
   }
   if (name) give(arrived, name);
-  const parts = [count(arrived.length, "new photo"), left ? `${left} that wait or were learned already` : "",
-    unreadable.length ? `${unreadable.length} that cannot be read (${unreadable.slice(0, 3).map(({ file, reason }) => `${file}: ${reason}`).join("; ")})` : ""];
+  const why = unreadable.slice(0, 3).map(({ file, reason }) => `${file}: ${reason}`).join("; ");
+  const parts = [
+    count(arrived.length, "new photo"),
+    left ? `${left} that wait or were learned already` : "",
+    unreadable.length ? `${unreadable.length} that cannot be read (${why})` : "",
+  ];
   say(`${parts.filter(Boolean).join(", ")}.`, !unreadable.length);
 }
 
 const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
 async function learn(trial) {
-  let given = Object.fromEntries(names);
+  const given = Object.fromEntries(names);
   const begin = ({ anyway, instead }) => {
-    if (instead) given = Object.fromEntries(Object.entries(given).map(([photo, name]) => [photo, bare(name) === bare(instead) ? instead : name]));
+    for (const [photo, name] of Object.entries(given)) if (instead && bare(name) === bare(instead)) given[photo] = instead;
     return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names: given });
   };
   $("learn").disabled = $("try").disabled = true;
@@ -207,10 +229,11 @@ async function learn(trial) {
 const rounded = (value) => `${value.toFixed(1)} %`;
 
 function showLesson(lesson) {
-  const lines = [lesson.held_back_photos < ENOUGH ? "Too few photos to say how well they would have been answered before."
-    : `Photos of these days: ${rounded(lesson.held_back_accuracy)} of ${lesson.held_back_photos} new photos were right before they were learned.`];
-  if (lesson.old_accuracy_before !== null) {
-    lines.push(`Earlier classes, photos of another day (estimated): ${rounded(lesson.old_accuracy_before)} right before, ${rounded(lesson.old_accuracy_after)} after.`);
+  const { held_back_photos: of, held_back_accuracy: share, old_accuracy_before: before, old_accuracy_after: after } = lesson;
+  const lines = [of < ENOUGH ? "Too few photos to say how well they would have been answered before."
+    : `Photos of these days: ${rounded(share)} of ${of} new photos were right before they were learned.`];
+  if (before !== null) {
+    lines.push(`Earlier classes, photos of another day (estimated): ${rounded(before)} right before, ${rounded(after)} after.`);
   }
   lines.push(...Object.entries(promised(lesson.right)).map(([name, value]) => `${name}: ${value}.`), ...(lesson.note ? [lesson.note] : []));
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
@@ -218,10 +241,11 @@ function showLesson(lesson) {
 
 function groupCard({ photos, suggestion }) {
   const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
-  const name = make("input", { list: "class-names", placeholder: "These are …", value: suggestion ?? "", maxLength: 1000, required: true, autocomplete: "off",
-    "aria-label": `Class of ${count(photos.length, "photo")}` });
+  const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
+  const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
-  const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent: photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike` }), thumbs, form);
+  const textContent = photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`;
+  const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent }), thumbs, form);
   action(form, "submit", () => {
     give(photos, name.value.trim());
     made.remove();
@@ -263,8 +287,10 @@ const cell = (value) => {
 };
 
 async function csv() {
-  const rows = (await all()).map(({ file, classes: [best], ...photo }) => [cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
-    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.answers?.join("; ")), cell(photo.unreadable)].join(","));
+  const rows = (await all()).map(({ file, classes: [best], ...photo }) => [
+    cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
+    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.answers?.join("; ")), cell(photo.unreadable),
+  ].join(","));
   const columns = "file,class,closest,probability,known,novelty,p_value,answers,unreadable";
   save("answers.csv", new Blob([[columns, ...rows].join("\n") + "\n"], { type: "text/csv" }));
 }

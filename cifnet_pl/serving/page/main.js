@@ -29,7 +29,8 @@ function entitle() {
 async function refresh() {
   const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/look")]);
   $("model-name").textContent = state.name;
-  $("state").textContent = `${count(state.classes, "class", "classes")}, ${count(state.photos, "photo")}, version ${state.version}${state.read_only ? ", read-only" : ""}`;
+  const parts = [count(state.classes, "class", "classes"), count(state.photos, "photo"), `version ${state.version}`];
+  $("state").textContent = [...parts, ...(state.read_only ? ["read-only"] : [])].join(", ");
   entitle();
   $("undo").disabled = !versions.can_undo;
   $("redo").disabled = !versions.can_redo;
@@ -73,7 +74,10 @@ classes.start();
 versions.start();
 whenChanged(showAll);
 showAll()
-  .then(({ classes: known }) => open(TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : known && !inbox.waits() ? "classes" : "photos"))
+  .then(({ classes: known }) => {
+    const asked = location.hash.slice(1);
+    return open(TABS.includes(asked) ? asked : known && !inbox.waits() ? "classes" : "photos");
+  })
   .then(() => setInterval(() => poll().catch(() => {}), POLL))
   .catch((error) => {
     $("state").textContent = "";

@@ -9,7 +9,7 @@ export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
     if (key === "class") element.className = value;
-    else if (key.startsWith("aria-") || key === "role" || key === "for" || key === "list" || key === "scope") element.setAttribute(key, value);
+    else if (key.startsWith("aria-") || ["role", "for", "list", "scope"].includes(key)) element.setAttribute(key, value);
     else element[key] = value;
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -28,10 +28,11 @@ export function say(text, good = false, act = null) {
 
 export const isReadOnly = () => document.body.classList.contains("read-only");
 
-export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+/** A percentage that stays on one line. */
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
 /** A probability in whole percent, which are never all of them. */
-export const likely = (share) => (share >= 0.995 ? "over 99 %" : percent(share, 0));
+export const likely = (share) => (share >= 0.995 ? "over 99\u00a0%" : percent(share, 0));
 
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
@@ -46,21 +47,20 @@ export function verdict(photo) {
   if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
   if (photo.seen === false) return ["Not looked at yet", "", ""];
   if (!photo.classes.length) return ["Nothing is known yet", "", ""];
-  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${photo.classes.map(({ name }) => name).join(", ")}`, "warn"];
+  const all = photo.classes.map(({ name }) => name).join(", ");
+  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${all}`, "warn"];
   const [best] = photo.classes;
   const several = photo.answers && photo.answers.length !== 1;
   const remark = !several ? "" : photo.answers.length ? `One of: ${photo.answers.join(", ")}` : "Unsure: no class is likely enough.";
   return [`${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
-/** Two numbers with two names: right answers on photos of these days, and on photos of another day, by how much that may be off. */
+/** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
 export function promised({ these_days: these, another_day: other, known }, margin = null) {
-  const shown = (value, off = null) => (value === null ? "not estimated" : `${value.toFixed(off === null ? 1 : 0)} %${off === null ? "" : ` ± ${Math.ceil(off)}`}`);
-  const measured = known === "measured";
-  return {
-    "Right on photos of these days": shown(these),
-    [measured ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)"]: known === "few" ? "too few photos to say" : shown(other, margin),
-  };
+  const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
+  const estimated = margin === null || other === null ? shown(other) : `${other.toFixed(0)} % ± ${Math.ceil(margin)}`;
+  const where = known === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
+  return { "Right on photos of these days": shown(these), [where]: known === "few" ? "too few photos to say" : estimated };
 }
 
 /** Fewer photos than these say too little for a percentage. */
@@ -191,13 +191,15 @@ export const named = (name, tag = "span") => make(tag, { class: "clamp", dir: "a
 
 /** A table: names of columns, and rows of cells {text or element, class}. On a phone each cell repeats its column. */
 export function table(place, columns, rows) {
-  const head = make("tr", {}, ...columns.map(({ title, number }) => make("th", { textContent: title, scope: "col", class: number ? "number" : "" })));
-  place.replaceChildren(head, ...rows.map(({ cells, current }) => make("tr", { class: current ? "current" : "" }, ...cells.map((cell, i) => {
+  const heads = columns.map(({ title, number }) => make("th", { textContent: title, scope: "col", class: number ? "number" : "" }));
+  const cellOf = (cell, i) => {
     const { title, number, bare, kind } = columns[i];
     const made = make("td", { class: [number ? "number" : "", kind ?? ""].join(" ").trim() }, cell ?? "");
     if (!bare) made.dataset.column = title;
     return made;
-  }))));
+  };
+  const lines = rows.map(({ cells, current }) => make("tr", { class: current ? "current" : "" }, ...cells.map(cellOf)));
+  place.replaceChildren(make("tr", {}, ...heads), ...lines);
 }
 
 /** A part of what an image or video shows, in its own pixels or scaled, as a file. */
@@ -221,7 +223,10 @@ const urls = new Map(); // of photos that were fetched, by their names
 export function keptPhoto(name, alt, small = true) {
   const image = make("img", { alt, draggable: false });
   const show = async () => {
-    if (!urls.has(name + small)) urls.set(name + small, URL.createObjectURL(await (await request(`/photos/${encodeURIComponent(name)}?small=${small}`)).blob()));
+    if (!urls.has(name + small)) {
+      const answer = await request(`/photos/${encodeURIComponent(name)}?small=${small}`);
+      urls.set(name + small, URL.createObjectURL(await answer.blob()));
+    }
     if (urls.size > 2000) { // the oldest of them
       const [oldest, url] = urls.entries().next().value;
       URL.revokeObjectURL(url);

@@ -16,8 +16,15 @@ async function download(number, kind) {
   say("");
 }
 
-const COLUMNS = [{ title: "Version", number: true }, { title: "Change", bare: true, kind: "name" }, { title: "Classes", number: true }, { title: "Photos", number: true },
-  { title: "New photos right (these days)", number: true }, { title: "When", kind: "date" }, { title: "", bare: true }];
+const COLUMNS = [
+  { title: "Version", number: true },
+  { title: "Change", bare: true, kind: "name" },
+  { title: "Classes", number: true },
+  { title: "Photos", number: true },
+  { title: "New photos right (these days)", number: true },
+  { title: "When", kind: "date" },
+  { title: "", bare: true },
+];
 
 function row(version, current) {
   const { held_back: right, held_back_photos: of } = version.scores;
@@ -25,7 +32,9 @@ function row(version, current) {
   const actions = make("div", { class: "row" });
   const other = version.number !== current;
   if (version.stored) {
-    if (other && !isReadOnly()) actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
+    if (other && !isReadOnly()) {
+      actions.append(button("Go to", `Go to version ${version.number}`, () => change(`/versions/${version.number}/serve`)));
+    }
     if (version.classes) {
       actions.append(button("Bundle", `Download version ${version.number} as a bundle`, () => download(version.number, "bundle")));
       actions.append(button("ONNX", `Download version ${version.number} as ONNX`, () => download(version.number, "onnx")));

@@ -20,7 +20,8 @@ async function ask({ left, top, width, height }) {
   const image = $("zoom-photo");
   $("zoom-answer").textContent = "Looking…";
   const scale = image.naturalWidth / image.clientWidth;
-  keep.part = await cutOut(image, left * scale, top * scale, Math.max(1, width * scale), Math.max(1, height * scale), `${keep.name}-${Math.round(left)}-${Math.round(top)}.jpg`);
+  const [x, y, wide, high] = [left, top, Math.max(1, width), Math.max(1, height)].map((value) => value * scale);
+  keep.part = await cutOut(image, x, y, Math.max(1, wide), Math.max(1, high), `${keep.name}-${Math.round(x)}-${Math.round(y)}.jpg`);
   $("zoom-answer").textContent = (await answerTo(keep.part)).slice(0, 2).join(" ");
   $("zoom-keep").hidden = false;
 }
@@ -33,7 +34,10 @@ export function start() {
     const { left, top, width, height } = frame.getBoundingClientRect();
     return [Math.min(Math.max(event.clientX - left, 0), width), Math.min(Math.max(event.clientY - top, 0), height)];
   };
-  const drawnTo = ([x, y]) => ({ left: Math.min(x, from[0]), top: Math.min(y, from[1]), width: Math.abs(x - from[0]), height: Math.abs(y - from[1]) });
+  const drawnTo = ([x, y]) => {
+    const [width, height] = [Math.abs(x - from[0]), Math.abs(y - from[1])];
+    return { left: Math.min(x, from[0]), top: Math.min(y, from[1]), width, height };
+  };
   frame.addEventListener("pointerdown", (event) => {
     event.preventDefault();
     frame.setPointerCapture(event.pointerId);
