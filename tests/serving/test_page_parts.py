@@ -283,18 +283,19 @@ def test_plain_words_first(browser, server):
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
         found = {"these_days": 96.5, "another_day": 71.0, "known": "found", "says": ["of these days", "of another day"]}
         page.route("**/look", promise(found))
-        seen = [{"name": "red", "right": 71.2, "taken_for": ["green"], "seldom": False}]
-        seen += [{"name": "green", "right": 3.0, "taken_for": ["red"], "seldom": True}]
-        page.route("**/classes/answers", lambda route: route.fulfill(json={"classes": seen, "ten_more": [-0.6, 2.2]}))
+        seen = [{"name": "red", "right": 71.2, "between": [50, 86.4], "taken_for": ["green"], "seldom": False}]
+        seen += [{"name": "green", "right": 3.0, "between": None, "taken_for": ["red"], "seldom": True}]
+        answers = {"classes": seen, "margin": 2.4, "ten_more": [-0.6, 2.2]}
+        page.route("**/classes/answers", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
-        expect(figures.nth(3).locator("dd")).to_have_text("71.0 %")
+        expect(figures.nth(3).locator("dd")).to_have_text("71 % ± 3")
         expect(figures.nth(4).locator("dd")).to_have_text("at most 2 points")
         said = "Hardly ever answered: green. Of these days. Of another day. What helps most"
         expect(page.locator("#about-days")).to_contain_text(said)
         rows = page.locator("#class-table tr")  # the worst first
         expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
-        expect(rows.nth(2)).to_contain_text("71 %")
+        expect(rows.nth(2)).to_contain_text("71 % (50 to 86)")
         page.route("**/look", promise({**found, "another_day": None, "known": "few"}))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
