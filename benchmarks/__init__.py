@@ -1,5 +1,5 @@
 """Ratios against named rivals, each pair measured side by side in one process. Run with ``make bench``."""
 
-from cifnet_pl.cli.terminal import wait_briefly
+from cifnet_pl.__main__ import wait_briefly
 
 wait_briefly()  # as the command line does, before torch is imported

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import refuse_output
+from cifnet_pl.cli.commands import refuse_output, warn
 from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of
-from cifnet_pl.cli.terminal import warn
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import photos_of_run

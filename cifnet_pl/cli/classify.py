@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from cifnet_pl.cli.commands import Engine, refuse_output
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_atomic
-from cifnet_pl.utilities.text import counted, number_of, on_terminal, printable, shortened
+from cifnet_pl.utilities.text import counted, families, number_of, on_terminal, printable, shortened
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
@@ -261,8 +261,6 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     """
     import matplotlib
     from matplotlib.figure import Figure
-
-    from cifnet_pl.utilities.fonts import families
 
     columns = min(COLUMNS, len(predictions))
     rows = math.ceil(len(predictions) / columns)

@@ -1,9 +1,14 @@
-"""Sub-commands that need no Trainer: each is a function, and its signature is its command line."""
+"""The sub-commands: those that need no Trainer are functions whose signature is their command line; help of the others.
+
+Help of ``fit``, ``validate``, ``test`` and ``predict`` shows the usual options on one screen, all others by topic.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +17,8 @@ from typing import Any, Literal
 import docstring_parser
 
 from cifnet_pl.cli.parsing import OneSentence
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.text import printable
 
 RUNS: dict[str, str] = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
@@ -131,6 +137,14 @@ def refuse_output(target: Path, overwrite: bool, folder: bool = False) -> None:
         raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
 
 
+def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
+    """Print warnings, and the photos that could not be read, to the standard error stream."""
+    for warning in warnings:
+        print(f"cifnet: {warning}", file=sys.stderr)
+    for file, reason in unreadable:
+        print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
+
+
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``) from the others.
 
@@ -184,3 +198,94 @@ def overview() -> str:
 def own_version() -> str:
     """Return the text of ``cifnet --version``."""
     return f"cifnet_pl {version('cifnet_pl')}"
+
+
+# ---------------------------------------------------------------------- help of the commands that need a Trainer
+
+TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
+"""What may follow ``--help``: the sections of a configuration."""
+
+EXAMPLES = {
+    "fit": """\
+  cifnet fit --data.root photos                 class folders of photos, by the recommended head
+  cifnet fit --config quickstart                a configuration of the package: cifnet configs
+  cifnet fit --data.root photos --ckpt_path last            go on where that run stopped""",
+    "validate": "  cifnet validate --config RUN/config.yaml --ckpt_path last",
+    "test": "  cifnet test --config RUN/config.yaml --ckpt_path last",
+    "predict": "  cifnet predict --config RUN/config.yaml --ckpt_path last",
+}
+"""Name of a sub-command → its examples."""
+
+USUAL = """\
+the data:
+  --data.root PATH              folder or Zip archive with one folder of photos per class
+  --data.source NAME            digits, cifar100, embeddings, … (docs/sources.md); folder by default
+  --data.classes_per_task N     new classes of each task (10); [50, 10, 10] for uneven ones
+  --data.class_order SEED       seed of the order of the classes
+  --data.image_size N           side of the squares in pixels; that of the weights by default
+  --data.group KIND             what is held back together: near, folder, day, burst, …
+  --data.on_corrupt skip        leave out photos that cannot be read
+  --data.cache true             keep embeddings on disk for other runs
+the model:
+  --model.backbone NAME         frozen network: embedded:efficientnet_lite0, timm:NAME, file:PATH, …
+  --model.head CLASS            RidgeHead, CIFNetHead, NCMHead, …; with options: --model.head.ridge 0.1
+  --model.buffer CLASS          CalibrationBuffer, a few features of each class; null for none
+  --model.calibrate true        probabilities that can be believed, by that buffer
+  --model CLASS                 a trained method to compare with, as in --config iterative/der
+the run:
+  --config NAME|FILE            a configuration; options after it change it
+  --experiment NAME             name of the run's folder, below --logs (lightning_logs)
+  --seed_everything N           seed of buffer, projections and the rest (1)
+  --trainer.devices N           GPUs or processes
+  --print_config                show the configuration with all options, and stop"""
+"""The options that most runs need."""
+
+
+def usual_help(command: str) -> str:
+    """Return the text of ``--help`` alone of a sub-command that needs a Trainer."""
+    parts = [f"usage: cifnet {command} [options]", "", RUNS[command], "", "examples:", EXAMPLES[command], "", USUAL, ""]
+    more = f"more: cifnet {command} --help TOPIC, of {', '.join(TOPICS)}; --model.head.help RidgeHead for a class"
+    return "\n".join([*parts, more])
+
+
+def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
+    """Return whether help is asked for, and about which topic; None for the usual options.
+
+    Args:
+        words: of the command line after the sub-command.
+
+    Raises:
+        UsageError: an unknown topic.
+    """
+    place = next((i for i, word in enumerate(words) if word in ("-h", "--help")), None)
+    topic = None if place is None else next(iter(words[place + 1 :]), None)
+    if topic is not None and topic not in TOPICS:
+        raise unknown_name("topic of --help", topic, TOPICS)
+    return place is not None, topic
+
+
+def about(text: str, topic: str, public: Sequence[str]) -> str:
+    """Return a parser's help without the sections of other topics, internal classes and marks of documentation.
+
+    Args:
+        text: the whole help.
+        topic: one of ``TOPICS``.
+        public: modules whose classes may be named.
+    """
+    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
+
+    def named(found: re.Match[str]) -> str:
+        return found[0] if found[1] in public else ""
+
+    text = re.sub(r"\b(cifnet_pl(?:\.[a-z_0-9]+)*)\.[A-Z]\w+,\s+", named, text)
+    text = re.sub(r"\blightning\.LightningModule,\s+", "", text)
+    sections = text.strip().split("\n\n")
+    if topic == "all":
+        sections.sort(key=lambda section: _is_about(section, "trainer"))  # Lightning's last
+    else:
+        sections = [section for section in sections if _is_about(section, topic)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _is_about(section: str, topic: str) -> bool:
+    return re.search(rf"^  --{topic}\b", section, re.MULTILINE) is not None

@@ -6,8 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, refuse_output
-from cifnet_pl.cli.terminal import warn
+from cifnet_pl.cli.commands import Engine, refuse_output, warn
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import exclusive, write_bytes
 from cifnet_pl.utilities.text import number_of, printable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.terminal import warn
+from cifnet_pl.cli.commands import Engine, warn
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, number_of
 

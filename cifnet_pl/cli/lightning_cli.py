@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import signal
-from contextlib import ExitStack
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.cli.commands import COMMANDS, RUNS
+from cifnet_pl.cli.commands import COMMANDS, RUNS, about, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
@@ -27,8 +31,6 @@ from cifnet_pl.cli.parsing import (
     choose_backbone,
     with_clean_heads,
 )
-from cifnet_pl.cli.run_help import about, topic_of
-from cifnet_pl.cli.terminal import explained, quieten
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.sources.folders import class_folders
 from cifnet_pl.learning.callbacks import (
@@ -42,7 +44,7 @@ from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
 from cifnet_pl.utilities.plugins import find_in_current_folder
 from cifnet_pl.utilities.text import first_line
@@ -72,7 +74,7 @@ class CLIParser(OneSentence, LightningArgumentParser):
     """Lightning's parser with short errors, and help about one topic."""
 
     topic = "all"
-    """What help is about, one of :data:`cifnet_pl.cli.run_help.TOPICS`; of all parsers of this process."""
+    """What help is about, one of :data:`cifnet_pl.cli.commands.TOPICS`; of all parsers of this process."""
 
     def format_help(self, *given: Any, **options: Any) -> str:
         """Return the help about the topic."""
@@ -299,3 +301,73 @@ def _run_lightning(args: list[str]) -> None:
             auto_configure_optimizers=False,
             args=args,
         )
+
+
+# ---------------------------------------------------------------------- what a run says
+
+SIGNS = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
+"""Parts of a RuntimeError's message that say that another process is gone."""
+
+WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Within the block, replace errors about lost processes and files that cannot be written by a CifnetError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in SIGNS):
+            raise
+        raise CifnetError("another process of this run ended: its own message says why") from error
+    except OSError as error:
+        if error.errno not in WRITING:
+            raise
+        raise CifnetError(
+            f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
+            "put that right, then the same command with --ckpt_path last goes on"
+        ) from error
+
+
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+QUIET_NEWS = (
+    "`Trainer.fit` stopped",
+    "💡 Tip",
+    "TPU available",
+    "HPU available",
+    "GPU available",
+    "Seed set to",
+    "Restoring states from",
+    "Restored all states",
+    "Loaded model weights",
+    "Initializing distributed",
+    "distributed_backend=",
+    "CUDA_VISIBLE_DEVICES: ",
+    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
+    "Automatic Mixed Precision",
+)
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.accelerators.cuda",
+)
+
+
+def quieten() -> None:
+    """Silence advice that is wrong for a run without gradients, and messages that the run's own lines replace."""
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(lambda record: not any(part in record.getMessage() for part in QUIET_NEWS))

@@ -7,8 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import refuse_output
-from cifnet_pl.cli.terminal import warn
+from cifnet_pl.cli.commands import refuse_output, warn
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of

@@ -20,7 +20,7 @@ from cifnet_pl.learning.callbacks.pictures import read_confusion
 from cifnet_pl.model.bundle import Number, Table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.run_folders import versions
+from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import first_line, printable
 
 FILES = {
@@ -29,11 +29,6 @@ FILES = {
     "tasks.csv": "the run did not finish its first task",
 }
 """File that a complete run has → what it means if it is not there."""
-
-POINT = "point.yaml"
-"""Configuration of a sweep's point, in its experiment's folder."""
-FAILURE = "failure.txt"
-"""Why a point failed the last time, beside it."""
 
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",

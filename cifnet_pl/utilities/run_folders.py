@@ -15,6 +15,9 @@ CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
 """Bundle in a run's folder: the model that has learned the photos held back for the run's figures, too."""
 
+POINT, FAILURE = "point.yaml", "failure.txt"
+"""A sweep's point in its experiment's folder: its configuration, and why it failed the last time."""
+
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
 

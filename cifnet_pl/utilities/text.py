@@ -1,15 +1,20 @@
-"""Make text from outside safe to print on one line of a screen or in a file."""
+"""Make text from outside safe to print on one line of a screen or in a file, and to draw in pictures."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from matplotlib.font_manager import FontEntry
 
 JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
@@ -146,3 +151,46 @@ def counted(items: Iterable[T], description: str, total: int | None = None) -> I
         for item in items:
             yield item
             progress.advance(bar)
+
+
+# ---------------------------------------------------------------------- in pictures
+
+FONT = "DejaVu Sans"
+"""The font that comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, Georgian, Armenian, many symbols."""
+
+# A box stands in the picture instead: hundreds of names would give hundreds of warnings.
+warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+
+
+def families(texts: Iterable[str]) -> list[str]:
+    """Choose fonts for texts, for matplotlib's ``font.family``: its own, and as few others as draw what it lacks."""
+    from matplotlib.font_manager import findfont
+
+    chosen, left = [FONT], {ord(c) for text in texts for c in printable(text)} - _characters(findfont(FONT))
+    while left:
+        best = max(_fonts(), key=lambda entry: len(left & _characters(entry.fname)), default=None)
+        if best is None or not left & _characters(best.fname):
+            break
+        chosen.append(best.name)
+        left -= _characters(best.fname)
+    return chosen
+
+
+def _fonts() -> list[FontEntry]:
+    """Return the upright fonts of normal weight, in an order that does not depend on the file system."""
+    from matplotlib.font_manager import fontManager
+
+    upright = (entry for entry in fontManager.ttflist if entry.style == "normal" and entry.weight in (400, "normal"))
+    # matplotlib's font of last resort has a box for every character.
+    return sorted((e for e in upright if not e.name.startswith("Last Resort")), key=lambda e: (e.name, e.fname))
+
+
+@lru_cache(maxsize=1024)
+def _characters(path: str) -> frozenset[int]:
+    """Return the characters of a font file; none of one that matplotlib cannot draw with."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (RuntimeError, OSError):  # a bitmap font
+        return frozenset()

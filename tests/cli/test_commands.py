@@ -81,7 +81,7 @@ def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
     modules = sorted({module for module, _ in COMMANDS.values()})
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
-    assert imported(f"import cifnet_pl.cli.terminal, {', '.join(modules)}", *packages) == "[]"
+    assert imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"
     assert imported("from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages) == "[]"
 
 

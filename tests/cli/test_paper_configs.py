@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep_plan import Point, choose, read_points
+from cifnet_pl.cli.sweep import Point, choose, read_points
 from cifnet_pl.report.runs import read_runs
 from cifnet_pl.report.study import group_runs
 

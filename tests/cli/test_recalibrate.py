@@ -10,7 +10,7 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.recalibrate import NewPhotos, answers, figures
+from cifnet_pl.cli.evaluate import NewPhotos, answers, figures
 from cifnet_pl.model.class_photos import ClassPhotos
 from tests.command_line import make_photos
 

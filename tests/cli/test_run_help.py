@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import RUNS
-from cifnet_pl.cli.run_help import TOPICS
+from cifnet_pl.cli.commands import RUNS, TOPICS
 from tests.command_line import environment
 
 

@@ -14,8 +14,7 @@ from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli.sweep import Job, complete, complete_run, reason, run_point, waiting_lock
-from cifnet_pl.cli.sweep_plan import identity, read_points
+from cifnet_pl.cli.sweep import Job, Point, complete, complete_run, read_points, reason, run_point, waiting_lock
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 from tests.killing import ended, start
@@ -105,8 +104,8 @@ def test_a_point_keeps_what_its_option_says_against_overrides(tmp_path: Path) ->
 
 def test_settings_without_effect_keep_the_identity() -> None:
     other = {**BASE, "experiment": "x", "logs": "y", "data": {**BASE["data"], "num_workers": 3}}  # type: ignore[dict-item]
-    assert identity(other) == identity(BASE)
-    assert identity({**BASE, "seed_everything": 2}) != identity(BASE)
+    assert Point(other, {}).identity == Point(BASE, {}).identity
+    assert Point({**BASE, "seed_everything": 2}, {}).identity != Point(BASE, {}).identity
 
 
 def test_overrides_win(tmp_path: Path) -> None:

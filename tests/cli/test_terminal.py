@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.cli.terminal import SPINS
+from cifnet_pl.__main__ import SPINS
 from cifnet_pl.utilities.memory import keep_freed_memory
 from tests.command_line import FAST, call_in_turn, command, environment, make_photos
 from tests.killing import in_a_process

@@ -12,9 +12,9 @@ import pytest
 from scipy import stats
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.report import read_study
 from cifnet_pl.report.comparison import compare
 from cifnet_pl.report.runs import paired, right_answers
-from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import rows as rows_of
 from tests.report.synthetic import write_run

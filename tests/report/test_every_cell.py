@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from cifnet_pl.report import read_study
 from cifnet_pl.report.page import to_csv_table, to_markdown
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import CifnetError
 from tests.report.synthetic import write_run
 

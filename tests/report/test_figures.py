@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import (
     LARGEST,
     SETTINGS,
@@ -30,7 +31,6 @@ from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Outcome, Study
 from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table
-from cifnet_pl.report.write import read_study
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 

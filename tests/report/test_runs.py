@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import all_pictures
 from cifnet_pl.report.page import to_html, to_latex
 from cifnet_pl.report.runs import find_folders, is_complete, read_run, read_runs
 from cifnet_pl.report.tables import all_tables
-from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import learned
 from tests.report.labels import assert_labels_are_readable

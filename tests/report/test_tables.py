@@ -13,11 +13,11 @@ import matplotlib
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import SETTINGS, trajectories
 from cifnet_pl.report.page import Table, to_csv_table, to_html, to_latex, to_markdown
 from cifnet_pl.report.settings import JOINT
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
-from cifnet_pl.report.write import read_study
 from cifnet_pl.utilities.files import to_csv
 from tests.report.synthetic import write_run
 

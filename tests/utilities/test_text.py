@@ -1,19 +1,21 @@
-"""Nouns and verbs that fit their number."""
+"""Nouns that fit their number, names written in two ways, and names in any script."""
 
+import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
 
-from cifnet_pl.utilities.text import about_spellings, is_or_are, number_of
+from cifnet_pl.utilities import text as module
+from cifnet_pl.utilities.text import FONT, about_spellings, families, number_of
 
 
 @pytest.mark.parametrize(
     ("count", "words", "expected"),
     [
-        (0, ("photo",), "0 photos"),
         (1, ("photo",), "1 photo"),
-        (1, ("class",), "1 class"),
         (2, ("class",), "2 classes"),
         (1234, ("other photo",), "1,234 other photos"),
-        (1, ("photo has", "photos have"), "1 photo has"),
         (3, ("photo has", "photos have"), "3 photos have"),
     ],
 )
@@ -39,5 +41,18 @@ def test_class_names_that_differ_only_in_how_they_are_written(names, known, pair
         assert pair in found
 
 
-def test_the_verb_of_a_count():
-    assert [is_or_are(count) for count in (0, 1, 2)] == ["are", "is", "are"]
+def test_matplotlibs_own_font_is_enough_for_many_scripts_and_emoji():
+    assert families(["Ströme", "Ёлка", "قطة", "😀"]) == [FONT]
+
+
+def test_another_font_is_taken_for_what_the_first_lacks(recwarn):
+    own, other = module._characters(findfont(FONT)), module._characters(findfont("STIXGeneral"))
+    character = chr(min(c for c in other - own if chr(c).isprintable()))
+    chosen = families(["plain", f"odd {character}"])
+    assert len(chosen) == 2
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    with matplotlib.rc_context({"font.family": chosen}):
+        figure.text(0.1, 0.5, f"odd {character}")
+        figure.canvas.draw()
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]

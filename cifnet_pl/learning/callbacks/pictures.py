@@ -30,8 +30,7 @@ from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import write_bytes
-from cifnet_pl.utilities.fonts import families
-from cifnet_pl.utilities.text import printable, shortened
+from cifnet_pl.utilities.text import families, printable, shortened
 
 RGBA = 4
 """TensorBoard's number for the colours of a PNG file with transparency, which matplotlib writes."""
