@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.cli.commands import refuse_output, warn
-from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of
+from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of, taken_for
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import photos_of_run
@@ -152,19 +152,19 @@ def more_photos(curve: LearningCurve, names: Sequence[str]) -> str:
         curve: accuracy by number of photos.
         names: of the classes.
     """
-    size, accuracy = curve.points[-1]
-    doubled, first, of_others = curve.forecast(2 * size), "", ""
+    (size, _), first, of_others = curve.points[-1], "", ""
     if curve.short:
         have = "has" if len(curve.short) == 1 else "have"
         photos, short = number_of(-(-size // 2), "photo"), _listed([names[label] for label in curve.short])
         first = f"{number_of(len(curve.short), 'class')} {have} fewer than {photos}: give these more first: {short}"
-        of_others = " of the classes that have as many"
-    if doubled is None:
-        return f"{number_of(size, 'photo')} per class are too few for a forecast" + f"; {first}" * bool(first)
-    gain = max(0.0, doubled - (curve.forecast(size) or accuracy))
+        of_others = " for the classes that have as many"
+    if curve.gain is None:
+        few = f"{number_of(size, 'photo')} per class are too few to tell whether more would help"
+        return f"{few}; {first}" if first else few
+    gain, half = max(0.0, curve.gain), curve.points[-2][0]
     verdict = first or ("that is enough" if gain < 1 else "more photos would help")
-    points = f"{gain:.1f} points more are to be expected of photos of these days{of_others}"
-    return f"with {2 * size} photos per class instead of {size}, {points}: {verdict}"
+    brought = f"{size} photos per class instead of {half} brought {gain:.1f} points{of_others}"
+    return f"{brought}; as many again of these days bring about that at most: {verdict}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -298,9 +298,7 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
         typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
         left, right = ([show(files[row]) for row in rows[:PER_SIDE]] for rows in (surest, typical))
-        some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
-        title = f"{some} {is_or_are(count)} taken for {printable(answer)}"
-        pairs.append([(title, left), (f"usual photos of {printable(answer)}", right)])
+        pairs.append([(taken_for(true, answer, count, total), left), (f"usual photos of {printable(answer)}", right)])
     return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
 
 

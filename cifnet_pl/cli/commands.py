@@ -103,7 +103,7 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
     if not required:
         options["default"] = parameter.default
     if parameter.name in BY_POSITION:
-        parser.add_argument(parameter.name, **{**options, "type": str, "nargs": "+" if required else "*"})
+        parser.add_argument(parameter.name, **{**options, "type": str, "nargs": "+"})
         return
     if kind in (list[str], list[str] | None):  # several values, in one option or several
         options |= {"type": str, "nargs": "+", "action": "extend"}

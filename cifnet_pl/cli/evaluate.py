@@ -84,9 +84,8 @@ def evaluate(
         warn(photos.notes, unreadable)
         print(*summary_lines(evaluation), *copy_lines(evaluation), sep="\n")
         Console().print(class_table(evaluation))
-        for true, answer, count, total in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
-            some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
-            print(f"{some} {is_or_are(count)} taken for {printable(answer)}")
+        for pair in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
+            print(taken_for(*pair))
         if target is not None:
             write_results(target, evaluation, known)
             print(f"tables and pictures in {target}")
@@ -140,6 +139,12 @@ def copy_lines(evaluation: Evaluation) -> list[str]:
         copies = "is a copy of another one" if twice == 1 else "are copies of others"
         lines.append(f"{twice} of these {number_of(len(evaluation.rows), 'photo')} {copies}, and so counted twice")
     return [line for line in lines if line]
+
+
+def taken_for(true: str, answer: str, count: int, total: int) -> str:
+    """Say how many of the ``total`` photos of a class another one is answered for."""
+    some = f"{count} of {number_of(total, 'photo')} of {printable(true)}"
+    return f"{some} {is_or_are(count)} taken for {printable(answer)}"
 
 
 HEADER = ("class", "photos", "right %", "95 % interval", "most often taken for")

@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from scipy.optimize import curve_fit
 from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
 
@@ -266,31 +265,29 @@ def _distances(z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarr
 
 # ---------------------------------------------------------------------- have I got enough?
 
+FEWEST = 3
+"""Photos of a class from which accuracy is measured."""
 
-@dataclass(frozen=True)
-class LearningCurve:
-    """Leave-one-out accuracy by photos per class, and the curve through it.
+
+class LearningCurve(NamedTuple):
+    """Leave-one-out accuracy by photos per class.
 
     Attributes:
-        points: (photos per class, accuracy in percent), ascending.
-        fitted: (limit, factor, power) of ``limit − factor · photos^(−power)``; None where there are too few points.
+        points: (photos per class, accuracy in percent), each of about twice as many photos as the one before.
         short: labels of classes that have less than half as many photos as the last point: it says nothing about them.
     """
 
     points: list[tuple[int, float]]
-    fitted: tuple[float, float, float] | None
     short: tuple[int, ...] = ()
 
-    def forecast(self, photos: float) -> float | None:
-        """Return the accuracy in percent to expect with so many photos per class; None if no curve could be fitted."""
-        if self.fitted is None:
-            return None
-        limit, factor, power = self.fitted
-        return float(min(100.0, limit - factor * photos**-power))
+    @property
+    def gain(self) -> float | None:
+        """Percentage points that the last doubling brought; None without one."""
+        return self.points[-1][1] - self.points[-2][1] if len(self.points) > 1 else None
 
 
 def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
-    """Measure leave-one-out accuracy with 3, 6, 12, … photos of each class, drawn at random, and fit a power law.
+    """Measure leave-one-out accuracy with … a quarter, a half and all photos of each class, drawn at random.
 
     The last size is one that more than half of the classes have. The accuracy at every size is the mean over the same
     classes, which have as many and can be judged at all sizes; photos of the others, as far as there are any, are
@@ -305,56 +302,30 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
     counts = np.bincount(labels, minlength=classes)
     several = counts[counts > 1]  # of a single photo nothing can be said
     largest = int(np.quantile(several if len(several) else counts, 0.5, method="lower"))
-    draw = np.random.default_rng(seed)
-    order = draw.permutation(len(labels))
+    order = np.random.default_rng(seed).permutation(len(labels))
     by_class = [order[labels[order] == label] for label in range(classes)]
-    sizes = [3 * 2**k for k in range(12) if 3 * 2**k < 0.8 * largest] + [largest]
+    sizes = [largest >> halvings for halvings in range(11, 0, -1) if largest >> halvings >= FEWEST] + [largest]
     drawn = [np.sort(np.concatenate([rows[:size] for rows in by_class])) for size in sizes]
     copies = [near_copies(z[rows], labels[rows]) for rows in drawn]
-    short = tuple(np.flatnonzero(2 * counts < largest).tolist())
     kept = counts >= largest
     for rows, found in zip(drawn, copies, strict=True):
         kept[labels[rows[~found.judged]]] = False
-    if not kept.any():  # bursts alone: one point, and no forecast
+    if not kept.any():  # bursts alone: one point
         kept, sizes, drawn, copies = counts >= largest, sizes[-1:], drawn[-1:], copies[-1:]
     points = [
-        (size, _mean_accuracy(z, labels, rows, found.groups, kept))
+        (size, _mean_accuracy(z[rows], labels[rows], found.groups, kept))
         for size, rows, found in zip(sizes, drawn, copies, strict=True)
     ]
-    return LearningCurve(points, _fit(points), short)
+    return LearningCurve(points, tuple(np.flatnonzero(2 * counts < largest).tolist()))
 
 
-def _mean_accuracy(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
-    """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,) bool.
-
-    Args:
-        z: (n, d) embeddings.
-        labels: (n,) int64.
-        rows: (m,) those that are learned.
-        groups: (m,) int64, equal for rows that are left out together.
-        kept: which classes count.
-    """
-    part, y = z[rows], labels[rows]
-    head, right = learned(part, y, len(kept)), np.zeros(len(kept))
-    for own, scores in left_out(head, part, y, groups):
-        right += np.bincount(y[own][scores.argmax(dim=1).numpy() == y[own]], minlength=len(kept))
-    return 100 * float((right[kept] / np.bincount(y, minlength=len(kept))[kept]).mean())
-
-
-def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float] | None:
-    if len(points) < 4:
-        return None
-    x, y = (np.array(values, dtype=float) for values in zip(*points, strict=True))
-    try:
-        fitted, _ = curve_fit(
-            lambda n, limit, factor, power: limit - factor * n**-power,
-            *(x, y, (min(99.0, y.max() + 5), 50.0, 0.7)),
-            sigma=1 / np.sqrt(x),  # as many times as many photos were judged there
-            bounds=([0, 0, 0.05], [100, 1000, 3]),
-        )
-    except RuntimeError:  # no curve of this kind
-        return None
-    return float(fitted[0]), float(fitted[1]), float(fitted[2])
+def _mean_accuracy(z: np.ndarray, labels: np.ndarray, groups: np.ndarray, kept: np.ndarray) -> float:
+    """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,) bool."""
+    head, right = learned(z, labels, len(kept)), np.zeros(len(kept))
+    for rows, scores in left_out(head, z, labels, groups):
+        y = labels[rows]
+        right += np.bincount(y[scores.argmax(dim=1).numpy() == y], minlength=len(kept))
+    return 100 * float((right[kept] / np.bincount(labels, minlength=len(kept))[kept]).mean())
 
 
 class EmbeddedPhotos(NamedTuple):

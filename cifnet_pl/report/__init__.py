@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Sequence[str] = (),
+    runs: list[str],
     output: str = "report",
     external: str | None = None,
     reference: str = "CIFNet",
@@ -25,25 +25,18 @@ def report(
     """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
 
     Args:
-        runs: run folders, or folders that hold them at any depth; those of --compare if none are given.
+        runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty); where
             one fits several settings, the columns dataset, classes_per_task and backbone say which.
         reference: method whose energy the others are divided by.
-        compare: two methods, named as in the tables, such as CIFNet "Exact ridge", or the folders of their runs, such
-            as "logs/cifnet-s*" "logs/ridge-s*": their differences over the same seeds and test images, with 95 %
-            intervals.
-
-    Raises:
-        UsageError: no run is named.
+        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their differences over the same
+            seeds and test images, with 95 % intervals.
     """
     from cifnet_pl.report.comparison import compare as compared
-    from cifnet_pl.report.comparison import folders_of, in_words
+    from cifnet_pl.report.comparison import in_words
 
-    folders: list[str | Path] = [*runs] or [folder for name in compare or () for folder in folders_of(name)]
-    if not folders:
-        raise UsageError("no runs are given: name them before the options, cifnet report RUNS …")
-    study = read_study(folders, external, reference)
+    study = read_study(runs, external, reference)
     pairs = compared(study, compare) if compare is not None else []
     for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
         for sentence in sentences:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from cifnet_pl.report.page import Cell, Column, Table
-from cifnet_pl.report.runs import paired, read_runs, right_answers
+from cifnet_pl.report.runs import paired, right_answers
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import bootstrap, fixed, mcnemar, paired_test, seed_interval
-from cifnet_pl.report.study import Group, Study, group_runs
-from cifnet_pl.utilities.errors import DataError, UsageError, unknown_name
+from cifnet_pl.report.study import Group, Study
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import slug
 
 NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
@@ -76,29 +74,20 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
 
     Args:
         study: all results.
-        names: two methods, each a label as the tables have it, or the name of a method, for its reference in each
-            setting; else a run's folder, a folder that holds several seeds of one configuration, or a pattern for such
-            folders.
+        names: two methods, each a label as the tables have it, also with its network, or the name of a method, for its
+            reference in each setting.
 
     Raises:
-        UsageError: not two names, an unknown one, folders with runs of several configurations, or no data and seed that
-            both have.
-        DataError: folders without a complete run.
+        UsageError: not two names, an unknown one, or no data and seed that both have.
     """
     if len(names) != 2:
-        raise UsageError(
-            f"--compare takes two methods, but got {len(names)}: {', '.join(names)}; "
-            "a pattern for several folders needs quotation marks"
-        )
+        raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
     first, second = (_groups_named(study, name) for name in names)
-    alike = [(a, b) for a in first for b in second if a.setting.data == b.setting.data]
+    alike = [(a, b) for a in first for b in second if a.setting.data == b.setting.data and a is not b]
     if not alike:
-        data = [
-            ", ".join(dict.fromkeys(study.names.get(group.setting, group.setting.short) for group in groups))
-            for groups in (first, second)
-        ]
+        data = [", ".join(dict.fromkeys(study.names[group.setting] for group in groups)) for groups in (first, second)]
         raise UsageError(f"{names[0]} and {names[1]} were run on different data: {data[0]}, and {data[1]}")
-    pairs = [_pair(study, *_told_apart(a, b, names)) for a, b in alike]
+    pairs = [_pair(study, *_told_apart(a, b)) for a, b in alike]
     if not any(pair.lines for pair in pairs):
         seeds = [", ".join(f"seed {outcome.seed}" for outcome in group.outcomes) for group in alike[0]]
         raise UsageError(f"{names[0]} and {names[1]} have no common seed and class order: {seeds[0]}, and {seeds[1]}")
@@ -109,47 +98,25 @@ def _groups_named(study: Study, name: str) -> list[Group]:
     """Return the groups that one of two compared names stands for, at most one of each setting."""
     found: dict[Setting, Group] = {}
     for group in study.groups:
-        if group.label == name:
+        if name in (group.label, _with_network(group)):
             found[group.setting] = group
         elif group.name == name and (group.is_reference or group.kind == "external"):
             found.setdefault(group.setting, group)
-    if found:
-        return list(found.values())
-    folders = folders_of(name)
-    if not folders:
+    if not found:
         labels = dict.fromkeys(label for group in study.groups for label in (group.label, group.name))
-        raise unknown_name("method or folder for --compare", name, labels)
-    return [_of_folders(study, name, folders)]
+        raise unknown_name("method for --compare", name, labels)
+    return list(found.values())
 
 
-def folders_of(name: str) -> list[Path]:
-    """Return the folders that a path or a pattern stands for."""
-    return sorted(path for path in map(Path, glob.glob(name)) if path.is_dir()) if name else []
+def _with_network(group: Group) -> str:
+    return f"{group.label}, {group.setting.network}"
 
 
-def _of_folders(study: Study, name: str, folders: Sequence[Path]) -> Group:
-    runs, left_out = read_runs(folders)
-    if not runs:
-        raise DataError(f"--compare {name}: no finished run{f' ({left_out[0]})' if left_out else ''}")
-    groups, replaced = group_runs(runs)
-    labels = ", ".join(f"{group.label} ({group.setting.short})" for group in groups)
-    if len(groups) > 1:
-        raise UsageError(f"--compare {name}: expected seeds of one configuration, but its runs are of {labels}")
-    if replaced:
-        raise UsageError(f"--compare {name}: {replaced[0]}; name one of both")
-    (group,) = groups
-    same = [g for g in study.groups if (g.setting, g.name, g.config) == (group.setting, group.name, group.config)]
-    return replace(group, named=same[0].named) if same else group
-
-
-def _told_apart(a: Group, b: Group, names: Sequence[str]) -> tuple[Group, Group]:
-    """Return two groups with labels that differ: by their backbones, else by what the user called them."""
-    texts = [group.setting.network for group in (a, b)]
-    if texts[0] == texts[1]:
-        texts = list(names)
-        if a.label != b.label:
-            return a, b
-    return replace(a, conditions_label=texts[0]), replace(b, conditions_label=texts[1])
+def _told_apart(a: Group, b: Group) -> tuple[Group, Group]:
+    """Return two groups with labels that differ: by their networks where these do."""
+    if a.setting.network == b.setting.network:
+        return a, b
+    return replace(a, conditions_label=a.setting.network), replace(b, conditions_label=b.setting.network)
 
 
 # ---------------------------------------------------------------------- their differences
@@ -160,7 +127,7 @@ def _pair(study: Study, a: Group, b: Group) -> Pair:
 
     There is no line without a common seed, and a note for each seed whose images differ.
     """
-    pair = Pair(study.names.get(a.setting, a.setting.short) if a.setting == b.setting else a.setting.short, a, b)
+    pair = Pair(study.names[a.setting] if a.setting == b.setting else a.setting.short, a, b)
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
         ours, theirs = (stat.by_seed if (stat := group.stat(key)) else {} for group in (a, b))
         common = [seed for seed in ours if seed in theirs]

@@ -436,19 +436,15 @@ def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> 
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:
-    """Draw the measured accuracy over photos per class, and the fitted curve up to four times as many photos."""
+    """Draw the accuracy over photos per class."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
     axes = figure.subplots()
     sizes, values = zip(*curve.points, strict=True)
-    axes.plot(sizes, values, "o", color="black", label="measured, each photo left out")
-    if curve.fitted is not None:
-        x = np.geomspace(sizes[0], 4 * sizes[-1], 100)
-        axes.plot(x, [curve.forecast(each) or 0.0 for each in x], "--", color="tab:blue", label="forecast")
+    axes.plot(sizes, values, "o-", color="black")
     axes.set_xscale("log")
-    ticks = [*sizes, 2 * sizes[-1], 4 * sizes[-1]]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xticks([], minor=True)
-    axes.set(xlabel="photos per class", ylabel="named right (%)", ylim=(min(50.0, min(values) - 2), 101))
+    lowest = min(50.0, min(values) - 2)
+    axes.set(xlabel="photos per class", ylabel="named right, each left out (%)", ylim=(lowest, 101))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
     return figure

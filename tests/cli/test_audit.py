@@ -1,6 +1,5 @@
 """`cifnet audit`: the page, its tables, and that nothing is embedded twice."""
 
-import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -109,16 +108,15 @@ def test_single_photos_alone_are_refused(made: Path, capsys: pytest.CaptureFixtu
 
 
 def test_small_classes_are_named_before_anything_is_enough():
-    points, names = [(3, 80.0), (6, 85.0), (12, 86.0), (150, 86.0)], ["ant", "bee", "cat"]
-    flat = LearningCurve(points, (86.0, 0.0, 1.0))
-    assert more_photos(flat, names).endswith("are to be expected of photos of these days: that is enough")
+    names = ["ant", "bee", "cat"]
+    flat = LearningCurve([(75, 85.7), (150, 86.0)])
+    assert flat.gain == pytest.approx(0.3)
+    assert more_photos(flat, names).endswith("that is enough")
+    assert more_photos(LearningCurve([(75, 80.0), (150, 86.0)]), names).endswith("more photos would help")
     first = "2 classes have fewer than 75 photos: give these more first: ant, cat"
-    sentence = more_photos(dataclasses.replace(flat, short=(0, 2)), names)
-    assert sentence.endswith(f"are to be expected of photos of these days of the classes that have as many: {first}")
-    unfitted = LearningCurve(points, None, (0, 2))
-    assert more_photos(unfitted, names) == f"150 photos per class are too few for a forecast; {first}"
-    assert "enough" not in sentence
-    many = more_photos(dataclasses.replace(flat, short=tuple(range(12))), [str(n) for n in range(12)])
+    assert more_photos(flat._replace(short=(0, 2)), names).endswith(first)
+    assert more_photos(LearningCurve(flat.points[1:], (0, 2)), names).endswith(f"; {first}")
+    many = more_photos(flat._replace(short=tuple(range(12))), [str(n) for n in range(12)])
     assert many.endswith("more first: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
 
 

@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
-from cifnet_pl.model.audit import LearningCurve, audit, learning_curve, top_label_error
+from cifnet_pl.model.audit import audit, learning_curve, top_label_error
 from cifnet_pl.model.metrics import FEW
 from cifnet_pl.statistics import look_alikes as near_copies
 
@@ -73,13 +73,6 @@ def test_calibration_error_is_that_of_all_probabilities():
     assert top_label_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_forecast_of_a_known_curve():
-    points = [(n, 95 - 60 * n**-0.8) for n in (3, 6, 12, 24, 48)]
-    curve = LearningCurve(points, module._fit(points))
-    assert curve.forecast(96) == pytest.approx(95 - 60 * 96**-0.8, abs=0.2)
-    assert LearningCurve(points[:3], module._fit(points[:3])).forecast(96) is None
-
-
 def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     """Nothing is said of photos that cannot be judged, and nothing of the others depends on them."""
     assert np.flatnonzero(~found.judged).tolist() == rows
@@ -121,7 +114,7 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     large = labels < 7
     z[~large] = draw.normal(0, 1, z[~large].shape)
     curve = learning_curve(z, labels, 10)
-    assert [size for size, _ in curve.points] == [3, 6, 12, 24, 60]
+    assert [size for size, _ in curve.points] == [3, 7, 15, 30, 60]
     assert curve.short == (7, 8, 9)
     found = audit(z, labels, list("abcdefghij"))
     means = [100 * found.evaluation.right[labels == label].mean() for label in range(10)]

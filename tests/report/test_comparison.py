@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,9 +102,9 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     ("names", "said"),
     [
         (["CIFNet"], "takes two methods, but got 1"),
-        (["a", "b", "c"], "takes two methods, but got 3: a, b, c; a pattern for several folders needs quotation marks"),
         (["CIFNet", "Exact rige"], "did you mean Exact ridge?"),
-        (["CIFNet", "Nearest"], "unknown method or folder for --compare"),
+        (["CIFNet", "CIFNet"], "were run on different data"),
+        (["CIFNet", "Nearest"], "unknown method for --compare"),
     ],
 )
 def test_what_cannot_be_compared_is_said(
@@ -136,17 +135,6 @@ def table_of(output: Path) -> dict[str, dict[str, str]]:
     return {row["quantity"]: row for row in rows_of(path)}
 
 
-def test_folders_with_several_seeds_are_compared_as_their_methods(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
-) -> None:
-    """Patterns for folders of runs, without any RUNS: the same table as by the methods' names."""
-    folder, _ = runs
-    names = ["report", str(folder), "--output", str(tmp_path / "a"), "--compare", "Exact ridge", "CIFNet"]
-    folders = ["report", "--compare", f"{folder}/RidgeHead*", f"{folder}/CIFNetHead*", "--output", str(tmp_path / "b")]
-    assert main(names) == main(folders) == 0
-    assert table_of(tmp_path / "a") == table_of(tmp_path / "b")
-
-
 def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
     runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
 ) -> None:
@@ -166,54 +154,18 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
     assert line.interval == pytest.approx((low, high), abs=0.04 * (high - low))
 
 
-def test_folders_that_cannot_be_compared(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, _ = runs
-    write_run(tmp_path / "other" / "version_0", tasks=3, seed=1)
-    (tmp_path / "half" / "version_0" / "checkpoints").mkdir(parents=True)
-    ridge = str(folder / "RidgeHead1")
-    for names, code, said in (
-        (
-            [str(folder), ridge],
-            2,
-            "expected seeds of one configuration, but its runs are of CIFNet (CIFAR-100, 10 cls/task), Exact ridge",
-        ),
-        ([str(tmp_path / "other"), ridge], 2, "were run on different data: CIFAR-100, 10 cls/task"),
-        ([str(tmp_path / "half"), ridge], 1, "half: no finished run"),
-        ([str(tmp_path / "none*"), ridge], 2, "unknown method or folder for --compare"),
-    ):
-        assert main(["report", str(folder), "--compare", *names, "--output", str(tmp_path / "o")]) == code
-        assert said in capsys.readouterr().err
-    assert main(["report", "--output", str(tmp_path / "o")]) == 2
-    assert "no runs are given: name them before the options, cifnet report RUNS …" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
-
-
-def test_the_same_configuration_in_two_folders_is_told_apart(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
-) -> None:
-    """Such as before and after a change of code; images that one run lacks are left out, and that is said."""
-    folder, right = runs
-    shutil.copytree(folder / "RidgeHead1", tmp_path / "later")
-    answers = right["RidgeHead", 1].copy()
-    answers[:7] = ~answers[:7]
-    keep(tmp_path / "later" / "version_0", answers, np.arange(IMAGES - 10))
-    names = [str(tmp_path / "later"), str(folder / "RidgeHead1")]
-    (pair,) = compare(read_study([folder]), names)
-    assert [pair.a.label, pair.b.label] == [f"Exact ridge, {name}" for name in names]
-    (line,) = (line for line in pair.lines if line.images)
-    assert (line.images, (line.only_a or 0) + (line.only_b or 0)) == (IMAGES - 10, 7)
-    assert pair.notes == [f"Seed 1: {IMAGES - 10} test images are common to both, of {IMAGES - 10} and {IMAGES}."]
-
-
 def test_networks_are_compared_on_the_same_images(
     runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
 ) -> None:
     folder, right = runs
     other = write_run(tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0)
-    keep(other, right["RidgeHead", 1])
-    (pair,) = compare(read_study([folder]), [str(other), str(folder / "RidgeHead1")])
-    assert pair.a.label == "Exact ridge, timm:vit, 224 px"
-    assert pair.b.label == "Exact ridge, file:resnet18.pth (resnet18), 224 px"
+    answers = right["RidgeHead", 1].copy()
+    answers[:7] = ~answers[:7]
+    keep(other, answers, np.arange(IMAGES - 10))
+    names = ["Exact ridge, timm:vit, 224 px", "Exact ridge, file:resnet18.pth (resnet18), 224 px"]
+    (pair,) = compare(read_study([folder, tmp_path / "vit"]), names)
+    assert [pair.a.label, pair.b.label] == names
     assert pair.title == "CIFAR-100, 10 cls/task"
+    (line,) = (line for line in pair.lines if line.images)
+    assert (line.images, (line.only_a or 0) + (line.only_b or 0)) == (IMAGES - 10, 7)
+    assert pair.notes == [f"Seed 1: {IMAGES - 10} test images are common to both, of {IMAGES - 10} and {IMAGES}."]

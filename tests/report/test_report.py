@@ -10,9 +10,10 @@ from matplotlib.text import Text
 from PIL import Image
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.report import Study, read_study, write_report
+from cifnet_pl.report import read_study, write_report
 from cifnet_pl.report.figures import SMALL, all_pictures
 from cifnet_pl.report.page import Picture
+from cifnet_pl.report.study import Study
 from tests.command_line import rows
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
