@@ -15,17 +15,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS = (
-    "growth",
-    "head_path",
-    "head_update",
-    "fit_overhead",
-    "engines",
-    "bare_loop",
-    "gpu",
-    "projected",
-    "serving",
-)
 LETTERS = {
     "a": ["head_update.rows"], "b": ["fit_overhead.rows"], "d": ["projected.rows"],
     "e": ["fit_overhead.rows"], "f": ["growth.rows"], "i": ["head_path.rows"], "j": ["gpu.rows"],
@@ -34,24 +23,28 @@ LETTERS = {
 }  # fmt: skip
 """Letter of a row → the functions that measure it; (b) and (e) come out of the same runs."""
 
+PLACES = list(dict.fromkeys(chain.from_iterable(LETTERS.values())))
+MODULES = list(dict.fromkeys(place.partition(".")[0] for place in PLACES))
+
 
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the functions of the named modules and letters, in that order, each once."""
-    return list(dict.fromkeys(chain.from_iterable(LETTERS.get(name, [f"{name}.rows"]) for name in names)))
+    named = (LETTERS.get(name) or [place for place in PLACES if place.startswith(f"{name}.")] for name in names)
+    return list(dict.fromkeys(chain.from_iterable(named)))
 
 
 def main(names: list[str]) -> int:
     """Run the named benchmarks, or all."""
-    unknown = sorted(set(names) - set(BENCHMARKS) - set(LETTERS))
+    unknown = sorted(set(names) - set(MODULES) - set(LETTERS))
     if unknown:
-        known = f"known are the letters {', '.join(LETTERS)} and {', '.join(BENCHMARKS)}"
+        known = f"known are the letters {', '.join(LETTERS)} and {', '.join(MODULES)}"
         print(f"unknown benchmark '{unknown[0]}': {known}", file=sys.stderr)
         return 2
     table = Table()
     for column in ("what", "ours", "rival", "ratio", "wanted"):
         table.add_column(column)
     about: list[str] = []
-    for benchmark in chosen(names or BENCHMARKS):
+    for benchmark in chosen(names or list(LETTERS)):
         module, _, function = benchmark.partition(".")
         for row in getattr(importlib.import_module(f"benchmarks.{module}"), function)():
             table.add_row(row.name, row.ours, row.rival, row.ratio, row.wanted)

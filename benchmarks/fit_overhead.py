@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from PIL import Image
 
-from benchmarks.measure import Row, ratio, seconds, spread
+from benchmarks.measure import Row, jpegs, ratio, seconds, spread
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.loading import ImageBatch, ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
@@ -59,16 +58,14 @@ OWN_SIZE = replace(CPU, side=224, rounds=3)
 """The size of the network's weights, which ``fit`` uses unless told otherwise."""
 
 
-def write_photos(root: Path, setup: Setup) -> None:
-    """JPEG files of smoothed noise: as costly to decode and embed as photos of their size."""
-    generator, shape = np.random.default_rng(0), (setup.side, setup.side)
-    for split, count in (("train", setup.per_class), ("val", 1)):
+def write_photos(root: Path, setup: Setup, seed: int = 0) -> None:
+    """JPEG files in class folders; no two are the same, nor those of seeds that are 1000 apart."""
+    for first, split, count in ((seed, "train", setup.per_class), (seed + setup.classes, "val", 1)):
         for c in range(setup.classes):
             folder = root / split / f"class_{c:03d}"
             folder.mkdir(parents=True)
-            for i in range(count):
-                small = generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(folder / f"{i}.jpg")
+            for i, content in enumerate(jpegs(count, (setup.side, setup.side), first + c)):
+                (folder / f"{i}.jpg").write_bytes(content)
 
 
 @dataclass

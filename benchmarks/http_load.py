@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from PIL import Image
 
 BOUNDARY = "a-boundary-that-no-photo-holds"
 
@@ -38,17 +36,6 @@ class Load:
     def percentile(self, percent: float) -> float:
         """Seconds within which so many percent of the answers came."""
         return float(np.percentile(self.times, percent))
-
-
-def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
-    """JPEG files of smoothed noise, (width, height)."""
-    draw, files = np.random.default_rng(seed), []
-    for _ in range(count):
-        small = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        out = io.BytesIO()
-        Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(out, "JPEG")
-        files.append(out.getvalue())
-    return files
 
 
 def form(files: Sequence[bytes]) -> bytes:

@@ -1,11 +1,15 @@
-"""Timing two things side by side on a machine that others use too: interleaved, medians, spread."""
+"""Timing two things side by side on a machine that others use too: interleaved, medians, spread; photos to time on."""
 
 from __future__ import annotations
 
+import io
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,14 @@ def ratio(numerator: list[float], denominator: list[float]) -> str:
 
 def _shown(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
+    """JPEG files of smoothed noise, (width, height): as costly to decode and embed as photos of their size."""
+    draw, files = np.random.default_rng(seed), []
+    for _ in range(count):
+        small = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(small).resize(shape, Image.Resampling.BICUBIC).save(out, "JPEG")
+        files.append(out.getvalue())
+    return files

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import cifnet_pl
-from benchmarks.http_load import Load, Process, ask, jpegs, serving
-from benchmarks.measure import Row, ratio, seconds, spread
+from benchmarks.http_load import Load, Process, ask, serving
+from benchmarks.measure import Row, jpegs, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead

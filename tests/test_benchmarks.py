@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,9 @@ from benchmarks import (
     head_update,
     http_load,
 )
-from benchmarks.__main__ import BENCHMARKS, LETTERS, chosen, main
-from benchmarks.measure import Row
-from benchmarks.studies import few_photos, precision, trained
-from cifnet_pl.backbones.engines import PRECISIONS
-from tests.data.tree import class_tree
+from benchmarks.__main__ import LETTERS, PLACES, chosen, main
+from benchmarks.measure import Row, jpegs
+from benchmarks.studies import few_photos, trained
 from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
 from tests.simulated_device import simulated_device
@@ -42,8 +39,9 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_letters_choose_rows() -> None:
     assert list(LETTERS) == list("abdefijklm")
     assert chosen(["b", "e", "l", "growth"]) == ["fit_overhead.rows", "engines.start_rows", "growth.rows"]
+    assert chosen(["engines"]) == ["engines.network_rows", "engines.start_rows"]
     assert chosen(["k"]) == ["engines.network_rows", "bare_loop.rows"]
-    for place in [*chain.from_iterable(LETTERS.values()), *(f"{name}.rows" for name in BENCHMARKS)]:
+    for place in PLACES:
         module, _, function = place.partition(".")
         assert callable(getattr(importlib.import_module(f"benchmarks.{module}"), function)), place
         letters = [letter for letter, own in LETTERS.items() if any(one.startswith(f"{module}.") for one in own)]
@@ -56,9 +54,7 @@ def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown benchmark 'z'" in capsys.readouterr().err
 
 
-def test_the_table_has_the_rows_that_were_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_the_rows_that_were_chosen(monkeypatch, capsys):
     row = Row("(a) something", "1 s", "2 s", "2", "", "settings")
     monkeypatch.setattr(head_update, "rows", lambda: [row])
     assert main(["a", "head_update"]) == 0
@@ -113,7 +109,7 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.name == "(f) CIFNetHead: one more task after 3 / as many systems solved"
 
 
-@pytest.mark.parametrize("study", sorted(path.stem for path in Path(precision.__file__).parent.glob("*.py")))
+@pytest.mark.parametrize("study", sorted(path.stem for path in Path(trained.__file__).parent.glob("*.py")))
 def test_a_study_can_be_imported(study: str) -> None:
     importlib.import_module(f"benchmarks.studies.{study}")
 
@@ -127,34 +123,14 @@ def test_the_linear_svm_minimises_what_that_of_scikit_learn_does() -> None:
     np.testing.assert_allclose(ours.weights.detach().numpy(), weights, atol=1e-3)
 
 
-def test_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tmp_path / "photos"
-    for split in ("train", "val"):
-        class_tree(root / split, count=3)
-    arguments = [str(root), "--image_size", "32", "--cache_folder", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", ["precision", *arguments])
-    precision.main()
-    assert len(list((tmp_path / "cache").iterdir())) == 3  # one of each precision
-    times, bf16, fp16, _, _, _, *rows = capsys.readouterr().out.splitlines()
-    similar = [float(line.split()[-3].rstrip(",")) for line in (bf16, fp16)]
-    assert 0.95 < similar[0] < similar[1] < 1  # the same photos, the second three bits closer
-    assert [split.split()[0] for split in times.removeprefix("ms a photo: ").split(", ")] == list(PRECISIONS)
-    assert [row.split("|")[1:4] for row in rows] == [
-        [f" {name} ", f" {head} ", f" {photos}, 9 "]
-        for name in ("bf16-mixed", "16-mixed")
-        for head in ("RidgeHead", "CIFNetHead")
-        for photos in ("validation", "training, left out")
-    ]
-
-
 def test_clients_of_a_service(tmp_path: Path) -> None:
     """Every request is answered, and an answer without a class is an error."""
     server = ThreadServer(tmp_path / "w")
     try:
-        good = http_load.ask(server.url, http_load.jpegs(3, (20, 16)), 40, 4)
+        good = http_load.ask(server.url, jpegs(3, (20, 16)), 40, 4)
         bad = http_load.ask(server.url, [b"no photo"], 5, 2)
         process = http_load.Process(server.url, os.getpid())
-        job = process.teach(http_load.jpegs(4, (20, 16), seed=1), "new")
+        job = process.teach(jpegs(4, (20, 16), seed=1), "new")
         while job["state"] in ("waiting", "at work"):
             job = process.get(f"/jobs/{job['job']}")
     finally:
@@ -165,9 +141,7 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
     assert job["lesson"]["learned"] == {"new": 4}
 
 
-def test_table_of_trained_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_of_trained_methods(tmp_path, monkeypatch, capsys):
     points = (("ridge-s1-0", 1, 0.01, 50.0), ("ridge-s2-0", 2, 0.03, 52.0), ("der-s1-0", 1, 0.1, 30.0))
     for name, seed, energy, final in points:
         both = {"A_k_classifier": [9.0, final], "A_k_nearest_mean": [8.0, 31.0]} if name.startswith("der") else {}

@@ -101,29 +101,6 @@ def test_items_are_those_of_past_tasks_until_commit() -> None:
     assert sizes(buffer) == {7: 30, -2: 9}
 
 
-def test_stored_embeddings_are_those_that_came_in() -> None:
-    buffer = CalibrationBuffer(capacity=12)
-    for task in TASKS:
-        offer(buffer, task)
-        buffer.commit()
-    known = {int(k): (z, int(y)) for task in TASKS for z, y, k in zip(*task, strict=True)}
-    for z, y, key in zip(buffer.z, buffer.y, buffer.key, strict=True):
-        assert torch.equal(known[int(key)][0], z)
-        assert known[int(key)][1] == int(y)
-
-
-def test_an_offered_batch_may_be_overwritten_by_its_owner() -> None:
-    buffer, expected = CalibrationBuffer(capacity=20), CalibrationBuffer(capacity=20)
-    offer(expected, TASKS[0])
-    batch = tuple(part.clone() for part in TASKS[0])
-    buffer.add(*batch)
-    for part in batch:
-        part.zero_()
-    for each in (buffer, expected):
-        each.commit()
-    assert content(buffer) == content(expected)
-
-
 def test_batches_that_do_not_fit_together_are_refused() -> None:
     z, y, key = TASKS[0]
     with pytest.raises(UsageError, match="39 embeddings, 38 labels and 39 keys"):
@@ -192,18 +169,6 @@ def test_a_key_that_comes_again_is_kept_once() -> None:
     offer(twice, TASKS[0])
     twice.commit()
     assert content(once) == content(twice)
-
-
-def test_more_samples_of_a_stored_class_join_its_sample() -> None:
-    z, y, key = TASKS[0]
-    whole, parts = CalibrationBuffer(per_class=6), CalibrationBuffer(per_class=6)
-    offer(whole, TASKS[0])
-    whole.commit()
-    for rows in (slice(0, 20), slice(20, None)):
-        parts.add(z[rows], y[rows], key[rows])
-        parts.commit()
-    for label in whole.classes:
-        assert torch.equal(whole.key[whole.y == label], parts.key[parts.y == label])
 
 
 # ---------------------------------------------------------------------- randomness
@@ -284,13 +249,6 @@ def test_a_damaged_state_is_refused() -> None:
     state = filled().state_dict()
     with pytest.raises(CifnetError):
         CalibrationBuffer().load_state_dict({**state, "z": state["z"][0]})
-
-
-def test_a_cast_does_not_round_embeddings() -> None:
-    buffer = filled()
-    z = buffer.z.clone()
-    buffer.half()
-    assert torch.equal(buffer.z, z)
 
 
 def test_removed_classes_are_gone_and_may_come_back() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.engines import FLOAT32, autocast
+from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import ImageSet, SourceOptions
@@ -58,14 +58,13 @@ def study_parser(description: str | None, roots: str | None = None) -> argparse.
     return parser
 
 
-def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE, precision: str = FLOAT32) -> Photos:
+def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE) -> Photos:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is embedded and added.
 
     Args:
         root: folder of the photos, or a file that ``cifnet embed`` made of them.
         options: those of :func:`study_parser`.
         network: name of the backbone; not looked at where a file is given.
-        precision: that it computes in; likewise.
     """
     if root.is_file():
         source = build_source("embeddings", SourceOptions(root))
@@ -74,10 +73,9 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
         sets = ((one.get(np.arange(len(one))), torch.from_numpy(one.labels)) for one in (source.train, source.val))
         return Photos(*(part for pair in sets for part in pair))
     keep_freed_memory()  # as the command line does: the network is several times slower without
-    engine = "auto" if precision == FLOAT32 else "torch"
-    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network, engine=engine)
+    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network)
     side: int = options.image_size
-    prepared = (backbone.outputs(side), backbone.sha256, side, 1.0, precision, backbone.engine("cpu", precision))
+    prepared = (backbone.outputs(side), backbone.sha256, side, 1.0, FLOAT32, backbone.engine())
     folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
@@ -86,9 +84,8 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
         rows = np.arange(len(images))
         missing = rows[~store.known(rows)]
         loader = ImageLoader(images, side, 1.0, 1)
-        with autocast("cpu", precision):
-            for batch in loader.decode(np.array_split(missing, range(BATCH, len(missing), BATCH))):
-                store.collect(batch.row, batch.key, backbone(batch.image))
+        for batch in loader.decode(np.array_split(missing, range(BATCH, len(missing), BATCH))):
+            store.collect(batch.row, batch.key, backbone(batch.image))
         loader.close()
         parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]
     return Photos(*parts)
@@ -138,11 +135,6 @@ def accuracy(head: Head, photos: Photos) -> float:
     """A_k in percent."""
     rows = seen(photos, head)
     return 100 * (head.predict(photos.val_z[rows]) == photos.val_y[rows]).double().mean().item()
-
-
-def at_validation(head: Head, photos: Photos) -> Tensor:
-    """(n,) what each validation photo adds to the accuracy on all classes, in percent."""
-    return 100 * (head.predict(photos.val_z) == photos.val_y).double() / len(photos.val_y)
 
 
 def left_out(head: Head, photos: Photos) -> Tensor:

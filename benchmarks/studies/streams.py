@@ -9,11 +9,11 @@ PHOTOS is a folder with one sub-folder per class; its embeddings (EfficientNet-L
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -71,9 +71,8 @@ def column(folder: Path, file: str, name: str) -> tuple[list[int], list[float]]:
     """Return tasks and values of a column, without the empty cells."""
     if not (folder / file).is_file():
         return [], []
-    with (folder / file).open(newline="", encoding="utf-8") as table:
-        rows = [row for row in csv.DictReader(table) if row[name]]
-    return [int(row["task"]) for row in rows], [float(row[name]) for row in rows]
+    rows = pd.read_csv(folder / file)[["task", name]].dropna()
+    return rows["task"].tolist(), rows[name].tolist()
 
 
 def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of, taken_for
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import photos_of_run
-from cifnet_pl.utilities.text import is_or_are, number_of, printable
+from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.audit import Audit, LearningCurve
@@ -118,7 +118,7 @@ def notes(result: Audit) -> list[str]:
         have = "has" if len(unjudged) == 1 else "have"
         what = "one photo" if max(unjudged.values()) == 1 else "one photo, or near-copies of one alone,"
         classes = number_of(len(unjudged), "class")
-        sentences.append(f"{classes} {have} {what} and cannot be judged: {_listed(list(unjudged))}")
+        sentences.append(f"{classes} {have} {what} and cannot be judged: {_listed(unjudged)}")
     if copies:
         without = result.accuracy_without_copies
         others = f"; of the photos without one {without:.1f} % are right" if without is not None else ""
@@ -167,9 +167,8 @@ def more_photos(curve: LearningCurve, names: Sequence[str]) -> str:
     return f"{brought}; as many again of these days bring about that at most: {verdict}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(printable, names[:NAMED])) + more
+def _listed(names: Iterable[str]) -> str:
+    return listed([printable(name) for name in names], NAMED)
 
 
 # ---------------------------------------------------------------------- files

@@ -15,7 +15,7 @@ from rich.table import Table
 from cifnet_pl.cli.commands import refuse_output, warn
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, write_bytes, write_json, write_text
-from cifnet_pl.utilities.text import is_or_are, next_command, number_of, printable
+from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,13 +105,11 @@ def known_photos(model: Classifier, photos: ClassPhotos, name: str) -> ClassPhot
     known = photos.of(set(model.class_names))
     strange = [printable(each) for each in photos.class_names if each not in set(model.class_names)]
     if not known.class_names:
-        listed = ", ".join(strange[:5])
-        raise DataError(f"{name} knows none of the classes of the photos ({listed}): nothing to evaluate")
+        raise DataError(f"{name} knows none of the classes of the photos ({listed(strange)}): nothing to evaluate")
     if strange:
-        listed = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
         left = len(photos.files) - len(known.files)
         what = f"{number_of(left, 'photo')} of classes that {name} does not know"
-        print(f"{what} {is_or_are(left)} left out: {listed}")
+        print(f"{what} {is_or_are(left)} left out: {listed(strange)}")
     return known
 
 

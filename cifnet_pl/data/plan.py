@@ -17,11 +17,11 @@ import numpy as np
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.sets import Grouping, SampleSet, Source, held_back_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
-from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, find_repeats, listed
+from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, find_repeats
 from cifnet_pl.photos.photo import NOTHING
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
-from cifnet_pl.utilities.text import is_or_are, printable
+from cifnet_pl.utilities.text import is_or_are, listed, printable
 
 ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""

@@ -29,7 +29,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, fingerprint
 from cifnet_pl.utilities.plugins import import_name
-from cifnet_pl.utilities.text import about_spellings, number_of, printable
+from cifnet_pl.utilities.text import about_spellings, listed, number_of, printable
 
 AT_ONCE = 256
 """Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
@@ -261,9 +261,8 @@ class Model:
         warnings = [spellings] if spellings else []
         new = [printable(name) for name in names if name not in set(self.class_names)]
         if new and self.remembers_removed:
-            listed = ", ".join(new[:5]) + (", …" if len(new) > 5 else "")
             warnings.append(
-                f"note: a class was removed from this model without its photos; if it is among {listed}, "
+                f"note: a class was removed from this model without its photos; if it is among {listed(new)}, "
                 "those photos count against it"
             )
         return warnings

@@ -35,8 +35,8 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
     sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
-    their content hashes: a model whose photos are all in another one adds nothing, and what two models have from a
-    common ``base`` is taken out once, which is exact. Any other overlap is refused.
+    their content hashes: what two models have from a common ``base`` is taken out once, which is exact. Any other
+    overlap is refused.
 
     Args:
         models: at least two, on the same device; they are not changed.
@@ -83,13 +83,6 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
         absorb(model, other)
         return model, []
     count = sum(common.values())
-    if not theirs - ours:
-        model.history.append(Event("merge", len(model.class_names), 0))
-        learned = "its photo is" if count == 1 else f"all its {count:,} photos are"
-        return model, [f"note: {name} adds nothing: {learned} learned already"]
-    if not ours - theirs:
-        other.history.append(Event("merge", len(other.class_names), sum(theirs.values()) - count))
-        return other, [f"note: {name} holds {number_of(count, 'photo')}, all that the models before it learned"]
     if base is None:
         raise UsageError(
             f"{number_of(count, 'photo was', 'photos were')} learned by both and would count twice: give the model "

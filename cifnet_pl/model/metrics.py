@@ -18,9 +18,8 @@ from torch import Tensor
 
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, find_repeats
 from cifnet_pl.model.core import Model
-from cifnet_pl.photos.copies import listed
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import listed, number_of, printable
 
 Row = Sequence[float | None]
 

@@ -35,7 +35,7 @@ from cifnet_pl.model.store import assemble
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import listed, printable
 
 ENDING = ".sums"
 """Of the names of files of sums."""
@@ -133,8 +133,8 @@ class PartialSums:
             UsageError: a part of a set is missing.
         """
         if self.missing:
-            listed = "; ".join(map(str, self.missing[:5])) + ("; …" if len(self.missing) > 5 else "")
-            raise UsageError(f"not all sums are there: {listed} are missing; make those shards first")
+            parts = listed([str(part) for part in self.missing])
+            raise UsageError(f"not all sums are there: {parts} are missing; make those shards first")
         empty = [name for name, count in self.model.counts.items() if not count]
         if empty:
             raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")

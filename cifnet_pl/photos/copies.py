@@ -21,12 +21,10 @@ from scipy.sparse.csgraph import connected_components
 
 from cifnet_pl.photos.photo import NOTHING, SIDE, Look
 from cifnet_pl.utilities.errors import UsageError, check_that, explained, unknown_name
+from cifnet_pl.utilities.text import listed
 
 Duplicates = Literal["leave_out", "keep"]
 """What becomes of copies: they are left out, or learned all the same."""
-
-NAMED = 5
-"""Photos that a sentence names; it counts the others."""
 
 SIMILAR = 0.95
 """Correlation of two thumbnails from which their photos are held back together."""
@@ -114,12 +112,6 @@ def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | N
     else:
         treatment = "not learned until each is in one alone, remove it from the wrong folder"
     return f"note: {listed(names)} in two classes: {treatment}"
-
-
-def listed(items: Sequence[str]) -> str:
-    """Return the first items, and the number of the others."""
-    more = len(items) - NAMED
-    return ", ".join(items[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # ---------------------------------------------------------------------- holding back

@@ -13,7 +13,7 @@ from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
 from cifnet_pl.report.significance import SHARED, Stat, fixed
 from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import listed, printable
 
 BEST = (
     "Bold: in the order of their means, the measured rows of a setting before the first that the best row is better "
@@ -300,11 +300,9 @@ def seldom_notes(study: Study) -> list[str]:
         total = pd.concat(counted).groupby(level=0).sum() if counted else pd.DataFrame({"tested": [], "answers": []})
         seldom = total[total["answers"] < SELDOM * total["tested"]].sort_values("answers", kind="stable")
         shown = [f"{printable(str(name))} ({own.answers:g} of {own.tested:g})" for name, own in seldom.iterrows()]
-        more = f" and {number_of(len(shown) - SHOWN, 'more class')}" if len(shown) > SHOWN else ""
         if shown:
-            sentences.append(
-                f"{group.label} hardly ever answers {', '.join(shown[:SHOWN])}{more} ({study.names[group.setting]})."
-            )
+            names = listed(shown, SHOWN)
+            sentences.append(f"{group.label} hardly ever answers {names} ({study.names[group.setting]}).")
     return sentences
 
 

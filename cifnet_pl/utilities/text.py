@@ -6,7 +6,7 @@ import re
 import shlex
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -49,6 +49,25 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         ('1 photo', '2 classes', '1,200 photos')
     """
     return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+
+
+NAMED = 5
+"""Things that a sentence names; it counts the others."""
+
+
+def listed(items: Sequence[str], most: int = NAMED) -> str:
+    """Return the first items with commas between, and the number of the others.
+
+    Args:
+        items: as they are shown.
+        most: number of those that are shown.
+
+    Example:
+        >>> listed(["ant", "bee", "cat"], 2)
+        'ant, bee and 1 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
 
 
 def next_command(*words: str, trust: bool = False) -> str:
@@ -107,9 +126,8 @@ def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | No
             pairs.append(f"'{printable(other)}' and '{printable(name)}'")
     if not pairs:
         return None
-    more = f" and {number_of(len(pairs) - 5, 'more pair')}" if len(pairs) > 5 else ""
     return (
-        f"note: classes {', '.join(pairs[:5])}{more} differ only in how they are written: if they are one class, put "
+        f"note: classes {listed(pairs)} differ only in how they are written: if they are one class, put "
         "its photos into one folder"
     )
 

@@ -91,9 +91,7 @@ def test_a_class_with_one_photo_is_named_and_not_judged(made: Path, capsys: pyte
     assert [eel[name] for name in ("right", "accuracy", "low", "high", "taken_for")] == [""] * 5
 
 
-def test_classes_of_near_copies_alone_are_named(
-    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_classes_of_near_copies_alone_are_named(made, monkeypatch, capsys):
     monkeypatch.undo()
     assert run(made) == 0
     named = "2 classes have one photo, or near-copies of one alone, and cannot be judged: ant, bee <b>&\n"

@@ -108,12 +108,6 @@ def stand_in(given):
     return forget
 
 
-@pytest.mark.parametrize("name", ["merge", "sweep"])
-def test_words_by_position_are_asked_for(name):
-    with pytest.raises(UsageError, match=r"^no (files|models) are given"):
-        run_command(name, [])
-
-
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
     """As in ``cifnet configs | head``."""
     words = [sys.executable, "-m", "cifnet_pl", "configs"]

@@ -82,16 +82,6 @@ def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(op
     assert data.classes_per_task == tasks
 
 
-@pytest.mark.parametrize("name", list(signature(RidgeHead).parameters)[1:])
-def test_options_of_the_recommended_head_are_given_to_it(name, capsys):
-    option = f"--model.head.{name}"
-    words = ["fit", "--data.root", "p", "--data.classes_per_task", "2", option, "x"]
-    chosen = with_recommended(words)
-    assert chosen[1:3] == ["--config", str(config_files()["folder"])]
-    assert chosen[-2:] == [option, "x"]
-    assert "folder is used" in capsys.readouterr().err
-
-
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
     assert {f"--model.head.{name}" for name in only} <= set(DECIDES)

@@ -59,11 +59,8 @@ def photos(tmp_path_factory) -> Path:
 
 
 OVER_CIFNET = {
-    "cifnet": CIFNET_OVER_CIFNET,
     "ridge": ["--model.head", "RidgeHead"],
     "ridge, option first": ["--model.head.transform", "sqrt_l2", "--model.head", "RidgeHead"],
-    "no buffer": ["--model.buffer", "null"],
-    "small buffer": ["--model.buffer.capacity", "30"],
     "ridge, no buffer": ["--model.head", "RidgeHead", "--model.buffer", "null", "--data.class_order", "7"],
     "everything": [*CIFNET_OVER_CIFNET, "--model.buffer.per_class", "5", "--data.class_order", "7"],
 }
@@ -71,17 +68,9 @@ OVER_CIFNET = {
 
 @pytest.mark.parametrize("options", OVER_CIFNET.values(), ids=OVER_CIFNET)
 def test_options_over_the_papers_config(options, photos, tmp_path):
-    fixed = [
-        "--data.root",
-        str(photos),
-        "--data.classes_per_task",
-        "2",
-        "--seed_everything",
-        "1",
-        "--experiment",
-        "mine",
-    ]
-    fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--data.num_workers", "0"]
+    fixed = ["--data.root", str(photos), "--data.classes_per_task", "2", "--seed_everything", "1"]
+    fast = ["--experiment", "mine"]
+    fast += ["--model.backbone", "pixels:8", "--data.image_size", "8", "--data.num_workers", "0"]
     fast += ["--energy.enabled", "false", "--logs", str(tmp_path)]
     assert main(["fit", "--config", "heads/cifnet", *fixed, *options, *fast]) == 0
     assert (tmp_path / "mine" / "version_0" / "summary.json").is_file()

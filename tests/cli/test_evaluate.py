@@ -1,9 +1,11 @@
-"""`cifnet evaluate`: what it says of labelled photos, and the files it writes."""
+"""`cifnet evaluate`: what it says of labelled photos, the files it writes, and a model fitted to a new place."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +13,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli.evaluate import NewPhotos, answers, figures
+from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.photos.photo import read_square
 from tests.command_line import make_photos, rows
 from tests.models import empty
@@ -98,9 +102,7 @@ def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytes
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos), "--output", str(photos / "eel")]) == 2
 
 
-def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_path, capsys):
     learned = make_photos(tmp_path / "learned", CLASSES, 6)
     empty("ridge").extend(learned).model.save(tmp_path / "m")
     photos = make_photos(tmp_path / "photos", CLASSES, 12)
@@ -124,3 +126,80 @@ def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(
     told = [(Path(row["file"]).name, row["seen"]) for row in rows(tmp_path / "out" / "photos.csv") if row["seen"]]
     copies = [(f"renamed {i}.png", "copy") for i in (8, 9)]
     assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
+
+
+# ---------------------------------------------------------------------- photos of a new place
+
+
+@pytest.fixture(scope="module")
+def another_light(tmp_path_factory):
+    """A calibrated model of three classes, and photos of them in a dimmer light, one of which was learned."""
+    root = tmp_path_factory.mktemp("made")
+    make_photos(root / "photos" / "train", CLASSES, 25)
+    make_photos(root / "photos" / "val", CLASSES, 5)
+    fast = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--energy.enabled", "false"]
+    assert main(["fit", "--data.root", str(root / "photos"), *fast, "--logs", str(root / "logs")]) == 0
+    assert main(["export", "--model", str(root / "logs" / "default"), "--output", str(root / "m")]) == 0
+    draw = np.random.default_rng(0)
+    for path in sorted(make_photos(root / "new", CLASSES, 40).rglob("*.png")):
+        pixels = 0.6 * np.asarray(Image.open(path)).astype(float) + draw.normal(0, 25, (12, 10, 3))
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+    shutil.copy(root / "photos" / "train" / "ant" / "3.png", root / "new" / "ant" / "learned.png")
+    shutil.copy(root / "new" / "ant" / "3.png", root / "new" / "ant" / "copy.png")
+    make_photos(root / "new", ["eel"], 2)
+    return root
+
+
+def recalibrate(root, *options):
+    return main(["evaluate", "--model", str(root / "m"), "--images", str(root / "new"), "--recalibrate", *options])
+
+
+def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
+    assert recalibrate(another_light, "--output", str(tmp_path / "m2")) == 0
+    said = capsys.readouterr().out
+    assert "2 photos of classes that" in said
+    assert "1 photo that the model has learned is left out\n" in said
+    assert "on 120 photos of the new place, before and after:" in said
+    old, new = (cifnet_pl.load(path, device="cpu") for path in (another_light / "m", tmp_path / "m2"))
+    assert (new.history[-1].what, new.history[-1].parents) == ("recalibrate", [old.identity])
+    assert len(new.calibration.y) == 120
+    assert float(new.head.temperature) > float(old.head.temperature)
+    photos = NewPhotos.of(old, ClassPhotos.find(another_light / "new", "--images").of(set(CLASSES)), [])
+    asked = answers(old, photos.z, photos.y)
+    predictions = list(
+        old.classify([another_light / "new" / "ant" / f"{i}.png" for i in range(40)], unknown=0.05, coverage=0.95)
+    )
+    confidences = {round(p.probabilities[0], 9) for p in predictions}
+    assert confidences <= {round(value, 9) for value in asked[:, 0].tolist()}
+    table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in said.splitlines() if line.startswith("│")]
+    assert [row[0] for row in table if row] == figures(asked)
+    *_, covered, _, unknown = [float(row[1]) for row in table if row]
+    assert covered >= 90
+    assert unknown <= 10
+    assert recalibrate(another_light, "--output", str(tmp_path / "m2")) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_figures():
+    nan = float("nan")
+    asked = torch.tensor([[0.99, 1, 1, 1, 0], [0.97, 0, 0, 1, 1], [0.5, 1, 1, 2, 0], [0.4, 0, 1, 3, 0]]).double()
+    assert figures(asked)[0] == "50.0"
+    assert figures(asked)[2:] == ["1", "75.0", "1.8", "25.0"]
+    asked[:, 2:] = nan
+    assert figures(asked)[3:] == ["–", "–", "–"]
+
+
+def test_what_does_not_fit(another_light, tmp_path, capsys):
+    few = shutil.copytree(another_light / "new" / "ant", tmp_path / "few" / "ant")
+    for path in list(few.iterdir())[10:]:
+        path.unlink()
+    for words, reason in (
+        ([], "give it a place with --output"),
+        (["--output", str(tmp_path / "o"), "--images", str(few.parent)], "is given twice"),
+    ):
+        assert recalibrate(another_light, *words) == 2
+        assert reason in capsys.readouterr().err
+    given = ["--images", str(few.parent), "--output", str(tmp_path / "o"), "--recalibrate"]
+    assert main(["evaluate", "--model", str(another_light / "m"), *given]) == 2
+    assert "give at least 20" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

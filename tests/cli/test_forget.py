@@ -135,15 +135,6 @@ def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "b").exists()
 
 
-def test_a_head_that_cannot_subtract_says_so(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    photos = made / "photos" / "train" / "bee"
-    assert forget(made / "buffered" / "default", tmp_path / "b", "--images", str(photos)) == 1
-    said = capsys.readouterr().err
-    assert "CIFNetHead cannot subtract" in said
-    assert "leave out --images" in said
-    assert not (tmp_path / "b").exists()
-
-
 def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert forget(made / "four" / "default", tmp_path / "b", name="beee") == 2
     assert "did you mean bee?" in capsys.readouterr().err

@@ -63,9 +63,7 @@ def difference(model: Classifier, other: Classifier) -> float:
 
 
 @pytest.mark.parametrize("head", ADDITIVE, ids=lambda options: options[1])
-def test_equals_one_run_over_all_photos(
-    head: list[str], made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_equals_one_run_over_all_photos(head, made, tmp_path, capsys):
     """Other tasks, another order of classes, and a class that only one site has."""
     fit(made / "a", tmp_path / "a", *head, "--data.class_order", "[2, 0, 1]", "--data.classes_per_task", "1")
     fit(made / "b", tmp_path / "b", *head, "--data.classes_per_task", "2")
@@ -100,13 +98,6 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     assert torch.equal(merged.buffer.key, pooled.buffer.key)
     assert torch.equal(merged.buffer.z, pooled.buffer.z)
     assert torch.equal(merged.buffer.y, pooled.buffer.y)
-
-
-def test_what_can_be_expected_of_a_merged_model_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for seed in range(2):
-        site(100, samples(NAMES, 6, seed), calibrated=True).save(tmp_path / f"{seed}")
-    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "merged") == 0
-    assert f"of the {12 * len(NAMES)} stored photos, on average over classes" in capsys.readouterr().out
 
 
 def test_what_was_merged_goes_on_learning(tmp_path: Path):
@@ -178,9 +169,7 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "no model at" in capsys.readouterr().err
 
 
-def test_a_class_that_comes_back_after_its_removal_is_mentioned(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_class_that_comes_back_after_its_removal_is_mentioned(made, tmp_path, capsys):
     """What the others learned from its photos when it was there still counts against it."""
     for site in ("a", "b"):
         fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")

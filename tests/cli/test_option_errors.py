@@ -26,21 +26,15 @@ REFUSED = [
     (["--model.backbone", "timm:resnet1"], USAGE, ["'resnet1'", "resnet10t"]),
     (["--data.source", "digit"], USAGE, ["data source 'digit'", "digits"]),
     ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["--model.buffer.strategy is 'randm'", "one of 'random'"]),
-    (["--model.head", "RidgeHead", "--model.head.transform", "sqrt"], USAGE, ["head.transform is 'sqrt'", "'sqrt_l2'"]),
     (["--energy.enabled", "true", "--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
     # data
     (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
     (["--data.source", "folder", "--data.root", "nowhere/photos"], RUN, ["nowhere/photos", "--data.root"]),
     (["--data.classes_per_task", "11"], USAGE, ["11", "10"]),
-    (["--data.class_order", "[1,1,2]"], USAGE, ["class_order", "twice"]),
     (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
-    (["--data.num_workers", "-1"], USAGE, ["num_workers is -1", "at least 0"]),
-    (["--data.val_fraction", "1"], USAGE, ["val_fraction", "between 0 and 1"]),
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
     (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "a finite number or gcv"]),
-    (["--model.head.epsilon", "0.6"], USAGE, ["epsilon", "0.6", "0.5"]),
-    (["--model.head.dtype", "float16"], USAGE, ["dtype", "'float16'", "float64"]),
     ([*BUFFER, "--model.buffer.capacity", "9"], USAGE, ["9", "10 classes", "capacity"]),
     (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
     (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
@@ -53,10 +47,8 @@ REFUSED = [
     (["--trainer.max_epochs", "3"], USAGE, ["--trainer.max_epochs", "--data.max_tasks"]),
     # options
     (["--data.clases_per_task", "3"], USAGE, ["--data.clases_per_task", "did you mean --data.classes_per_task?"]),
-    (["--model.head.rige", "1"], USAGE, ["--model.head.rige", "--model.head.ridge"]),
     (["--model.head", "KNNHead", "--model.head.ridge", "1"], USAGE, ["unknown option --model.head.ridge"]),
     ([*BUFFER, "--model.buffer.capacitty", "9"], USAGE, ["--model.buffer.capacitty", "--model.buffer.capacity"]),
-    (["--experimnt", "x"], USAGE, ["--experimnt", "--experiment"]),
     (["--config", "quickstrat"], USAGE, ["'quickstrat'", "quickstart"]),
     (["--model.engine"], USAGE, ["--model.engine needs a value"]),
     (["--config", "nowhere.yaml"], USAGE, ["nowhere.yaml", "does not exist"]),
@@ -231,14 +223,6 @@ def test_class_folders_with_control_characters(name, tmp_path, capsys):
     assert shown.count("\n") == 1
     assert "\x1b" not in shown
     assert "has control characters: rename it" in shown
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_folder_of_the_run_that_cannot_be_written(tmp_path, capsys):
-    folder = learned(tmp_path, "--data.max_tasks", "1")
-    folder.chmod(0o500)
-    assert fit(tmp_path, "--ckpt_path", "last") == RUN
-    assert "cannot write" in capsys.readouterr().err
 
 
 def test_interrupted_command(monkeypatch, capsys):

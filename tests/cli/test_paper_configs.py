@@ -7,9 +7,7 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep import Point, choose, read_points
-from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.study import group_runs
+from cifnet_pl.cli.sweep import Point, read_points
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 SWEEPS = PAPER.parent / "sweeps"
@@ -73,22 +71,6 @@ def test_every_trained_method_is_in(name: str) -> None:
             assert data["image_size"] == {"imagenet100": None, "core50": 128}[data["source"]]
 
 
-@pytest.mark.parametrize(
-    "name", ["accuracy", "curves", "efficiency_cifar100", "efficiency_imagenet100", "bubble_green"]
-)
-def test_a_pretrained_backbone_is_for_the_frozen_methods(name: str) -> None:
-    """The commands on top of these files; the paper trains the other methods from random weights."""
-    given = [("model.backbone", "file:resnet.pth"), ("model.architecture", "resnet32_cifar")]
-    methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
-    for point in read_points(PAPER / f"{name}.yaml", given):
-        arguments = point.config["model"]["init_args"]
-        if point.labels["head"] in methods:
-            assert arguments["backbone"].startswith("random:resnet")
-            assert "architecture" not in arguments
-        else:
-            assert (arguments["backbone"], arguments["architecture"]) == ("file:resnet.pth", "resnet32_cifar")
-
-
 def test_trained_methods_are_compared_at_equal_epochs() -> None:
     """The sweep of docs/results.md: all methods with the same regime, and heads on the same classes beside them."""
     points = read_points(SWEEPS / "trained.yaml", [("data.root", "x")])
@@ -130,20 +112,6 @@ def test_configurations_are_valid(point: Point, tmp_path: Path, capsys: pytest.C
     assert (shown["buffer"] is None) == (wanted["buffer"] is None)
 
 
-def test_a_trained_method_is_one_row_of_the_report_whatever_its_settings(tmp_path: Path) -> None:
-    """DER by its published preset, in less time and on digits, beside CIFNet."""
-    overrides = [*TINY, ("data.classes_per_task", "2"), ("data.max_tasks", "2"), ("model.epochs", "1")]
-    overrides = [pair for pair in overrides if pair[0] != "model.backbone"]
-    points = choose(read_points(PAPER / "efficiency_cifar100.yaml", overrides, [1]), ["der"], [])
-    assert len(points) == 1
-    config = {**points[0].config, "experiment": points[0].name, "logs": str(tmp_path)}
-    (tmp_path / "point.yaml").write_text(yaml.safe_dump(config))
-    assert main(["fit", "--config", str(tmp_path / "point.yaml")]) == 0
-    (group,) = group_runs(read_runs([tmp_path])[0])[0]
-    assert group.label == "DER"
-    assert group.outcomes[0].values["backbone_params"] == 2 * 463_504  # a ResNet-32 for each task
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A part of the ablation and the effect of calibration, on digits."""
@@ -156,14 +124,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (logs / "point.yaml").write_text(yaml.safe_dump(config))
             assert main(["fit", "--config", str(logs / "point.yaml")]) == 0
     return logs
-
-
-def test_real_runs_are_grouped_and_named(runs: Path) -> None:
-    groups, _ = group_runs(read_runs([runs])[0])
-    assert {group.label for group in groups} == {"CIFNet", "CIFNet, no buffer", "CIFNet, no oversampling"}
-    reference = next(group for group in groups if group.is_reference)
-    assert sum(reference.components.values()) == reference.outcomes[0].values["state_elements"]
-    assert reference.setting.dataset == "digits"
 
 
 def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:

@@ -93,13 +93,6 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=tolerance, atol=tolerance)
 
 
-def test_the_same_bits_in_whatever_order_they_come(shards: list[Path], tmp_path: Path):
-    one = merged(tmp_path / "a", *shards)
-    other = merged(tmp_path / "b", *reversed(shards))
-    assert tensors_equal(one.tensors(), other.tensors())
-    assert tensors_equal(one.tensors(), merged(tmp_path / "c", shards[0].parent).tensors())
-
-
 def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     left, right = tmp_path / "left.sums", tmp_path / "right.sums"
     assert main(["merge", *map(str, shards[:2]), "--output", str(left)]) == 0
@@ -143,11 +136,6 @@ def test_copies_and_photos_in_two_classes_are_left_out(tmp_path: Path, capsys: p
         assert main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given]) == 0
     assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
     assert merged(tmp_path / "m", tmp_path / "s").counts == {"ant": 6, "bee": 5}
-
-
-def test_the_same_shard_twice_is_refused(shards: list[Path]):
-    with pytest.raises(UsageError, match=r"both have samples \d+ to \d+ of \d+, which would count twice"):
-        reduce_sums([*shards, shards[2]])
 
 
 def test_overlapping_shards_are_refused(vectors: Path, shards: list[Path], tmp_path: Path):
@@ -205,9 +193,7 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, 
         (["--shard", "1/2", "--data.sorce", "x"], "unknown option"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
-    words: list[str], sentence: str, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_does_not_fit_is_one_sentence(words, sentence, vectors, tmp_path, capsys):
     unsupported = "CIFNetHead" in words
     assert main(["sums", "--output", str(tmp_path), *words, *options(vectors)]) == (1 if unsupported else 2)
     error = capsys.readouterr().err
@@ -219,12 +205,6 @@ def test_a_model_is_not_merged_with_sums(shards: list[Path], tmp_path: Path, cap
     merged(tmp_path / "m", *shards)
     assert main(["merge", str(shards[0]), str(tmp_path / "m"), "--output", str(tmp_path / "o")]) == 2
     assert "is no file of sums" in capsys.readouterr().err
-
-
-def test_sums_of_other_heads_are_refused(vectors: Path, shards: list[Path], tmp_path: Path):
-    make(tmp_path, [Shard(5, SHARDS)], options(vectors, "--model.head", "NCMHead"))
-    with pytest.raises(UsageError, match="their heads differ"):
-        reduce_sums([*shards[:4], tmp_path / shards[4].name])
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "parts", "model", "nothing"])

@@ -15,8 +15,8 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import read_bundle
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import exclusive, new_folder, write_text
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.files import exclusive, new_folder
 from tests.command_line import make_photos
 from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
@@ -178,14 +178,6 @@ def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str
             assert "File too large; nothing was changed" in errors
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "fresh").exists()
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(CifnetError, match="cannot write"), exclusive(tmp_path / "file" / "out"):
-        pass
-    with pytest.raises(CifnetError, match="cannot write"):
-        write_text(tmp_path / "file" / "out", "x")
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):

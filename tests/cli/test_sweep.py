@@ -173,19 +173,6 @@ def run(tmp_path, monkeypatch, capsys):
     return sweep
 
 
-@pytest.mark.parametrize(("images", "noted"), [(1000, 1), (9000, 0)])
-def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run, images, noted):
-    def learned(job: Job) -> int:
-        job.write()
-        about = {"learned_images": images}
-        write_run(job.folder / "version_0", head_options={"ridge": 0.01}, about=about)
-        return 0
-
-    monkeypatch.setattr(sweeping, "run_process", learned)
-    write(tmp_path, seeds=[1, 2])
-    assert run().count("note: 1,000 images were learned, about as many as an embedding has numbers") == noted
-
-
 def test_failures_do_not_stop_the_others(tmp_path, run):
     write(tmp_path, axes={"head": AXES["head"][::-1]}, seeds=[1, 2])
     said = run("--output", str(tmp_path / "r"), code=1)
@@ -292,14 +279,6 @@ def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
     assert not (tmp_path / "logs").exists()
     run("--only", "a", "200", "--seeds", "1")
     assert run("--dry_run").count("complete already, A_K 59.6 %") == 1
-
-
-def test_settings_that_a_sweep_keeps_are_said(tmp_path, run):
-    options = [{"label": "a"}, {"label": "own", "keep": ["model.backbone"], "model.backbone": "random:resnet18"}]
-    write(tmp_path, axes={"head": options}, seeds=[1, 2])
-    words = ["--dry_run", "--model.backbone", "file:x.pth"]
-    assert "--model.backbone is for 2 of 4 points, not for: own" in run(*words).splitlines()
-    assert "--model.backbone fits no point" in run(*words, "--only", "own", code=2)
 
 
 def test_labels_and_seeds_choose_the_points(tmp_path, run):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.utilities.errors import DataError, UnsupportedError
+from cifnet_pl.utilities.errors import UnsupportedError
 from tests.cli.test_extend import assert_same_scores, queries
 from tests.command_line import make_photos
 from tests.models import learned, samples
@@ -52,23 +52,6 @@ def test_removal_leaves_the_others_alone(head: str):
     if model.buffer is not None:
         assert set(model.buffer.y.tolist()) <= set(model.head.classes)
         assert len(model.buffer.y) == 10  # two of each class
-
-
-def test_forget_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    model = learned("ridge")
-    images = make_photos(tmp_path, ["gnu", "hen"], 5)
-    both = model.extend(images).model
-    without = both.forget(["gnu", "hen"], images)
-    assert without.exact
-    assert without.photos == {"gnu": 5, "hen": 5}
-    z = torch.randn(5, model.head.in_features, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(without.model.head(z), model.head(z), rtol=0, atol=1e-8)
-    removed = both.forget("gnu")
-    assert (removed.exact, removed.earlier_removals) == (False, False)
-    assert "gnu" in both.class_names
-    with pytest.raises(DataError, match="0 of them"):
-        both.forget("gnu", images / "hen")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_head_that_keeps_no_sums_refuses_photos(tmp_path: Path):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.cli.test_extend import assert_same_scores, queries
-from tests.command_line import make_photos
 from tests.models import learned, tensors_equal
 
 
@@ -37,14 +34,3 @@ def test_heads_and_numbers_of_models_are_checked():
         merge([learned("ridge", [["ant"]]), learned("ncm", [["bee"]])], ["a", "b"])
     with pytest.raises(UnsupportedError, match="cannot merge"):
         merge([learned("logistic", [["ant"]]), learned("logistic", [["bee"]])])
-
-
-def test_what_both_have_from_a_common_model_counts_once(tmp_path: Path):
-    model = learned("ridge", []).extend(make_photos(tmp_path / "base", ["ant", "bee"], 5)).model
-    one = model.extend(make_photos(tmp_path / "one", ["cat"], 5)).model
-    two = model.extend(make_photos(tmp_path / "two", ["dog"], 5)).model
-    with pytest.raises(UsageError, match="10 photos were learned by both"):
-        merge([one, two])
-    result = merge([one, two], base=model)
-    assert result.photos == 20
-    assert_same_scores(result.model, one.extend(tmp_path / "two").model, queries(), 1e-8)

@@ -95,23 +95,6 @@ def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.Capture
     assert "--" in errors or given
 
 
-def test_info(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
-    capsys.readouterr()
-    model = cifnet_pl.load(run)
-    for path in (run, tmp_path / "b"):
-        assert main(["info", "--model", str(path)]) == 0
-        output = capsys.readouterr().out
-        assert f"0 ({model.counts['0']}), 1 ({model.counts['1']})" in output
-        assert f"{model.history[-1].accuracy:.1f}" in output
-        assert "10 classes, learned from 1,438 photos" in output
-        assert "head CIFNetHead" in output
-        assert "backbone pixels:8" in output
-        assert "MB" in output
-        assert "energy so far not measured" in output
-        assert ("written by cifnet_pl" in output) == (path != run)
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CIFNetHead with a buffer."""

@@ -48,9 +48,7 @@ def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
     return tmp_path, right
 
 
-def test_differences_are_of_the_same_seeds_and_images(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     folder, right = runs
     output = tmp_path / "out"
     arguments = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
@@ -107,13 +105,7 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
         (["CIFNet", "Nearest"], "unknown method for --compare"),
     ],
 )
-def test_what_cannot_be_compared_is_said(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
-    names: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_compared_is_said(runs, names, said, capsys, tmp_path):
     assert main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]) == 2
     assert said in capsys.readouterr().err
 
@@ -135,9 +127,7 @@ def table_of(output: Path) -> dict[str, dict[str, str]]:
     return {row["quantity"]: row for row in rows_of(path)}
 
 
-def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
-) -> None:
+def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
     """Seeds are drawn, and images, the same ones for all seeds."""
     folder, right = runs
     (pair,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
@@ -154,9 +144,7 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(
     assert line.interval == pytest.approx((low, high), abs=0.04 * (high - low))
 
 
-def test_networks_are_compared_on_the_same_images(
-    runs: tuple[Path, dict[tuple[str, int], np.ndarray]], tmp_path: Path
-) -> None:
+def test_networks_are_compared_on_the_same_images(runs, tmp_path):
     folder, right = runs
     other = write_run(tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0)
     answers = right["RidgeHead", 1].copy()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 
 import matplotlib
@@ -26,7 +23,7 @@ from cifnet_pl.report.figures import (
     trajectories,
     value_curves,
 )
-from cifnet_pl.report.page import COST_HEADERS, Table, to_csv_table
+from cifnet_pl.report.page import COST_HEADERS
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Outcome, Study
@@ -45,22 +42,6 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
     assert sorted(text.get_text()[:4] for text in axes.texts) == ["64.2", "70.0", "80.0"]
     assert axes.get_xlim()[1] > 81.5
-
-
-def test_labels_say_how_many_seeds_where_numbers_differ() -> None:
-    setting = Setting("photos", 2, 20, "file:x", 128, "p", 0.0, "10")
-
-    def legend(*seeds: int) -> list[str]:
-        groups = [
-            Group(setting, f"M{i}", "measured", [Outcome(s, (90.0, 80.0), {}, key=str(s)) for s in range(n)])
-            for i, n in enumerate(seeds)
-        ]
-        with matplotlib.rc_context(SETTINGS):
-            (picture, *_) = trajectories(Study(groups))
-        return [text.get_text() for text in picture.figure.legends[0].get_texts()]
-
-    assert legend(2, 3) == ["M0 (n = 2)", "M1 (n = 3)"]
-    assert legend(3, 3) == ["M0", "M1"]
 
 
 def test_deviations_end_at_0_and_100_percent() -> None:
@@ -108,26 +89,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(runs: Path) -> Study:
     return read_study([runs])
-
-
-def rows_of(table: Table) -> dict[str, dict[str, str]]:
-    return {row["method"]: row for row in csv.DictReader(io.StringIO(to_csv_table(table.without_empty())))
-            if row["numbers"] == "measured"}  # fmt: skip
-
-
-def measured(runs: Path, pattern: str, key: str) -> list[float]:
-    return [json.loads(path.read_text())[key] for path in sorted(runs.glob(f"{pattern}/version_0/summary.json"))]
-
-
-def test_an_energy_is_relative_to_a_method_under_the_same_conditions_only(runs: Path, study: Study) -> None:
-    """The cached runs need a thousandth of the ridge's energy, and are not the best."""
-    (setting,) = study.settings
-    table = efficiency_table(study, setting)
-    energy = [column.header for column in table.columns].index("energy (kWh)")
-    assert {table.rows[i][0] for i, j in table.best if j == energy} <= {"Exact ridge"}
-    rows = rows_of(efficiency_table(read_study([runs], reference="Exact ridge"), setting))
-    gpu = next(row for name, row in rows.items() if "H100" in name)
-    assert gpu["energy ÷ Exact ridge"] == ""  # it ran on the other machine alone
 
 
 def test_a_missing_seed_is_named_and_lifts_nobody(study: Study) -> None:
@@ -253,15 +214,6 @@ def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(tm
         "trajectory_cifar_100_10_cls_task_file_resnet32_pth_resnet18": {"CIFNet", "Exact ridge"},
         "trajectory_cifar_100_10_cls_task_random_resnet32_cifar": {"NCM"},
     }
-
-
-def test_a_bubble_figure_has_all_networks_of_its_data_by_name(tmp_path: Path) -> None:
-    study = trained_beside_frozen(tmp_path)
-    (setting,) = study.data_names
-    (picture,) = time_bubbles(study, setting)
-    shown = [text.get_text().replace("\n", " ") for axes in picture.figure.axes for text in axes.texts]
-    assert len(shown) == 3
-    assert [name for name in shown if name.startswith("NCM, random:resnet32_cifar")]
 
 
 def test_an_energy_is_divided_by_the_reference_on_its_own_network(tmp_path: Path) -> None:

@@ -113,14 +113,6 @@ def test_html_is_escaped() -> None:
     assert '<td class="num"><b>61.33 ± 0.67</b></td>' in text
 
 
-def test_powers_of_ten() -> None:
-    table = Table("a", "a", [Column("run"), Column("kWh", None)], [["x1e-05 <b>", Stat(1.234e-5, 2e-6, 3)]])
-    assert "(1.23 ± 0.20)·10⁻⁵" in to_html(table)
-    assert "x1e-05 &lt;b&gt;" in to_html(table)
-    assert r"(1.23 $\pm$ 0.20)$\cdot$10\textsuperscript{-}\textsuperscript{5}" in to_latex(table)
-    assert cell_text(Stat(10_429_606.0, 6_403_153.0, 3), Column("a", None)) == "(1.04 ± 0.64)·10⁷"
-
-
 HOSTILE = "<script>alert('1')</script> & \"x\""
 
 

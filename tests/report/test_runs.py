@@ -47,16 +47,7 @@ def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None
         find_folders([tmp_path / "none"])
 
 
-def test_a_run_under_way_is_not_whole(tmp_path: Path) -> None:
-    (tmp_path / "version_0" / "checkpoints").mkdir(parents=True)
-    runs, left_out = read_runs([tmp_path])
-    assert runs == []
-    assert len(left_out) == 1
-
-
-def test_a_file_among_the_folders_is_passed_over_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_among_the_folders_is_passed_over_with_a_note(tmp_path, capsys):
     """As of ``report lightning_logs/*``, where the runs lie beside a README."""
     write_run(tmp_path / "logs" / "e" / "version_0", tasks=2)
     readme = tmp_path / "logs" / "README.md"
@@ -138,9 +129,7 @@ KEPT: list[tuple[Change, str]] = [
 """Runs that are shown but for what is damaged."""
 
 
-def test_damaged_runs_are_named_and_the_others_shown(
-    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_runs_are_named_and_the_others_shown(real, tmp_path, capsys):
     shutil.copytree(real, tmp_path / "runs" / "whole" / "version_0")
     for i, (change, _) in enumerate([*DAMAGED, *KEPT]):
         run = tmp_path / "runs" / f"damaged{i}" / "version_0"
@@ -218,16 +207,3 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
     assert any("_underscore" in text for text in shown)
     for picture in pictures:
         assert_labels_are_readable(picture)
-
-
-def test_a_run_without_a_seed(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "e" / "version_0", tasks=2)
-    path = run / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    path.write_text(
-        yaml.safe_dump({**config, "seed_everything": False, "data": {**config["data"], "class_order": None}})
-    )
-    changed(seed=None)(run)
-    assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 0
-    (row,) = csv.DictReader((tmp_path / "out" / "tables" / "runs.csv").open(newline=""))
-    assert (row.get("seed", ""), row["method"]) == ("", "CIFNet")

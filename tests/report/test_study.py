@@ -13,7 +13,7 @@ import yaml
 
 from cifnet_pl.heads import HEADS
 from cifnet_pl.report.runs import read_runs
-from cifnet_pl.report.settings import METHODS, configuration, words
+from cifnet_pl.report.settings import METHODS
 from cifnet_pl.report.study import Group, Study, group_runs
 from cifnet_pl.report.tables import settings_table
 from tests.report.synthetic import write_run
@@ -176,19 +176,9 @@ def test_a_folder_whose_name_is_no_text_is_shown_by_codes(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("per_task", "initial", "name"), [(10, None, "10"), (10, 50, "50 + 10"), ([4, 3, 3], None, "4, 3, 3")]
 )
-def test_a_protocol_says_the_classes_of_each_task(
-    per_task: int | list[int], initial: int | None, name: str, tmp_path: Path
-) -> None:
+def test_a_protocol_says_the_classes_of_each_task(per_task, initial, name, tmp_path):
     (group,) = groups_of(tmp_path, {"data": {"classes_per_task": per_task, "initial_classes": initial}})
     assert group.setting.protocol == name
-
-
-def test_seeds_are_no_part_of_a_configuration(tmp_path: Path) -> None:
-    write_run(tmp_path / "e" / "version_0", tasks=2)
-    config = configuration(read_runs([tmp_path])[0][0])
-    assert not [key for key in config if key.endswith("seed") and key != "data.split_seed"]
-    assert config["head.ridge"] == 0.01
-    assert config["buffer.capacity"] == 2000
 
 
 def test_settings_whose_names_differ_in_other_characters_have_files_of_their_own() -> None:
@@ -267,17 +257,3 @@ def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> 
 def test_every_head_has_a_name_of_its_own():
     names = [METHODS[head] for head in HEADS]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "name"),
-    [
-        ("head.ridge", 0.01, "λ 0.01"),
-        ("buffer.capacity", 500, "buffer 500"),
-        ("head.update_past", False, "locked old neurons"),
-        ("head.unheard_of", None, "unheard of none"),
-        ("buffer.strategy", "herding", "herding buffer"),
-    ],
-)
-def test_settings_and_values(key: str, value: object, name: str):
-    assert words(key, value) == name

@@ -116,9 +116,7 @@ def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Pa
 @pytest.mark.parametrize(
     ("head", "networks", "parameters", "kept"), [("ICaRLModule", 1, 11_500_000, 0.5), ("DERModule", 3, 34_000_000, 23)]
 )
-def test_a_trained_network_is_counted_without_one_backbone(
-    head: str, networks: int, parameters: int, kept: float, tmp_path: Path
-) -> None:
+def test_a_trained_network_is_counted_without_one_backbone(head, networks, parameters, kept, tmp_path):
     """Parameters at four bytes, exemplars at one; one network stands apart, as for frozen ones, and branches count."""
     run = write_run(tmp_path / "trained" / "version_0", tasks=2)
     path = run / "summary.json"

@@ -17,7 +17,6 @@ from cifnet_pl.photos.copies import (
     grouping,
     held_back_groups,
     held_back_together,
-    listed,
     number_of_name,
 )
 from cifnet_pl.photos.files import (
@@ -34,7 +33,7 @@ from cifnet_pl.photos.files import (
     within,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import has_controls, is_or_are, number_of, printable
+from cifnet_pl.utilities.text import has_controls, is_or_are, listed, number_of, printable
 
 PART_NAMES = frozenset({*TRAIN, *TEST, "testing", "dev"})
 """Folder names that mean a part of a data set, not a class."""

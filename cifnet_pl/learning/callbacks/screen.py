@@ -16,10 +16,9 @@ from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, Ta
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule, callback_of, run_folder
 from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
-from cifnet_pl.photos.copies import NAMED
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import about_spellings, next_command, number_of, printable
+from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number_of, printable
 
 SHOWN = 8
 """Names in one sentence."""
