@@ -55,6 +55,13 @@ class Misshaped(MyHead):
         return super()._scores(z)[:, [0, *range(len(self.classes))]]
 
 
+class Narrow(MyNet):
+    """A network with fewer features than it says."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
 class Constant(MyNet):
     """A network that looks at nothing."""
 
@@ -225,6 +232,7 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
         ("import:my_parts.Nameless", "does not say its features"),
         ("import:my_parts.Plain", "gives a Plain, expected a torch.nn.Module"),
         ("import:my_parts.MyHead", "called without arguments, fails: TypeError"),
+        ("import:my_parts.Narrow", r"shape \(2, 192\).*expected \(2, 384\)"),
         ("import:my_parts.Broken", r"KeyError: 'layer' \(my_parts.py, line \d+\)"),
         ("import:my_parts.Absent", "has no attribute 'Absent'"),
         ("import:no_such_module.Net", "there is no module no_such_module; install it"),
