@@ -24,7 +24,6 @@ from benchmarks.measure import Row, jpegs
 from benchmarks.studies import few_photos, trained
 from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
-from tests.simulated_device import simulated_device
 
 TINY = fit_overhead.Setup(
     4, 3, 2, 8, 4, 0, 1, 2, "pixels", ("--model.backbone", "pixels:8", "--trainer.accelerator", "cpu")
@@ -83,22 +82,6 @@ def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
 def test_without_a_gpu_its_benchmark_says_so() -> None:
     (row,) = gpu.rows()
     assert (row.ours, row.rival) == ("skipped", "no CUDA GPU here")
-
-
-def test_on_a_gpu() -> None:
-    """Simulated, so that what runs where there is one has been run."""
-    with simulated_device():
-        rows = gpu.rows(fit_overhead.Setup(2, 3, 1, 32, 4, 0, 1, 1, "ResNet-18, bf16-mixed", (), max))
-    assert [row.name for row in rows] == [
-        f"(j) GPU: {name}, {head}"
-        for head in ("CIFNetHead", "RidgeHead")
-        for name in (
-            "(b) fit / bare loop at 32 px",
-            "(e) decoding and backbone / fit at 32 px",
-            "(e) decoding and backbone / fit at 32 px without the solve",
-        )
-    ]
-    assert all("ResNet-18, bf16-mixed on one a simulated GPU, 32 px" in row.settings for row in rows)
 
 
 def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,18 +264,3 @@ def test_too_few_samples_for_the_share(place, capsys):
     assert "with 6 calibration samples no photo can be called unknown at a share of 0.05; from 0.14 on" in (
         capsys.readouterr().out
     )
-
-
-NO_SHARES = [
-    (["--unknown", "0"], "unknown is 0, expected a share between 0 and 1"),
-    (["--unknown", "5"], "unknown is 5, expected a share between 0 and 1, such as 0.05 for 5 %"),
-    (["--coverage", "1"], "coverage is 1, expected a share between 0 and 1"),
-    (["--coverage", "nan"], "--coverage is 'nan', expected a finite number"),
-]
-
-
-@pytest.mark.parametrize(("options", "reason"), NO_SHARES)
-def test_shares_that_are_none(options, reason, place, capsys):
-    assert judge(place, *options) == 2
-    assert reason in capsys.readouterr().err
-    assert not list(place.glob("*.csv"))

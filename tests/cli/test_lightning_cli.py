@@ -202,13 +202,6 @@ class TestScreen:
         assert shown[-2] == f"run folder {folder}"
         assert shown[-1] == f"next: cifnet export --model {folder} --output MODEL"
 
-    def test_of_a_picked_up_run(self, tmp_path, capsys):
-        folder = learned(tmp_path, "--data.max_tasks", "2")
-        capsys.readouterr()
-        learned(tmp_path, "--data.max_tasks", "3", "--ckpt_path", "last")
-        first = capsys.readouterr().out.splitlines()[0]
-        assert first == f"6 classes in 3 tasks on cpu, going on after task 2; run folder {folder}"
-
 
 def test_every_task_keeps_its_checkpoint_on_request(tmp_path):
     folder = learned(tmp_path, "--data.max_tasks", "2", "--checkpoint.every_task", "true")

@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.model.bundle import CONFIG, FORMAT, Description, check_format, parse
+from cifnet_pl.model.bundle import CONFIG, FORMAT, check_format
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import environment
@@ -111,33 +110,6 @@ def test_missing_parts(tmp_path: Path):
     (tmp_path / "b" / CONFIG).unlink()
     with pytest.raises(CheckpointError, match="not a bundle"):
         read_bundle(tmp_path / "b")
-
-
-def described(**changes: Any) -> dict[str, Any]:
-    return {**learned("cifnet").describe(), **changes}
-
-
-def test_what_a_model_says_of_itself_can_be_read():
-    about = parse(Description, described(), "the file")
-    assert about.class_names == ["ant", "bee", "cat", "dog", "elk", "fox"]
-    assert about.task_sizes == [2, 1, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ([], "its description is not a table"),
-        ({}, "it has no "),
-        (described(task_sizes=[2, 1.0, 3]), r"task_sizes.1 is '1.0', expected"),
-        (described(task_sizes=[2, True, 3]), r"task_sizes.1 is 'True', expected"),
-        (described(images={"image_size": 0, "crop_ratio": 1.0, "held_back": None}), r"images.image_size is '0'"),
-        (described(precision=16), r"precision is '16', expected"),
-        (described(engines="torch"), "engines is 'torch'"),
-    ],
-)
-def test_other_types_are_refused(content: Any, sentence: str):
-    with pytest.raises(CheckpointError, match=sentence):
-        parse(Description, content, "the file")
 
 
 def test_formats_of_other_versions_are_refused():

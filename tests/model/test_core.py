@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
-from cifnet_pl.cli.info import lines
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads import ridge as ridge_notes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -135,31 +132,3 @@ def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Pa
     first, second = old.extend(dog).model, old.extend(elk).model
     assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
     assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4
-
-
-def test_the_command_line_says_so(base, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ridge_notes, "JUMP", 1.0)
-    run = str(base / "logs" / "default")
-    more = str(extra(tmp_path, "ant", 3))
-    assert main(["extend", "--model", run, "--images", more, "--more", "--output", str(tmp_path / "b")]) == 0
-    assert "cifnet: note: these photos change the model as much as if they were unlike" in capsys.readouterr().err
-    arguments = ["--images", str(tmp_path), "--output", str(tmp_path / "c")]
-    shutil.copytree(base / "photos", tmp_path / "old")
-    assert main(["forget", "--model", str(tmp_path / "b"), "--class", "ant", "--class", "bee", *arguments]) == 0
-    output = capsys.readouterr().out
-    assert "class 'ant' is forgotten exactly: its 9 photos" in output
-    assert "class 'bee' is forgotten exactly: its 6 photos" in output
-    assert "other photos in" in output
-    assert main(["info", "--model", str(tmp_path / "c")]) == 0
-    output = capsys.readouterr().out
-    assert "step 4, forget: ant, bee; from model " in output
-    assert cifnet_pl.load(tmp_path / "b").identity in output
-
-
-def test_info_tells_when_each_task_was_learned(base: Path, model: Classifier, capsys: pytest.CaptureFixture[str]):
-    """And of a model that lost a class without its photos, what it cannot promise."""
-    assert [event.class_names for event in model.history] == [["ant", "bee"], ["cat"]]
-    assert all(event.date is not None and event.date[:2] == "20" for event in model.history)
-    assert "go unnoticed" not in " ".join(lines(model, {}))
-    removed = model.forget("bee").model
-    assert "copies of those go unnoticed" in " ".join(lines(removed, {}))

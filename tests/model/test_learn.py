@@ -116,13 +116,6 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
     assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
-def test_what_is_learned_already_is_left_out(model: Classifier, tmp_path: Path):
-    with pytest.raises(UsageError, match="class '0' is already learned"):
-        model.extend(tmp_path / "a.npz")
-    with pytest.raises(DataError, match="is learned already: there is nothing to learn"):
-        model.extend(tmp_path / "a.npz", more=True)
-
-
 def test_what_does_not_fit(model: Classifier, tmp_path: Path):
     np.savez(tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8]))
     with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
