@@ -48,3 +48,10 @@ def test_topics(helps, capsys):
     assert own < lightning
     assert main(["fit", "--help", "trayner"]) == 2
     assert "did you mean trainer?" in capsys.readouterr().err
+
+
+def test_no_internal_class_and_no_mark_of_documentation_is_shown(helps):
+    shown = "".join(helps.values())
+    classes = ("TaskModule", "SumsHead", "lightning.LightningModule,", "StatisticsDDPStrategy")
+    for name in (*classes, ":mod:", ":class:", "``"):
+        assert name not in shown
