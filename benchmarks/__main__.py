@@ -54,9 +54,8 @@ def main(names: list[str]) -> int:
     console.print(table)
     for line in dict.fromkeys(about):
         console.print(line, highlight=False)
-    console.print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}", highlight=False
-    )
+    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}"
+    console.print(machine, highlight=False)
     return 0
 
 

@@ -13,6 +13,12 @@ import uvicorn
 from fastapi import FastAPI, UploadFile
 
 import cifnet_pl
+from cifnet_pl.model.classifier import Prediction
+
+
+def classes_of(one: Prediction) -> list[dict[str, Any]]:
+    """The most probable classes of a photo."""
+    return [{"name": name, "probability": p} for name, p in zip(one.classes, one.probabilities, strict=True)]
 
 
 def main(bundle: str) -> None:
@@ -22,15 +28,7 @@ def main(bundle: str) -> None:
     @app.post("/classify")
     def classify(files: list[UploadFile]) -> list[dict[str, Any]]:
         predictions = model.classify([file.file.read() for file in files])
-        return [
-            {
-                "classes": [
-                    {"name": name, "probability": share}
-                    for name, share in zip(one.classes, one.probabilities, strict=True)
-                ]
-            }
-            for one in predictions
-        ]
+        return [{"classes": classes_of(one)} for one in predictions]
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

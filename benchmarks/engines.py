@@ -90,9 +90,8 @@ def file_rows() -> Iterator[Row]:
             for _ in range(3):
                 ours.append(seconds(lambda files=files: list(model.classify(files))))  # type: ignore[misc]
                 decode.append(seconds(lambda files=files: list(squares(files, 224, 0.875))))  # type: ignore[misc]
-            rate = (
-                f"64 JPEGs at 224 px; images/s: {64 / np.median(ours):.0f}, decoding alone {64 / np.median(decode):.0f}"
-            )
+            rates = [f"{64 / np.median(times):.0f}" for times in (ours, decode)]
+            rate = "64 JPEGs at 224 px; images/s: {}, decoding alone {}".format(*rates)
             yield Row(f"(k) classify / decoding alone, photos of {name}", spread(ours), spread(decode),
                       ratio(ours, decode), "", rate)  # fmt: skip
 

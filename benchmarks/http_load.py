@@ -38,15 +38,10 @@ class Load:
         return float(np.percentile(self.times, percent))
 
 
-def form(files: Sequence[bytes]) -> bytes:
-    """The body of a multipart request."""
-    parts = [
-        f'Content-Disposition: form-data; name="files"; filename="{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
-        + content
-        for i, content in enumerate(files)
-    ]
-    start = f"--{BOUNDARY}\r\n".encode()
-    return b"".join(start + field + b"\r\n" for field in parts) + f"--{BOUNDARY}--\r\n".encode()
+def form(photo: bytes) -> bytes:
+    """The body of a multipart request with one photo."""
+    about = 'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
+    return f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
 def ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None = None) -> Load:
@@ -67,7 +62,7 @@ async def _ask(url: str, photos: Sequence[bytes], requests: int, clients: int, u
     head = (
         f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
     )
-    bodies = [form([photo]) for photo in photos]
+    bodies = [form(photo) for photo in photos]
     messages = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
     load, left = Load(), iter(range(requests))
 

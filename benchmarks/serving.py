@@ -51,9 +51,8 @@ def save_model(folder: Path, setup: Setup) -> None:
     model.begin_task(names, [count] * len(names))
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(setup.classes).repeat_interleave(count)
-    z = torch.randn(setup.classes, backbone.features, generator=draw)[y] + torch.randn(
-        len(y), backbone.features, generator=draw
-    )
+    centres = torch.randn(setup.classes, backbone.features, generator=draw)
+    z = centres[y] + torch.randn(len(y), backbone.features, generator=draw)
     model.observe(z, y, torch.arange(len(y)))
     model.finish_task()
     model.save(folder)

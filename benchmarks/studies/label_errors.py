@@ -60,11 +60,9 @@ def main() -> None:
             precision(get_label_quality_scores(labels, p, method=method), wrong)
             for method in ("self_confidence", "normalized_margin")
         ]
-        named = len(result.doubtful())
-        ours = precision(result.own, wrong)
-        print(
-            f"{seed:4}  {len(labels):6}  {wrong.sum():7}  {ours:6.1f}  {named:10}  {rivals[0]:26.1f}  {rivals[1]:19.1f}"
-        )
+        counts = f"{seed:4}  {len(labels):6}  {wrong.sum():7}"
+        ours = f"{precision(result.own, wrong):6.1f}  {len(result.doubtful()):10}"
+        print(f"{counts}  {ours}  {rivals[0]:26.1f}  {rivals[1]:19.1f}")
 
 
 if __name__ == "__main__":

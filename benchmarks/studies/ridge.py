@@ -80,9 +80,8 @@ def main() -> None:
     multiples(photos)
     if not options.widths:
         return
-    figure, axes = plt.subplots(
-        1, len(options.widths), figsize=(10, 4), sharey=True, squeeze=False, layout="constrained"
-    )
+    panels = len(options.widths)
+    figure, axes = plt.subplots(1, panels, figsize=(10, 4), sharey=True, squeeze=False, layout="constrained")
     of_width = {4096: -(-photos.classes // 10), 2048: 2}
     show_columns(["tasks", "head", "ridge", "Ā", "A_K", "lowest A_k", "dips of more than 2 points: task (points)"])
     for axis, width in zip(axes[0], options.widths, strict=True):

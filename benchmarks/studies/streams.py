@@ -78,9 +78,8 @@ def column(folder: Path, file: str, name: str) -> tuple[list[int], list[float]]:
 def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
     """Draw A_k and the prequential accuracy of one run; the end of the disjoint run as a line."""
     tasks, values = column(folder, "tasks.csv", "A_k")
-    axes.plot(
-        tasks, values, "o-" if len(tasks) < 25 else "-", color="black", label="$A_k$, test samples of classes seen"
-    )
+    style = "o-" if len(tasks) < 25 else "-"
+    axes.plot(tasks, values, style, color="black", label="$A_k$, test samples of classes seen")
     before, online = column(folder, "prequential.csv", "accuracy")
     if before:
         axes.plot(before, online, "s--", ms=4, color="tab:orange", label="prequential, samples of the task before it")

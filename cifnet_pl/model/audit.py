@@ -286,7 +286,7 @@ class LearningCurve(NamedTuple):
         return self.points[-1][1] - self.points[-2][1] if len(self.points) > 1 else None
 
 
-def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> LearningCurve:
+def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningCurve:
     """Measure leave-one-out accuracy with … a quarter, a half and all photos of each class, drawn at random.
 
     The last size is one that more than half of the classes have. The accuracy at every size is the mean over the same
@@ -297,12 +297,11 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int, seed: int = 
         z: (n, d) embeddings.
         labels: (n,) int64 in 0 … ``classes`` − 1.
         classes: number of classes.
-        seed: of the draw.
     """
     counts = np.bincount(labels, minlength=classes)
     several = counts[counts > 1]  # of a single photo nothing can be said
     largest = int(np.quantile(several if len(several) else counts, 0.5, method="lower"))
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = np.random.default_rng(0).permutation(len(labels))
     by_class = [order[labels[order] == label] for label in range(classes)]
     sizes = [largest >> halvings for halvings in range(11, 0, -1) if largest >> halvings >= FEWEST] + [largest]
     drawn = [np.sort(np.concatenate([rows[:size] for rows in by_class])) for size in sizes]

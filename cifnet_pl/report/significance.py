@@ -136,7 +136,7 @@ def mcnemar(both: pd.DataFrame) -> tuple[int, int, float]:
     return first, second, float(stats.binomtest(first, first + second).pvalue) if first + second else 1.0
 
 
-def bootstrap(answers: Sequence[pd.DataFrame], seed: int = 0) -> tuple[float, float]:
+def bootstrap(answers: Sequence[pd.DataFrame]) -> tuple[float, float]:
     """Return the 95 % percentile interval of the mean difference of accuracy a − b in percentage points.
 
     Seeds are drawn with replacement, and so are test images, the same ones for all seeds, as an image that is hard is
@@ -144,9 +144,8 @@ def bootstrap(answers: Sequence[pd.DataFrame], seed: int = 0) -> tuple[float, fl
 
     Args:
         answers: of both methods, for each common seed, as :func:`cifnet_pl.report.runs.paired` returns them.
-        seed: of the resampling.
     """
-    draw, n_seeds = np.random.default_rng(seed), len(answers)
+    draw, n_seeds = np.random.default_rng(0), len(answers)
     # A row for each image, a column for each seed, NaN where a seed has not been tested on the image.
     each = pd.concat([both["a"].astype(int) - both["b"].astype(int) for both in answers], axis=1).to_numpy(float)
     means = np.nanmean(each, axis=0)

@@ -81,20 +81,6 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "fragments"),
-    [
-        (["fot"], ["sub-command 'fot'", "fit"]),
-        (["fit", "photos"], ["'photos' is one word too many", "--data.root FOLDER"]),
-    ],
-    ids=["misspelled", "positional"],
-)
-def test_sub_commands(words, fragments, capsys):
-    assert main(words) == USAGE
-    shown = one_sentence(capsys)
-    assert all(fragment in shown for fragment in fragments)
-
-
-@pytest.mark.parametrize(
     ("text", "fragments"),
     [
         ("model: [unclosed", ["not YAML"]),
@@ -105,6 +91,8 @@ def test_sub_commands(words, fragments, capsys):
         ("data: {batch_size: many}", ["--data.batch_size", "'many'"]),
         ("trainer: {max_epochs: 3}", ["--trainer.max_epochs", "--data.max_tasks"]),
         ("photos: here", ["photos"]),
+        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: }", ["init_args of cifnet_pl.CIFNetModule is empty"]),
+        ("model: {init_args: {head: {class_path: RidgeHead, init_args: }}}", ["init_args of RidgeHead is empty"]),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -235,16 +223,6 @@ def test_interrupted_command(monkeypatch, capsys):
     monkeypatch.setattr("cifnet_pl.cli.lightning_cli.run", interrupt)
     assert main(["fit", "--data.root", "photos"]) == 130
     assert "--ckpt_path last" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", ["model", "head"])
-def test_empty_arguments_in_a_file_are_named(tmp_path, capsys, place):
-    head = "\n    head:\n      class_path: cifnet_pl.heads.RidgeHead\n      init_args:"
-    text = "model:\n  class_path: cifnet_pl.CIFNetModule\n  init_args:" + (head if place == "head" else "")
-    (tmp_path / "run.yaml").write_text(text + "\n")
-    assert main(["fit", "--config", str(tmp_path / "run.yaml")]) == 2
-    name = "cifnet_pl.heads.RidgeHead" if place == "head" else "cifnet_pl.CIFNetModule"
-    assert f"init_args of {name} is empty: leave the line out" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_a_whole_module_is_refused_in_words_and_leaves_no_folder(tmp_path, capsys):
