@@ -164,7 +164,7 @@ def test_missing_shards_are_named(shards: list[Path], tmp_path: Path, capsys: py
     first, last = parts_of(shards[0])[0], parts_of(shards[4])[0]
     said = capsys.readouterr().err
     assert (
-        f"samples 0 to {first.stop - 1} of {total}; samples {last.start} to {total - 1} of {total} are missing" in said
+        f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of {total} are missing" in said
     )
     assert not (tmp_path / "m").exists()
 
