@@ -59,9 +59,8 @@ def ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: E
 
 async def _ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None) -> Load:
     host, port = url.removeprefix("http://").split(":")
-    head = (
-        f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
-    )
+    about = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+    head = f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\n{about}\r\n"
     bodies = [form(photo) for photo in photos]
     messages = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
     load, left = Load(), iter(range(requests))

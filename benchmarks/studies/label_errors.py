@@ -22,6 +22,7 @@ from cifnet_pl.model.audit import audit
 
 SHARE = 0.05
 SEEDS = (0, 1, 2)
+RIVALS = ("self_confidence", "normalized_margin")
 
 
 def plant(labels: np.ndarray, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,10 +57,7 @@ def main() -> None:
         labels, wrong = plant(photos.y.numpy(), photos.classes, seed)
         result = audit(photos.z.numpy(), labels, names)
         p = leave_one_out(photos, labels)
-        rivals = [
-            precision(get_label_quality_scores(labels, p, method=method), wrong)
-            for method in ("self_confidence", "normalized_margin")
-        ]
+        rivals = [precision(get_label_quality_scores(labels, p, method=method), wrong) for method in RIVALS]
         counts = f"{seed:4}  {len(labels):6}  {wrong.sum():7}"
         ours = f"{precision(result.own, wrong):6.1f}  {len(result.doubtful()):10}"
         print(f"{counts}  {ours}  {rivals[0]:26.1f}  {rivals[1]:19.1f}")

@@ -137,11 +137,8 @@ def main() -> None:
     show_columns(["known", "unknown", *COLUMNS])
     for name, photos in sets.items():
         everything = list(range(photos.classes))
-        rows = {
-            other: compare(photos, everything, theirs.val_z[drawn(torch.arange(len(theirs.val_z)), 0)])
-            for other, theirs in sets.items()
-            if other != name
-        }
+        foreign = {other: theirs.val_z for other, theirs in sets.items() if other != name}
+        rows = {other: compare(photos, everything, z[drawn(torch.arange(len(z)), 0)]) for other, z in foreign.items()}
         rows["its other classes"] = near(photos)
         for unknown, scores in rows.items():
             show([name, unknown, *(f"{a:.1f} / {b:.1f}" for a, b in scores.tolist())])

@@ -24,9 +24,7 @@ COLUMNS = ("estimate − true", "ECE %", "sets of 95 % hold", "classes", "NLL")
 
 def largest(found: dict[float, Any]) -> float | None:
     """The cut of the largest harm, where there is any."""
-    if finest(found) is None:
-        return None
-    return max(found, key=lambda cut: found[cut].ratio)
+    return None if finest(found) is None else max(found, key=lambda cut: found[cut].ratio)
 
 
 finest = look_alikes._choose
