@@ -55,7 +55,7 @@ def test_engines_of_commands_are_those_of_runs():
     [
         (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
         (["forget", "--help"], 0, "--class CLASS"),
-        (["fot"], 2, "unknown sub-command 'fot': did you mean fit"),
+        (["fot"], 2, "unknown sub-command 'fot': did you mean "),
         (["fit", "photos"], 2, "'photos' is one word too many"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
