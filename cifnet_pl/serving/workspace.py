@@ -34,11 +34,13 @@ from cifnet_pl.utilities.text import number_of
 
 LOG = logging.getLogger("cifnet_pl.serving")
 JOURNAL = "journal.sqlite"
-FORMAT = 1
+FORMAT = 2
 PHOTO = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept photo: the SHA-256 of its content, and the extension of its format."""
 
-# What undo and redo move along is the line; a change after an undo continues the line from there.
+# What undo and redo move along is the line; a change after an undo continues the line from there. Of the photos in the
+# inbox those wait that were not taken away (gone), are not learned, and were not learned and forgotten by a version
+# later than the one that was served when they were brought last (since).
 TABLES = f"""
 BEGIN;
 CREATE TABLE model (about TEXT NOT NULL, place INTEGER REFERENCES line);
@@ -46,15 +48,10 @@ CREATE TABLE version (number INTEGER PRIMARY KEY, stored INTEGER NOT NULL DEFAUL
                       parent INTEGER REFERENCES version, counts TEXT NOT NULL, at TEXT NOT NULL);
 CREATE TABLE line (place INTEGER PRIMARY KEY, version INTEGER NOT NULL REFERENCES version);
 CREATE TABLE journal (number INTEGER PRIMARY KEY, at TEXT NOT NULL, what TEXT NOT NULL, serves INTEGER NOT NULL);
+CREATE TABLE inbox (number INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, sent TEXT NOT NULL,
+                    since INTEGER NOT NULL, gone INTEGER NOT NULL DEFAULT 0);
 PRAGMA user_version = {FORMAT};
 COMMIT;
-"""
-
-# Photos that wait to be decided: not those that were taken away (gone), that are learned, or that were learned and
-# forgotten by a version later than the one that was served when they were brought last (since).
-INBOX = """
-CREATE TABLE IF NOT EXISTS inbox (number INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, sent TEXT NOT NULL,
-                                  since INTEGER NOT NULL, gone INTEGER NOT NULL DEFAULT 0);
 """
 
 BRING = "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
@@ -174,7 +171,6 @@ class Workspace:
                 self._journal.executescript(TABLES)
             elif written != FORMAT:
                 raise CheckpointError(f"{path} has format {written}, expected {FORMAT}: choose another --workspace")
-            self._journal.executescript(INBOX)
             self._journal.execute("INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about])
             ((first,),) = self._rows("SELECT about FROM model")
             ((last,),) = self._rows("SELECT coalesce(max(number), 0) FROM version")

@@ -104,7 +104,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
     journal = sqlite3.connect(tmp_path / "w" / "journal.sqlite")
     journal.execute("PRAGMA user_version = 7")
     journal.close()
-    with pytest.raises(CheckpointError, match="format 7, expected 1"):
+    with pytest.raises(CheckpointError, match="format 7, expected 2"):
         Workspace(tmp_path / "w", model())
 
 
