@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 import cifnet_pl
-from benchmarks.studies.sums import SHARDS, kill_a_worker, one_by_one, with_ray, write_vectors
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
@@ -19,12 +22,34 @@ from tests.models import tensors_equal
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(900)]
+SHARDS = 64
+
+
+def with_ray(folder: Path, given: list[str]) -> list[str]:
+    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--workers", "2", *given]
+
+
+def kill_a_worker(folder: Path, killed: list[int]) -> None:
+    """Kill the first of Ray's workers that makes a shard, once ten are finished; ``killed`` gets its number."""
+    while len(list(folder.glob("*.sums"))) < 10:
+        time.sleep(0.05)
+    while not killed:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if not killed and "ray::_make" in " ".join(process.cmdline()):
+                    process.kill()
+                    killed.append(process.pid)
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options: 64,000 embeddings of 256 numbers in 50 classes."""
-    return write_vectors(tmp_path_factory.mktemp("vectors") / "vectors.npz")
+    path, draw = tmp_path_factory.mktemp("vectors") / "vectors.npz", np.random.default_rng(0)
+    labels = draw.integers(0, 50, 64_000)
+    z = (draw.normal(size=(50, 256))[labels] + draw.normal(size=(64_000, 256))).astype(np.float32)
+    np.savez(path, embeddings=z, labels=labels)
+    return ["--data.source", "embeddings", "--data.root", str(path)]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +75,9 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
 
 def test_processes_and_ray_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
     """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, against one process."""
-    subprocess.run(command(*one_by_one(tmp_path, given, [7])), check=True, env=environment())
+    subprocess.run(
+        command("sums", "--output", str(tmp_path), "--shard", f"7/{SHARDS}", *given), check=True, env=environment()
+    )
     assert main(with_ray(tmp_path, given)) == 0
     assert main(["merge", str(tmp_path), "--output", str(tmp_path / "m")]) == 0
     expected = reduce_sums(sorted(here.glob("*.sums"))).solved()

@@ -24,7 +24,7 @@ from tests.report.test_every_cell import (  # noqa: F401 (collected here as well
     test_the_table_of_all_results,
     test_the_tables_of_costs,
     test_the_tables_of_memory_widths_and_runs,
-    test_what_is_missing_and_what_is_wrong_is_said,
+    test_what_is_missing_is_said,
     write_external,
 )
 
