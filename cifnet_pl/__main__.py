@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from cifnet_pl.utilities.errors import CifnetError
-from cifnet_pl.utilities.files import is_first_process
-from cifnet_pl.utilities.memory import keep_freed_memory
 
 INTERRUPTED, UNREAD = 130, 141
 """Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody reads."""
@@ -79,6 +77,8 @@ def _output_is_unread() -> bool:
 
 def prepare_process() -> None:
     """Set up this process: every character can be printed, memory is reused, threads wait briefly, news are shown."""
+    from cifnet_pl.utilities.memory import keep_freed_memory  # here: Ctrl-C is answered once this file is imported
+
     for stream in (sys.stdout, sys.stderr):  # whatever their encoding (cp1252, ASCII, …)
         if hasattr(stream, "reconfigure"):  # streams that a test or a notebook put there may lack it
             stream.reconfigure(errors="backslashreplace")
@@ -107,6 +107,8 @@ class News(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print to the current standard error stream."""
+        from cifnet_pl.utilities.files import is_first_process
+
         if is_first_process():
             print(f"cifnet: {record.getMessage()}", file=sys.stderr, flush=True)
 
