@@ -7,7 +7,7 @@ Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` 
 ``random:<architecture>``, drawn anew, for methods that train it, ``learned:<structure>:<backbone>``, which a run has
 trained, and ``import:<module>.<name>``, a network from outside the package. An architecture is one of torchvision,
 ``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or ``import:<module>.<name>``. After any of them ``+layers``
-adds earlier layers, ``+mirror`` averages over the mirror image, ``+products`` adds random products of the features.
+adds earlier layers, ``+mirror`` averages over the mirror image.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -252,49 +251,7 @@ def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
     return Mirrored(network), features
 
 
-class Products(nn.Module):
-    """The embedding, brought to length 1, beside random products of it: ``x·y + (x·y)²/4``, about, as a kernel.
-
-    Each product is that of two sums of all features with random signs (Kar and Karnick, 2012). The signs are the raw
-    bits of a generator, so that any later release draws the same; they are not stored.
-
-    Args:
-        network: (n, 3, h, w) → (n, ``features``).
-        features: width of its embeddings.
-        count: number of products.
-    """
-
-    def __init__(self, network: nn.Module, features: int, count: int):
-        super().__init__()
-        self.multiplied = network
-        bits = np.random.PCG64(0).random_raw((2, features, count)) >> np.uint64(63)
-        self.signs = nn.Buffer(torch.from_numpy(1 - 2 * bits.astype(np.float32)), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (n, d + count)."""
-        z = nn.functional.normalize(self.multiplied(x), dim=1)
-        return torch.cat([z, 0.5 * self.signs.shape[2] ** -0.5 * (z @ self.signs[0]) * (z @ self.signs[1])], dim=1)
-
-
-def products(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """Add random products of the features, one and a half times as many as there are features.
-
-    Args:
-        network: (n, 3, h, w) → (n, ``features``).
-        features: width of its embeddings.
-
-    Returns:
-        A :class:`Products`, and the width of its embeddings.
-    """
-    count = 3 * features // 2
-    return Products(network, features, count).eval(), features + count
-
-
-VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
-    "layers": layers,
-    "mirror": mirror,
-    "products": products,
-}
+VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers": layers, "mirror": mirror}
 """Suffix of a backbone's name → function (network, width) → richer network, its width."""
 
 

@@ -425,22 +425,10 @@ def test_layers_and_mirror(lite0: Backbone) -> None:
 
 
 def test_one_networks_views_have_hashes_of_their_own() -> None:
-    names = [LITE0 + views for views in ("", "+layers", "+mirror", "+products", "+layers+mirror")]
+    names = [LITE0 + views for views in ("", "+layers", "+mirror", "+layers+mirror")]
     hashes = [build_backbone(name).sha256 for name in names]
-    assert len(set(hashes)) == 5
+    assert len(set(hashes)) == 4
     assert build_backbone(LITE0 + "+mirror+layers").sha256 == hashes[-1]
-
-
-def test_products_add_the_square_of_the_cosine() -> None:
-    """Scalar products of what is returned are those of the kernel, but for what is drawn at random."""
-    batch = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    plain, rich = build_backbone("pixels:16"), build_backbone("pixels:16+products")
-    assert rich.features == plain.features + 3 * plain.features // 2
-    z = torch.nn.functional.normalize(plain(batch), dim=1)
-    cosine, found = z @ z.T, rich(batch)
-    assert torch.allclose(found[:, : plain.features], z, atol=1e-6)
-    assert torch.allclose(found @ found.T, cosine + cosine.square() / 4, atol=0.08)
-    assert torch.equal(build_backbone("pixels:16+products")(batch), found)
 
 
 def test_views_that_are_not_known() -> None:
