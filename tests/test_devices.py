@@ -126,7 +126,7 @@ def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
         ["forget", "--model", "extended", "--class", "bee", "--output", "forgot"],
     ]
     if head == "RidgeHead":
-        commands += [["merge", str(run), "extended", "--output", "merged"]]
+        commands += [["merge", str(run), "extended", "--base", str(run), "--output", "merged"]]
         commands += [["extend", "--model", "extended", "--images", str(more), "--output", "again", "--more"]]
         commands[-1] += ["--duplicates", "keep"]  # the photos were learned before
     written = {}
