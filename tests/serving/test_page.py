@@ -145,6 +145,7 @@ def test_by_keyboard_in_the_dark(browser, server):
         drop(page, "drop", {f"{n}.png": photo(n, 70, 120) for n in ("red", "green", "blue")})
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
+        expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
         reached = set()
         for _ in range(30):
             page.keyboard.press("Tab")
