@@ -379,10 +379,20 @@ def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
         >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double(), 0.01)[0].tolist()]
         [0.0, 0.71, 0.92]
     """
+    before, rank, order = _ranked(probabilities)
+    scores = before + penalty * rank
+    return torch.empty_like(scores).scatter_(1, order, scores)
+
+
+def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort the classes of (n, C) probabilities, the most probable first.
+
+    Returns:
+        (n, C) float64 probability of those before each, (C,) float64 how many these are, and (n, C) the sorted columns.
+    """
     ordered, order = probabilities.double().sort(dim=1, descending=True)
-    before = ordered.cumsum(dim=1) - ordered
-    before += penalty * torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
-    return torch.empty_like(before).scatter_(1, order, before)
+    rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
+    return ordered.cumsum(dim=1) - ordered, rank, order
 
 
 @dataclass(frozen=True)
@@ -411,13 +421,13 @@ class AnswerSets:
         head, scores = samples.head, samples.scores()
         known = scores.isfinite().all(dim=1)
         probabilities = to_probabilities(scores[known], head.temperature, head.odds_power)
-        columns, weights = samples.columns[known], samples.weights()[known]
+        before, rank, order = _ranked(probabilities)
+        own, weights = order == samples.columns[known][:, None], samples.weights()[known]
 
         def with_penalty(penalty: float) -> tuple[float, AnswerSets]:
             """The sum of the sizes of the samples' sets, and the sets."""
-            each = set_scores(probabilities, penalty)
-            reference = Reference.of(each.gather(1, columns[:, None]).flatten(), weights)
-            limit = reference.threshold(coverage)
+            each = before + penalty * rank
+            limit = Reference.of(each[own], weights).threshold(coverage)
             return float(((each <= limit).sum(dim=1) * weights).sum()), cls(limit, penalty)
 
         return min((with_penalty(penalty) for penalty in PENALTIES), key=lambda found: found[0])[1]
