@@ -245,7 +245,11 @@ def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
 
 
 def margin(samples: CalibrationSamples) -> float:
-    """Return half of the interval of 95 % around the accuracy, in points: photos of an occasion are right together."""
+    """Return half of the interval of 95 % around the accuracy, in points.
+
+    It is that of as many new photos, from as many occasions: the variance of these and of the estimate are added. Photos
+    of an occasion are right together.
+    """
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
     right, columns = (scores.argmax(dim=1) == samples.columns)[known].double(), samples.columns[known]
@@ -256,7 +260,7 @@ def margin(samples: CalibrationSamples) -> float:
     group = torch.arange(len(off), device=off.device)
     if samples.groups is not None:
         group = torch.unique(samples.groups[known], return_inverse=True)[1]
-    return 196 * float(group.bincount(off).square().sum().sqrt())
+    return 196 * float((2 * group.bincount(off).square().sum()).sqrt())
 
 
 def ten_more(samples: CalibrationSamples | None) -> tuple[float, float] | None:

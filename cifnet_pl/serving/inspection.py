@@ -92,7 +92,8 @@ class ClassAnswers(BaseModel):
     name: str
     right: float | None = Field(description="percent named right on another day, an estimate; null: too few to say")
     between: tuple[float, float] | None = Field(
-        default=None, description="interval of 95 % around it; photos of one occasion count once"
+        default=None,
+        description="what as many new photos, from as many occasions, may show (95 %); those of an occasion count once",
     )
     taken_for: list[str] = Field(default=[], description="what its photos are taken for, the most frequent first")
     seldom: bool = Field(default=False, description="whether hardly any of its photos is named right")
@@ -191,7 +192,8 @@ def class_answers(model: Classifier) -> Answers:
         taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
         share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[samples.columns.cpu() == row]))
-        between = interval(round(share * occasions), occasions)
+        half = max(1, occasions // 2)  # what as many new occasions show varies, too: twice the variance
+        between = interval(round(share * half), half)
         seen = ClassAnswers(name=name, right=100 * share, between=between, taken_for=listed, seldom=row in seldom)
         found.append(seen)
     return Answers(classes=found, margin=margin(samples), ten_more=ten_more(samples))
