@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -55,22 +56,23 @@ Rule = Callable[[Photos], Tensor]
 """Function from photos to the classes (n,) of the validation photos."""
 
 
-def new_model(width: int) -> Classifier:
+def new_model(width: int, products: float | Literal["auto"] = "auto") -> Classifier:
     """What ``fit`` learns with, on embeddings."""
-    head = RidgeHead(width, decision="auto")
+    head = RidgeHead(width, decision="auto", products=products)
     return Classifier(build_backbone(f"none:{width}"), head, CalibrationBuffer(2000), [], 1, 1.0, (0.2, 0))
 
 
 def teach(model: Classifier, z: Tensor, y: Tensor) -> None:
     """Learn embeddings (n, d) of new classes y (n,), which follow those that are known."""
-    model.begin_task([str(label) for label in y.unique().tolist()])
+    labels, counts = (each.tolist() for each in y.unique(return_counts=True))
+    model.begin_task([str(label) for label in labels], counts)
     model.observe(z, y, torch.from_numpy(np.random.default_rng(len(model.class_names)).permutation(len(y))))
     model.finish_task()
 
 
-def default_head(photos: Photos) -> RidgeHead:
+def default_head(photos: Photos, products: float | Literal["auto"] = "auto") -> RidgeHead:
     """The head of ``fit``, which decides how to score by at most 2000 stored photos."""
-    model = new_model(photos.z.shape[1])
+    model = new_model(photos.z.shape[1], products)
     teach(model, photos.z, photos.y)
     assert isinstance(model.head, RidgeHead)
     return model.head

@@ -214,19 +214,30 @@ class Derived:
     Attributes:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
-        factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they were asked for.
+        left_out: rule of :class:`~cifnet_pl.heads.RidgeHead` → the samples last left out, their columns, and how.
+        regression: of it, weights and ridge.
+        factors, discriminant: of it, too, as far as they were asked for.
         inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
     """
 
     def __init__(self) -> None:
         self.distances: ClassDistances | None = None
         self.measure: Callable[[Tensor], Tensor] | None = None
+        self.left_out: dict[str, tuple[Tensor, Tensor, LeftOut]] = {}
+        self.regression: tuple[Tensor, Choice] | None = None
         self.factors: Tensor | None = None
         self.discriminant: Discriminant | None = None
         self.inverses: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
         return Derived()
+
+    def prepared(self, rule: str, z: Tensor, columns: Tensor, prepare: Callable[[], LeftOut]) -> LeftOut:
+        """Return what ``prepare`` gives for these samples, and keep it: one calibration asks for it several times."""
+        held = self.left_out.get(rule)
+        if held is None or not (torch.equal(held[0], z) and torch.equal(held[1], columns)):
+            held = self.left_out[rule] = z, columns, prepare()
+        return held[2]
 
 
 class Head(nn.Module, ABC):
@@ -885,6 +896,10 @@ class Head(nn.Module, ABC):
         fresh = self.fresh()
         fresh.begin_task(range(classes), [1] * classes)
         return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
+
+    def expect(self, state: Mapping[str, Tensor]) -> None:
+        """Settle what the constructor left open as a stored state of this head has it, before it is loaded."""
+        self._before_load(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.derived = Derived()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.heads.acil import draw_projection
 from cifnet_pl.heads.base import Derived, Dtype, LeftOut, Sizes, check_ridge, in_full_precision
 from cifnet_pl.heads.cifnet import signed_targets, target_limit
 from cifnet_pl.heads.confidence import fit_temperature
@@ -16,14 +19,16 @@ from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     Choice,
+    ClassMoments,
     Discriminant,
     Position,
     Ridge,
+    Sums,
     augment,
     left_out_together,
     within_scatter,
 )
-from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
 Decision = Literal["ridge", "discriminant", "auto"]
 """Ridge regression, linear discriminant analysis, or what stored samples that are left out say."""
@@ -43,6 +48,12 @@ LEAST = 0.1
 Transform = Literal["none", "sqrt_l2"]
 """What is done to each embedding, see :class:`RidgeHead`."""
 
+MANY = {200: 3.0, 100: 1.5, 0: 0.0}
+"""Samples of a class, the median of the first task, from which on there are so many products for each feature."""
+
+PRODUCTS_NORM = 0.5
+"""Norm of the products of an embedding, as a share of the embedding's (``python -m benchmarks.studies.bound``)."""
+
 
 class RidgeHead(SumsHead):
     """Ridge regression on targets ±L over all data ever seen, or the discriminant of the same sums; exact at any task.
@@ -61,6 +72,9 @@ class RidgeHead(SumsHead):
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
         transform: "none"; or "sqrt_l2", the signed square root followed by L2 normalisation.
+        products: how many random products of features stand beside each embedding, as a multiple of d; they pay where
+            there are many samples of a class. "auto" takes as many as ``MANY`` says of the first task, whose ``counts``
+            it needs in ``begin_task``; from then on that is what :meth:`settings` have.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
@@ -78,6 +92,7 @@ class RidgeHead(SumsHead):
         shares: (2,) float64, factors of ridge regression and of the discriminant in the weights; a rule whose factor is
             zero is not computed.
         scaled: () bool, whether features are scaled at the solve. The sums are of features as they are.
+        directions: (2m, d) of the m products, drawn anew wherever a head is made and not part of the state.
     """
 
     title = "Exact ridge"
@@ -93,11 +108,16 @@ class RidgeHead(SumsHead):
         dtype: Dtype = "float64",
         decision: Decision = "ridge",
         remember: bool = False,
+        products: float | Literal["auto"] = 0.0,
     ):
         check_choice("decision", decision, Decision)
         check_choice("transform", transform, Transform)
         if remember and balanced:
             raise UsageError("remember needs samples that can be taken out again, which balanced=True has not")
+        if products == "auto":
+            products = 0.0 if remember else products  # a Gram matrix of them for each class would be gigabytes
+        else:
+            check_that(0 <= products <= 10, "products", products, "a multiple of the features from 0 to 10, or auto")
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge, self.epsilon, self.limit = check_ridge(ridge), epsilon, target_limit(epsilon)
         self.transform, self.balanced, self.decision, self.remember = transform, balanced, decision, remember
@@ -112,6 +132,20 @@ class RidgeHead(SumsHead):
         self.removed_sums: Tensor = nn.Buffer(torch.zeros(0, in_features + 1, dtype=self.dtype))
         self.shares: Tensor = nn.Buffer(torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
         self.scaled: Tensor = nn.Buffer(torch.tensor(False))
+        self.directions: Tensor = nn.Buffer(torch.zeros(0, in_features, dtype=self.dtype), persistent=False)
+        self.products: float | Literal["auto"] = products
+        if products != "auto":
+            self._settle(products)
+
+    def _settle(self, products: float) -> None:
+        """Make room for so many products for each feature in the sums, which are empty."""
+        self.products, count, device = float(products), round(products * self.in_features), self.labels.device
+        width = 1 + self.in_features + count
+        directions = math.sqrt(3 * self.in_features) * draw_projection(2 * count, self.in_features, seed=0)
+        self.directions = directions.to(device, self.dtype)
+        self.sums = Sums(width, per_class=self.remember, dtype=self.dtype).to(device)
+        self.weights = self.weights.new_zeros(width, 0)
+        self.removed_sums = self.removed_sums.new_zeros(0, width)
 
     # ------------------------------------------------------------------ sums
 
@@ -122,6 +156,9 @@ class RidgeHead(SumsHead):
         super().begin_task(classes, counts)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
+        if self.products == "auto":
+            usual = 0 if counts is None else statistics.median(counts)
+            self._settle(next(products for least, products in MANY.items() if usual >= least))
         super()._begin(new, counts)
         weight = 1 / self.class_weight.new_tensor(counts) if self.balanced else self.class_weight.new_ones(new)
         self.class_weight = torch.cat([self.class_weight, weight])
@@ -129,7 +166,17 @@ class RidgeHead(SumsHead):
     def _features(self, z: Tensor) -> Tensor:
         if self.transform == "sqrt_l2":
             z = sqrt_l2(z.to(self.dtype))
+        if len(self.directions):
+            z = with_products(z.to(self.dtype), self.directions)
         return augment(z, self.dtype)
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return super()._rows(z)[:, : self.in_features]  # how foreign a sample is, its products need not say
+
+    def _moments(self) -> ClassMoments:
+        rows = 1 + self.in_features
+        gram, sums = self.sums.gram[:rows, :rows], self.sums.class_sums[:, :rows]
+        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         if self.balanced:
@@ -143,7 +190,9 @@ class RidgeHead(SumsHead):
         self._fold()
         # Of all classes of this solve: one of them may be removed before the next.
         self.scale_used = (1 / self.class_weight).mean()
-        regression, choice = self._regression().solve(self.ridge)
+        if self.derived.regression is None:
+            self.derived.regression = self._regression().solve(self.ridge)
+        regression, choice = self.derived.regression
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
         of_regression, of_discriminant = self.shares.tolist()
@@ -194,6 +243,12 @@ class RidgeHead(SumsHead):
         self.derived.discriminant = found
         return found
 
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        sums = state.get("sums.class_sums")
+        if self.products == "auto" and isinstance(sums, Tensor) and len(sums):
+            self._settle(max(sums.shape[1] - 1 - self.in_features, 0) / self.in_features)
+        super()._before_load(state)
+
     def choices(self) -> list[Choice]:
         """Return the ridge of all classes."""
         return [Choice(self.ridge_used.item(), self.position)]
@@ -206,16 +261,26 @@ class RidgeHead(SumsHead):
         return lambda groups: torch.stack([share * left_out(groups) for share, left_out in parts]).sum(dim=0)
 
     def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        weight = self.scale_used * self.class_weight[columns]
-        return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns, weight)
+        def prepare() -> LeftOut:
+            weight = self.scale_used * self.class_weight[columns]
+            return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns, weight)
+
+        return self.derived.prepared("discriminant", z, columns, prepare)
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        features, regression = self._factors() * self._features(z), self._regression()
-        weights = regression.solve(self.ridge_used.item())[0] if self.shares[1] else self.weights
-        half = regression.half_products(features[:, 1:], self.ridge_used.item(), self.scale_used * self.sums.mass)
-        targets = signed_targets(columns, len(self.labels), self.limit)
-        weight = self.scale_used * self.class_weight[columns]
-        return partial(left_out_together, features @ weights, half, weight, targets)
+        def prepare() -> LeftOut:
+            features, regression, ridge = (
+                self._factors() * self._features(z),
+                self._regression(),
+                self.ridge_used.item(),
+            )
+            weights = regression.solve(ridge)[0] if self.shares[1] else self.weights
+            half = regression.half_products(features[:, 1:], ridge, self.scale_used * self.sums.mass)
+            targets = signed_targets(columns, len(self.labels), self.limit)
+            weight = self.scale_used * self.class_weight[columns]
+            return partial(left_out_together, features @ weights, half, weight, targets)
+
+        return self.derived.prepared("regression", z, columns, prepare)
 
     def _learned_weight(self, columns: Tensor) -> Tensor:
         return self.class_weight[columns]
@@ -225,32 +290,38 @@ class RidgeHead(SumsHead):
         """Choose between both rules, on features as they are and scaled (see :meth:`Head.decide`).
 
         The score is the negative log likelihood of the samples that are left out, at the temperature that calibrates a
-        way; features are scaled where it is smaller so. In the sum each rule is divided by its own temperature, so that
-        both are log probabilities. The sum is taken of samples that are independent, the discriminant of those that
-        come in groups, unless the other one's score is better by more than its standard deviation. With fewer than
-        ``FEW`` samples a class it is not asked: a class without one of its few samples is another one. Of uneven
-        classes (``UNEVEN``) it is the discriminant: the score would be that of the frequent ones.
+        way; features are scaled where it is smaller so, which is not tried beside products, as it pays where samples
+        are few. In the sum each rule is divided by its own temperature, so that both are log probabilities. The sum is
+        taken of samples that are independent, the discriminant of those that come in groups, unless the other one's
+        score is better by more than its standard deviation. With fewer than ``FEW`` samples a class it is not asked: a
+        class without one of its few samples is another one. Of uneven classes (``UNEVEN``) it is the discriminant: the
+        score would be that of the frequent ones.
         """
         if not self.decides or not len(y):
             return
         groups = torch.arange(len(y), device=y.device) if groups is None else groups
         z, columns, before, ways = z.to(self.dtype), self._columns(y), bool(self.scaled), []
-        for scaled in (before, not before):
-            self._use(scaled, self.shares)
+        derived = {before: self.derived, not before: Derived()}
+        for scaled in (before,) if len(self.directions) else (before, not before):
+            self._use(scaled, self.shares, derived[scaled])
             way = self._way(z, columns, groups)
             if way is None:
                 return
             ways.append((*way, scaled))
         _, shares, scaled = min(ways, key=lambda each: each[0])
-        self._use(scaled, self.shares.new_tensor(shares))
+        self._use(scaled, self.shares.new_tensor(shares), derived[scaled])
 
-    def _use(self, scaled: bool, shares: Tensor) -> None:
-        """Solve with features scaled or not and with these factors of both rules, unless it is solved so."""
+    def _use(self, scaled: bool, shares: Tensor, derived: Derived | None = None) -> None:
+        """Solve with features scaled or not and with these factors of both rules, unless it is solved so.
+
+        Args:
+            scaled, shares: the buffers of these names.
+            derived: what was computed so far with features scaled so; None for nothing.
+        """
         if scaled == bool(self.scaled) and torch.equal(shares, self.shares):
             return
         self.scaled.fill_(scaled)
-        self.shares = shares
-        self.derived = Derived()
+        self.shares, self.derived = shares, derived or Derived()
         self._solve()
 
     def _way(self, z: Tensor, columns: Tensor, groups: Tensor) -> tuple[float, list[float]] | None:
@@ -351,6 +422,21 @@ def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
 def sqrt_l2(z: Tensor) -> Tensor:
     """Return the signed square root of (n, d) embeddings, L2-normalised."""
     return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
+
+
+def with_products(z: Tensor, directions: Tensor) -> Tensor:
+    """Return embeddings (n, d) beside m random products of their features: (n, d + m).
+
+    Each is ``(p·z)(q·z)/‖z‖`` for two random directions p and q, scaled so that inner products of the result are about
+    ``x·y + PRODUCTS_NORM² (x·y)²/(‖x‖ ‖y‖)``: those of a polynomial kernel (Kar and Karnick, AISTATS 2012).
+
+    Args:
+        z: (n, d).
+        directions: (2m, d), p in the first half of the rows and q in the second, of variance 1.
+    """
+    first, second = directions.chunk(2)
+    lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    return torch.cat([z, PRODUCTS_NORM * len(first) ** -0.5 * (z @ first.T) * (z @ second.T) / lengths], dim=1)
 
 
 JUMP = 100.0

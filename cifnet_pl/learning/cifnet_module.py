@@ -26,6 +26,7 @@ from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError, explained
 from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
 
 LEARNED_FROM = 5000
@@ -247,6 +248,7 @@ class CIFNetModule(TaskModule):
 
         Engines may change, as their embeddings agree.
         """
+        self.head.expect(state_of(checkpoint.get("state_dict", {}), "head."))
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         self.model.class_names = list(self.class_names)

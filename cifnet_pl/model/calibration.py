@@ -247,8 +247,8 @@ def occasions(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
 def margin(samples: CalibrationSamples) -> float:
     """Return half of the interval of 95 % around the accuracy, in points.
 
-    It is that of as many new photos, from as many occasions: the variance of these and of the estimate are added. Photos
-    of an occasion are right together.
+    It is that of as many new photos, from as many occasions: the variance of these and of the estimate are added.
+    Photos of an occasion are right together.
     """
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)

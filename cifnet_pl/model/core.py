@@ -551,6 +551,7 @@ class Model:
         samples = self.calibration_samples() if wanted else None
         if samples is not None and (not samples.learned or self.head.leaves_one_out):
             calibrate(samples)
+        self.head.derived.left_out.clear()  # as large as the samples' features, several times
 
     @property
     def fits_temperature(self) -> bool:

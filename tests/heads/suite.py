@@ -62,6 +62,7 @@ VARIANTS = [
     ),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
     head("ridge-sqrt-l2", lambda d: RidgeHead(d, ridge=0.1, transform="sqrt_l2")),
+    head("ridge-products", lambda d: RidgeHead(d, decision="auto", products=1.5)),
     head("ridge-balanced", lambda d: RidgeHead(d, balanced=True)),
     head("ridge-remember", lambda d: RidgeHead(d, remember=True)),
     head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),

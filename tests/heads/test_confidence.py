@@ -123,6 +123,7 @@ RIDGES = {
     "sqrt_l2": {"transform": "sqrt_l2"},
     "balanced": {"balanced": True},
     "discriminant": {"decision": "discriminant"},
+    "products": {"products": 1.5},
     "discriminant, balanced, sqrt_l2": {"decision": "discriminant", "balanced": True, "transform": "sqrt_l2"},
 }
 SLOPES = [(weighting, update_past) for weighting in ("derivative", "released") for update_past in (True, False)]

@@ -120,6 +120,69 @@ def test_transform_is_applied_to_every_embedding(stream: Tasks, ridge: float) ->
 
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
+def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> None:
+    """Each is that of two sums of all features, divided by the embedding's length."""
+    head = learn_arrays(stream, ridge=ridge, products=1.5)
+    classes, z, y = pooled(stream)
+
+    def widened(z: np.ndarray) -> np.ndarray:
+        p, q = np.split(head.directions.numpy(), 2)
+        lengths = np.linalg.norm(z, axis=1)
+        products = [[0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))] for one in z]
+        return np.hstack([z, np.array(products) / np.where(lengths, lengths, 1)[:, None]])
+
+    expected = dense_ridge(widened(z), targets(classes, y), ridge)
+    assert distance(head.weights, expected) < 1e-9
+
+
+def test_products_approximate_a_polynomial_kernel() -> None:
+    z = torch.randn(40, 300, generator=torch.Generator().manual_seed(3)).double()
+    z /= z.norm(dim=1, keepdim=True)
+    z[20:] = (z[:20] + 0.3 * z[20:]) / (z[:20] + 0.3 * z[20:]).norm(dim=1, keepdim=True)
+    features = RidgeHead(300, products=1.5)._features(z)[:, 1:]
+    cosines = z @ z.T
+    error = features @ features.T - (cosines + cosines.square() / 4)
+    assert error.diagonal().mean().abs() < 0.02  # of 0.25; each alone is off by 0.04
+    assert error.abs().mean() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([200, 201, 5], 3), ([199, 100, 900], 1.5), ([99, 99, 900], 0), (None, 0)]
+)
+def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
+    counts: list[int] | None, expected: float
+) -> None:
+    """It is settled then: a later task changes nothing, and a file is read into a head of the same width."""
+    head = RidgeHead(4, products="auto")
+    z, y = torch.randn(30, 4), torch.arange(30) % 3
+    head.begin_task([0, 1, 2], counts)
+    head.observe(z, y)
+    head.solve()
+    assert head.settings()["products"] == head.products == expected
+    again = RidgeHead(4, products="auto")
+    again.load_state_dict(head.state_dict())
+    for one in (head, again):
+        one.begin_task([3], [1000])
+        one.observe(z, torch.full((30,), 3))
+        one.solve()
+    assert (again.products, head.sums.width) == (expected, 5 + 4 * expected)
+    assert torch.equal(again(z), head(z))
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_products_that_are_asked_for(remember: bool) -> None:
+    assert RidgeHead(4, products="auto", remember=remember).products == (0 if remember else "auto")
+    with pytest.raises(UsageError, match="products is -1, expected a multiple of the features"):
+        RidgeHead(4, products=-1, remember=remember)
+
+
+def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
+    z, y = torch.randn(60, 5), torch.arange(60) % 3
+    plain, wide = (teach(RidgeHead(5, products=count), z, y) for count in (0, 1.5))
+    assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
+
+
+@given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
 def test_balanced_weighs_every_class_alike(stream: Tasks, ridge: float) -> None:
     head = learn_arrays(stream, ridge=ridge, balanced=True)
     classes, z, y = pooled(stream)
@@ -473,6 +536,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": {"ridge": 1.0},
     "discriminant": {"decision": "discriminant"},
     "sqrt_l2": {"transform": "sqrt_l2"},
+    "products": {"products": 1.5},
 }
 
 
