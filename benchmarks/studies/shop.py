@@ -64,11 +64,12 @@ class Shop:
         known = {one["name"] for one in self.http.get("/classes").json()}
         tested = [one for one in self.waiting("val") if one["folder"] in known and one["file"] in self.later]
         right = sum(one["classes"][0]["name"] == one["folder"] for one in tested)
+        shares = [right_of(tested, name) for name in sorted({one["folder"] for one in tested})]
         said = {key: look["right"][key] for key in ("these_days", "another_day")}
         shown = [f"{value:.1f}" if value is not None else "–" for value in said.values()]
         minutes = (time.perf_counter() - self.begun) / 60
         cells = [step, len(known), photos, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
-        cells.append(f"{100 * right / len(tested):.1f} of {len(tested)}")
+        cells += [f"{sum(shares) / len(shares):.1f}", f"{100 * right / len(tested):.1f} of {len(tested)}"]
         self.compare(tested)
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
@@ -77,13 +78,18 @@ class Shop:
         found, held = self.http.get("/classes/answers").json(), []
         print(f"± {found['margin']}; ten more photos: {found['ten_more']}")
         for one in found["classes"]:
-            answers = [photo["classes"][0]["name"] == one["name"] for photo in tested if photo["folder"] == one["name"]]
-            if one["right"] is not None and answers:
-                low, high = one["between"]
-                true = 100 * sum(answers) / len(answers)
+            count = sum(photo["folder"] == one["name"] for photo in tested)
+            if one["right"] is not None and count:
+                (low, high), true = one["between"], right_of(tested, one["name"])
                 held.append(low <= true <= high)
-                print(f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f} of {len(answers)}")
+                print(f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f} of {count}")
         print(f"{sum(held)} of {len(held)} intervals hold")
+
+
+def right_of(tested: list[dict[str, Any]], name: str) -> float:
+    """Percent of the photos of a class that are named right."""
+    answers = [photo["classes"][0]["name"] == name for photo in tested if photo["folder"] == name]
+    return 100 * sum(answers) / len(answers)
 
 
 def main(root: Path, url: str) -> None:
@@ -92,8 +98,10 @@ def main(root: Path, url: str) -> None:
     names = list(shop.photos["train"])
     shop.bring([file for files in shop.photos["val"].values() for file in files])
     shop.begun = time.perf_counter()
-    print("| step | classes | photos | s to learn | minutes | clicks | these days % | another day % | right % |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| step | classes | photos | s to learn | minutes | clicks | these days % | another day % | right %, mean over products | of photos |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for step in range(STEPS):
         part = names[step * len(names) // STEPS : (step + 1) * len(names) // STEPS]
         folders(shop, f"{len(part)} products", [file for name in part for file in shop.photos["train"][name][:FIRST]])

@@ -14,7 +14,7 @@ from torch import Tensor
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.calibration import ENOUGH, Kind, margin, ten_more
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import hardly_answered, interval, percent, stored_answers
+from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
 from cifnet_pl.serving.answering import Scored
 from cifnet_pl.serving.refusals import RequestError
 
@@ -192,11 +192,27 @@ def class_answers(model: Classifier) -> Answers:
         taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
         share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[samples.columns.cpu() == row]))
-        half = max(1, occasions // 2)  # what as many new occasions show varies, too: twice the variance
-        between = interval(round(share * half), half)
+        between = forecast(share, occasions)
         seen = ClassAnswers(name=name, right=100 * share, between=between, taken_for=listed, seldom=row in seldom)
         found.append(seen)
     return Answers(classes=found, margin=margin(samples), ten_more=ten_more(samples))
+
+
+def forecast(share: float, occasions: int) -> tuple[float, float]:
+    """Return between which percentages as many new occasions as were seen lie with a chance of 95 % at least.
+
+    The share on another day is not known, and what occasions show of it varies: quantiles of the beta-binomial
+    distribution, from Jeffreys' prior.
+
+    Args:
+        share: right answers, 0 to 1.
+        occasions: number of those that they are of.
+    """
+    from scipy.stats import betabinom  # to classify needs none of it
+
+    right = share * occasions
+    low, high = betabinom(occasions, right + 0.5, occasions - right + 0.5).interval(0.95)
+    return 100 * float(low) / occasions, 100 * float(high) / occasions
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:

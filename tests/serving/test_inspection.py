@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import margin
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.inspection import Promise, class_answers, groups_of, stored_accuracy
+from cifnet_pl.serving.inspection import Promise, class_answers, forecast, groups_of, stored_accuracy
 from tests.models import learned
 
 
@@ -45,12 +46,23 @@ def test_what_each_class_is_taken_for():
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
     pear, plum, quince, rare = class_answers(model).classes
     assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (["quince"], [], ["pear"], [])
-    assert (plum.right, plum.between) == (100, pytest.approx((79.6, 100), abs=0.1))
+    assert (plum.right, plum.between) == (100, pytest.approx((90, 100)))
     assert (rare.right, rare.between) == (None, None)
     assert pear.right is not None
     assert 20 < pear.right < 80
     assert not any(one.seldom for one in (pear, plum, quince, rare))
     assert Promise.of(model).another_day is not None
+
+
+@pytest.mark.parametrize("occasions", [4, 12, 40])
+def test_a_forecast_holds_what_as_many_occasions_show(occasions: int):
+    """Over all shares on another day, with their prior: at least 95 times of a hundred."""
+    draw = np.random.default_rng(occasions)
+    true = draw.beta(0.5, 0.5, 3000)
+    seen, shown = draw.binomial(occasions, true), draw.binomial(occasions, true)
+    ends = {count: forecast(count / occasions, occasions) for count in range(occasions + 1)}
+    held = [ends[a][0] - 1e-9 <= 100 * b / occasions <= ends[a][1] + 1e-9 for a, b in zip(seen, shown, strict=True)]
+    assert 0.945 < np.mean(held) < 0.995
 
 
 def test_the_margin_is_of_occasions_and_not_of_photos():
