@@ -39,10 +39,21 @@ class CalibrationSamples:
         y: (n,) int64 labels of classes that the head knows.
         groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
         learned: whether the head has learned them, so that they must be left out; see :meth:`Head.leave_one_out`.
+        counted: (n,) bool, whether the head is calibrated by each; the others are left out with their group, and that
+            is all. None for all of them.
     """
 
-    def __init__(self, head: Head, z: Tensor, y: Tensor, groups: Tensor | None = None, learned: bool = True):
+    def __init__(
+        self,
+        head: Head,
+        z: Tensor,
+        y: Tensor,
+        groups: Tensor | None = None,
+        learned: bool = True,
+        counted: Tensor | None = None,
+    ):
         self.head, self.z, self.y, self.groups, self.learned = head, z, y, groups, learned
+        self.counted = torch.ones_like(y, dtype=torch.bool) if counted is None else counted
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @cached_property
@@ -60,14 +71,20 @@ class CalibrationSamples:
         return result
 
     def scores(self) -> Tensor:
-        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known without it."""
-        return self.left_out(self.groups)
+        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known, or not counted."""
+        return self._of_counted(self.left_out(self.groups))
+
+    def _of_counted(self, numbers: Tensor) -> Tensor:
+        """Return numbers of each sample (n, …) with NaN for those that are not counted."""
+        numbers = numbers.clone()
+        numbers[~self.counted] = torch.nan
+        return numbers
 
     def novelty(self) -> Tensor:
         """Return (n,) float64 novelty without each sample's group."""
         if not self.learned:
             return self.head.novelty(self.z)
-        return self.head.leave_one_out_novelty(self.z, self.y, self.groups)
+        return self._of_counted(self.head.leave_one_out_novelty(self.z, self.y, self.groups))
 
     def weights(self) -> Tensor:
         """Return (n,) float64 how many photos each sample stands for."""

@@ -48,8 +48,8 @@ LEAST = 0.1
 Transform = Literal["none", "sqrt_l2"]
 """What is done to each embedding, see :class:`RidgeHead`."""
 
-MANY = {200: 3.0, 100: 1.5, 0: 0.0}
-"""Samples of a class, the median of the first task, from which on there are so many products for each feature."""
+MANY, PRODUCTS = 100, 1.5
+"""Samples of a class, the median of the first task, from which on "auto" takes so many products for each feature."""
 
 PRODUCTS_NORM = 0.5
 """Norm of the products of an embedding, as a share of the embedding's (``python -m benchmarks.studies.bound``)."""
@@ -73,8 +73,8 @@ class RidgeHead(SumsHead):
         epsilon: clip of the one-hot targets; scales all scores alike.
         transform: "none"; or "sqrt_l2", the signed square root followed by L2 normalisation.
         products: how many random products of features stand beside each embedding, as a multiple of d; they pay where
-            there are many samples of a class. "auto" takes as many as ``MANY`` says of the first task, whose ``counts``
-            it needs in ``begin_task``; from then on that is what :meth:`settings` have.
+            there are many samples of a class. "auto" takes ``PRODUCTS`` if the first task has ``MANY`` of a class, by
+            the ``counts`` that ``begin_task`` gets, else none; from then on that is what :meth:`settings` have.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
@@ -157,8 +157,7 @@ class RidgeHead(SumsHead):
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         if self.products == "auto":
-            usual = 0 if counts is None else statistics.median(counts)
-            self._settle(next(products for least, products in MANY.items() if usual >= least))
+            self._settle(PRODUCTS if counts is not None and statistics.median(counts) >= MANY else 0.0)
         super()._begin(new, counts)
         weight = 1 / self.class_weight.new_tensor(counts) if self.balanced else self.class_weight.new_ones(new)
         self.class_weight = torch.cat([self.class_weight, weight])

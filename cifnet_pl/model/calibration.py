@@ -50,6 +50,7 @@ class Calibration(GrowingModule):
         groups: (n,) int64, equal for stored samples of one occasion, in the buffer's order; empty if not known.
         accuracy: (2,) float64, percent of photos of these days and of another day that are named right.
         given_key, given: (l,) int64 content hashes of learned photos and the occasions that the user gave for them.
+        chosen: (c,) int64 content hashes of learned photos that were chosen among others, see :meth:`choose`.
         z, y, key: (m, d) float32 embeddings, (m,) int64 labels and (m,) int64 content hashes of photos of a new place,
             which are not learned; with any of them, the stored samples calibrate nothing.
     """
@@ -59,6 +60,7 @@ class Calibration(GrowingModule):
     accuracy: Tensor
     given_key: Tensor
     given: Tensor
+    chosen: Tensor
     z: Tensor
     y: Tensor
     key: Tensor
@@ -68,7 +70,7 @@ class Calibration(GrowingModule):
         self.register_buffer("kind", torch.zeros((), dtype=torch.int64))
         self.register_buffer("accuracy", torch.full((2,), NOT_KNOWN, dtype=torch.float64))
         self.register_buffer("z", torch.zeros(0, 0))
-        for name in ("groups", "y", "key", "given_key", "given"):
+        for name in ("groups", "y", "key", "given_key", "given", "chosen"):
             self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
 
     @property
@@ -96,20 +98,30 @@ class Calibration(GrowingModule):
         percent = float(self.accuracy[i])
         return None if percent == NOT_KNOWN else percent
 
-    def samples(self, head: Head, stored: tuple[Tensor, Tensor] | None) -> CalibrationSamples | None:
+    def samples(self, head: Head, stored: tuple[Tensor, Tensor, Tensor] | None) -> CalibrationSamples | None:
         """Return the samples to calibrate a head by: photos of a new place, else stored ones; None without any.
 
         Args:
             head: solved.
-            stored: embeddings (n, d) and labels (n,) of the buffer.
+            stored: embeddings (n, d), labels (n,) and content hashes (n,) of the buffer.
         """
         if len(self.y):
             return CalibrationSamples(head, self.z, self.y, learned=False)
         if stored is None:
             return None
-        samples = CalibrationSamples(head, *stored)
+        z, y, key = stored
+        samples = CalibrationSamples(head, z, y, counted=~torch.isin(key, self.chosen))
         known = len(self.groups) == len(samples.y)
         return samples.grouped(self.groups if known else occasions(samples)[1])
+
+    def choose(self, key: Tensor) -> None:
+        """Note photos (n,), by content hash, that someone chose to be learned, and left others undecided.
+
+        Who is shown the most doubtful photos first learns those: how many of them are named right, and how surely, says
+        nothing of the photos of another day. They count for nothing here, until those others are learned, too: with
+        no ``key`` at all every photo counts again.
+        """
+        self.chosen = torch.cat([self.chosen, key.to(self.chosen)]) if len(key) else self.chosen[:0]
 
     def give(self, key: Tensor, given: Tensor) -> None:
         """Take in occasions (n,) that the user gave for photos with content hashes ``key`` (n,)."""
@@ -157,7 +169,7 @@ class Calibration(GrowingModule):
             kind, groups = occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
-            samples = CalibrationSamples(head, z, y)
+        samples = CalibrationSamples(head, z, y, counted=~torch.isin(key, self.chosen))
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
         if len(head.classes) == 1:  # every photo is named right
             self._note("unknown", None, None)

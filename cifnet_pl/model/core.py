@@ -238,9 +238,9 @@ class Model:
         return self.backbone.engine(self.device.type, self.precision)
 
     @property
-    def stored_samples(self) -> tuple[Tensor, Tensor] | None:
-        """The buffer's embeddings (n, d) and labels (n,); None if there are none."""
-        return self.buffer.items() if self.buffer is not None and len(self.buffer.y) else None
+    def stored_samples(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The buffer's embeddings (n, d), labels (n,) and content hashes (n,); None if there are none."""
+        return None if self.buffer is None or not len(self.buffer.y) else (*self.buffer.items(), self.buffer.key)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the head's label of each class name.

@@ -159,6 +159,8 @@ def absorb(model: Model, other: Model) -> None:
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
         model.calibration.give(other.calibration.given_key, other.calibration.given)
+        if len(other.calibration.chosen):
+            model.calibration.choose(other.calibration.chosen)
     before = model.photos.copies + other.photos.copies
     for old, hashes in other.photos.by_label().items():
         model.photos.add(np.full(len(hashes), renamed[old]), hashes)

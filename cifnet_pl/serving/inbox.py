@@ -107,6 +107,7 @@ class Decided:
     Attributes:
         folder: holds their files.
         photos: each once.
+        others: number of photos that wait beside them.
 
     Raises:
         RequestError: the name of a class cannot be stored.
@@ -114,6 +115,7 @@ class Decided:
 
     folder: Path
     photos: list[DecidedPhoto]
+    others: int = 0
 
     def __post_init__(self) -> None:
         class_names(self.names, "the request", UsageError)
@@ -128,6 +130,11 @@ class Decided:
         """The files with the positions of their classes."""
         position = {name: label for label, name in enumerate(self.names)}
         return FileSet(self.folder, [one.file for one in self.photos], [position[one.name] for one in self.photos])
+
+    @property
+    def chosen(self) -> list[int]:
+        """Hashes of the photos that were chosen among others; the folder that one was sent in is no choice."""
+        return [one.hash for one in self.photos if self.others and folder_of(one.sent) != one.name]
 
     def of_class(self, name: str) -> list[str]:
         """Return the file names of the photos of one class."""
@@ -287,6 +294,7 @@ class Inbox:
         return Decided(
             folder,
             [DecidedPhoto(here[f], f, tidy(names[f]), content_hash((folder / f).read_bytes())) for f in files],
+            len(here) - len(files),
         )
 
 

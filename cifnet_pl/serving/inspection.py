@@ -183,6 +183,7 @@ def class_answers(model: Classifier) -> Answers:
     right, photos = table.diagonal().numpy(), table.sum(dim=1).numpy()
     seldom = set(hardly_answered(right, photos).tolist())
     groups = torch.arange(len(samples.y)) if samples.groups is None else samples.groups.cpu()
+    columns, counted = samples.columns.cpu(), samples.counted.cpu()
     found = []
     for row, name in enumerate(names):
         if photos[row] < ENOUGH:
@@ -191,7 +192,7 @@ def class_answers(model: Classifier) -> Answers:
         others = [(int(n), names[column]) for column, n in enumerate(table[row].tolist()) if column != row]
         taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
-        share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[samples.columns.cpu() == row]))
+        share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[counted & (columns == row)]))
         between = forecast(share, occasions)
         seen = ClassAnswers(name=name, right=100 * share, between=between, taken_for=listed, seldom=row in seldom)
         found.append(seen)

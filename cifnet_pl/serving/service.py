@@ -246,7 +246,9 @@ class Service:
         return EmbeddedPhotos(names, files, known=dict(zip(present, z, strict=True)))
 
     def _extend(self, decided: Decided, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
-        start, old = time.perf_counter(), self.model
+        start, old = time.perf_counter(), self.model.clone()
+        if decided.chosen or not decided.others:
+            old.calibration.choose(torch.tensor(decided.chosen, dtype=torch.int64))
         lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
         model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)

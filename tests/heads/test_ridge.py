@@ -146,9 +146,7 @@ def test_products_approximate_a_polynomial_kernel() -> None:
     assert error.abs().mean() < 0.03
 
 
-@pytest.mark.parametrize(
-    ("counts", "expected"), [([200, 201, 5], 3), ([199, 100, 900], 1.5), ([99, 99, 900], 0), (None, 0)]
-)
+@pytest.mark.parametrize(("counts", "expected"), [([100, 101, 5], 1.5), ([99, 99, 900], 0), (None, 0)])
 def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     counts: list[int] | None, expected: float
 ) -> None:

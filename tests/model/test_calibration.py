@@ -225,3 +225,29 @@ def test_a_buffer_that_is_too_small_keeps_whole_occasions(given: bool) -> None:
             plain.add(z, y, torch.arange(len(y)))
             plain.commit()
             assert torch.equal(plain.key, kept[0])
+
+
+def test_photos_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) -> None:
+    """They are learned, and left out with their occasion; from a file too, until none is left undecided."""
+    plain = learned()
+    assert plain.buffer is not None
+    samples = plain.calibration_samples()
+    assert samples is not None
+    wrong = samples.scores().argmax(dim=1) != samples.columns
+    chosen = plain.buffer.key[wrong][::2]
+    model = plain.clone()
+    model.calibration.choose(chosen)
+    model.solve()
+    assert len(chosen) > 3
+    assert (model.calibration.another_day or 0) > (plain.calibration.another_day or 0)
+    assert torch.equal(model.calibration.groups, plain.calibration.groups)
+    scores = model.head.leave_one_out(*model.buffer.items(), model.calibration.groups)  # type: ignore[union-attr]
+    counted = ~torch.isin(plain.buffer.key, chosen)
+    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores[counted], samples.columns[counted]), rel=1e-9)
+    model.save(tmp_path / "bundle")
+    again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
+    assert again.calibration.another_day == model.calibration.another_day
+    again.calibration.choose(chosen[:0])
+    again.solve()
+    assert again.calibration.another_day == plain.calibration.another_day
+    assert calibrated_by(again) == pytest.approx(calibrated_by(plain), rel=1e-9)

@@ -6,6 +6,7 @@ from io import BytesIO
 
 import pytest
 
+import cifnet_pl
 from cifnet_pl.serving import inbox
 from cifnet_pl.serving.service import Options
 from tests.serving.services import becomes, client, counts, model, photo, photos, teach, tree, zipped
@@ -207,3 +208,23 @@ def test_an_empty_model_keeps_photos_for_its_first_classes(tmp_path):
         groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
         names = {photo: name for group, name in zip(groups, "ab", strict=True) for photo in group["photos"]}
         assert learned(http, names).json()["learned"] == {"a": 3, "b": 3}
+
+
+def test_photos_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
+    """Those that were sent in a folder of their class do; and all of them, once nothing waits."""
+
+    def chosen(version):
+        return cifnet_pl.load(tmp_path / "w" / "versions" / f"{version:06}", "cpu").calibration.chosen.tolist()
+
+    with client(tmp_path / "w") as http:
+        packed = zipped({f"yellow/{i}.png": photo("yellow", i) for i in range(3)})
+        sent(http, [("files", ("a.zip", packed)), *photos("blue", 4)])
+        found = waiting(http)["photos"]
+        own = [one["photo"] for one in found if one["folder"]]
+        others = [one["photo"] for one in found if not one["folder"]]
+        first = learned(http, {others[0]: "blue", own[0]: "yellow"}).json()["version"]
+        assert len(chosen(first)) == 1
+        second = learned(http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}).json()["version"]
+        assert len(chosen(second)) == 3
+        last = learned(http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}).json()["version"]
+        assert chosen(last) == []
