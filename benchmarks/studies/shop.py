@@ -31,15 +31,21 @@ class Shop:
             part: {folder.name: sorted(folder.iterdir()) for folder in sorted((root / part).iterdir())}
             for part in ("train", "val")
         }
-        self.later = {
-            str(file.relative_to(root)) for files in self.photos["val"].values() for file in files[len(files) // 2 :]
+        self.later = {self.sent(f) for files in self.photos["val"].values() for f in files[len(files) // 2 :]}
+        self.classes = {
+            self.sent(file): name for part in self.photos.values() for name, files in part.items() for file in files
         }
         self.begun = time.perf_counter()
 
+    def sent(self, file: Path) -> str:
+        """Path that a photo is sent with: those of ``train`` in the folders of their classes, the others in none."""
+        part, name, file_name = file.relative_to(self.root).parts
+        return f"train/{name}/{file_name}" if part == "train" else f"val/{file_name}"
+
     def bring(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """Drop photos in the folders of their classes, and wait until they are answered; those of the same part."""
+        """Drop photos, and wait until they are answered; those of the same part."""
         for start in range(0, len(files), 100):
-            sent = [("files", (str(f.relative_to(self.root)), f.read_bytes())) for f in files[start : start + 100]]
+            sent = [("files", (self.sent(f), f.read_bytes())) for f in files[start : start + 100]]
             self.http.post("/inbox", files=sent).raise_for_status()
         return self.waiting(str(files[0].relative_to(self.root).parts[0]))
 
@@ -48,7 +54,11 @@ class Shop:
         while True:
             found = self.http.get("/inbox", params={"count": 20_000}).json()
             if found["seen"] == found["waiting"]:
-                return [one for one in found["photos"] if one["file"].startswith(part)]
+                return [
+                    one | {"class": self.classes[one["file"]]}
+                    for one in found["photos"]
+                    if one["file"].startswith(part)
+                ]
             time.sleep(0.5)
 
     def learn(self, names: dict[str, str]) -> float:
@@ -62,9 +72,9 @@ class Shop:
         """Print what the page promises, and what photos of another day show."""
         look = self.http.get("/look").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
-        tested = [one for one in self.waiting("val") if one["folder"] in known and one["file"] in self.later]
-        right = sum(one["classes"][0]["name"] == one["folder"] for one in tested)
-        shares = [right_of(tested, name) for name in sorted({one["folder"] for one in tested})]
+        tested = [one for one in self.waiting("val") if one["class"] in known and one["file"] in self.later]
+        right = sum(one["classes"][0]["name"] == one["class"] for one in tested)
+        shares = [right_of(tested, name) for name in sorted({one["class"] for one in tested})]
         said = {key: look["right"][key] for key in ("these_days", "another_day")}
         shown = [f"{value:.1f}" if value is not None else "–" for value in said.values()]
         minutes = (time.perf_counter() - self.begun) / 60
@@ -78,7 +88,7 @@ class Shop:
         found, held = self.http.get("/classes/answers").json(), []
         print(f"± {found['margin']}; ten more photos: {found['ten_more']}")
         for one in found["classes"]:
-            count = sum(photo["folder"] == one["name"] for photo in tested)
+            count = sum(photo["class"] == one["name"] for photo in tested)
             if one["right"] is not None and count:
                 (low, high), true = one["between"], right_of(tested, one["name"])
                 held.append(low <= true <= high)
@@ -88,7 +98,7 @@ class Shop:
 
 def right_of(tested: list[dict[str, Any]], name: str) -> float:
     """Percent of the photos of a class that are named right."""
-    answers = [photo["classes"][0]["name"] == name for photo in tested if photo["folder"] == name]
+    answers = [photo["classes"][0]["name"] == name for photo in tested if photo["class"] == name]
     return 100 * sum(answers) / len(answers)
 
 
@@ -107,11 +117,11 @@ def main(root: Path, url: str) -> None:
     folders(shop, "their other photos", [file for name in names for file in shop.photos["train"][name][FIRST:]])
     new = [one for one in shop.waiting("val") if one["file"] not in shop.later]
     certain = [one for one in new if one["certain"]]
-    wrong = sum(one["classes"][0]["name"] != one["folder"] for one in certain)
+    wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
     doubtful = new[:REVIEWED]
-    offered = [one["folder"] in [each["name"] for each in one["classes"][:OFFERED]] for one in doubtful]
+    offered = [one["class"] in [each["name"] for each in one["classes"][:OFFERED]] for one in doubtful]
     shop.clicks += sum(1 if easy else TYPED for easy in offered)
-    seconds = shop.learn({one["photo"]: one["folder"] for one in doubtful})
+    seconds = shop.learn({one["photo"]: one["class"] for one in doubtful})
     shop.row(f"the {REVIEWED} most doubtful of the week", len(doubtful), seconds)
     print(f"the week: {len(new)} photos, {len(certain)} certain, {wrong} of them wrong; of the most doubtful "
           f"{sum(offered)} were offered their class")  # fmt: skip
@@ -121,7 +131,7 @@ def folders(shop: Shop, step: str, files: Sequence[Path]) -> None:
     """Drop photos, name them by their folders, learn them."""
     new = shop.bring(files)
     shop.clicks += 2
-    shop.row(step, len(new), shop.learn({one["photo"]: one["folder"] for one in new}))
+    shop.row(step, len(new), shop.learn({one["photo"]: one["class"] for one in new}))
 
 
 if __name__ == "__main__":
