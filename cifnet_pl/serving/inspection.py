@@ -172,6 +172,10 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
     )
 
 
+WIDEST = 75
+"""Points between which a class's share may lie, from which on nothing is said of it: of a few occasions."""
+
+
 def class_answers(model: Classifier) -> Answers:
     """Return what is answered for the stored photos of each class, in the order of the classes."""
     names, count, samples = model.class_names, len(model.class_names), model.calibration_samples()
@@ -193,8 +197,10 @@ def class_answers(model: Classifier) -> Answers:
         taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
         share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[counted & (columns == row)]))
-        between = forecast(share, occasions)
-        seen = ClassAnswers(name=name, right=100 * share, between=between, taken_for=listed, seldom=row in seldom)
+        low, high = forecast(share, occasions)
+        seen = ClassAnswers(name=name, right=None, taken_for=listed, seldom=row in seldom)
+        if high - low <= WIDEST:
+            seen.right, seen.between = 100 * share, (low, high)
         found.append(seen)
     return Answers(classes=found, margin=margin(samples), ten_more=ten_more(samples))
 

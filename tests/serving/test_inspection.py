@@ -54,6 +54,17 @@ def test_what_each_class_is_taken_for():
     assert Promise.of(model).another_day is not None
 
 
+def test_of_a_class_of_few_occasions_no_number_is_told():
+    y = torch.arange(3).repeat_interleave(30)
+    model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
+    assert model.buffer is not None
+    model.calibration.groups = torch.where(model.buffer.y == 0, torch.arange(90) % 3, torch.arange(90) + 3)
+    pear, plum, quince = class_answers(model).classes
+    assert (pear.right, pear.between, pear.taken_for) == (None, None, ["quince"])
+    assert plum.right == 100
+    assert quince.right is not None
+
+
 @pytest.mark.parametrize("occasions", [4, 12, 40])
 def test_a_forecast_holds_what_as_many_occasions_show(occasions: int):
     """Over all shares on another day, with their prior: at least 95 times of a hundred."""
