@@ -7,8 +7,10 @@ setup(
     package_dir={"cifnet_pl.configs": "configs"},
     package_data={
         "cifnet_pl": ["py.typed"],
+        "cifnet_pl.cli": ["help.txt"],
         "cifnet_pl.configs": ["*.yaml", "*/*.yaml"],
-        "cifnet_pl.report": ["published.csv", "templates/*.html"],
-        "cifnet_pl.serving": ["page/*"],
+        "cifnet_pl.model": ["templates/*"],
+        "cifnet_pl.report": ["published.csv", "templates/*"],
+        "cifnet_pl.serving": ["journal.sql", "page/*"],
     },
 )

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import refuse_output, warn
+from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of, taken_for
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
+from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
@@ -70,8 +70,7 @@ def audit(
     from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output))
-    with exclusive(target):
-        refuse_output(target, overwrite, folder=True)
+    with writing(target, overwrite, "folder"):
         loaded = load(model, trust=trust)
         if not loaded.backbone.takes_images:
             raise UsageError("this model learned embeddings that were computed elsewhere: an audit needs photos")

@@ -9,15 +9,14 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import Engine, refuse_output
+from cifnet_pl.cli.commands import Engine, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, write_atomic
+from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.text import counted, families, number_of, on_terminal, printable, shortened
 
 if TYPE_CHECKING:
@@ -95,9 +94,7 @@ def classify(
     target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
     if picture is not None:
         check_picture(picture, target)
-    with exclusive(target), exclusive(picture) if picture is not None else nullcontext():
-        for path in filter(None, (target, picture)):
-            refuse_output(path, overwrite)
+    with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:
             raise UsageError("--gallery needs photos, but this model classifies embeddings: leave it out")

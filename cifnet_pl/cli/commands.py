@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ import docstring_parser
 
 from cifnet_pl.cli.parsing import OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import printable
 
 RUNS: dict[str, str] = {
@@ -119,22 +121,36 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
     parser.add_argument(*spelled, dest=name, required=required, **options)
 
 
-def refuse_output(target: Path, overwrite: bool, folder: bool = False) -> None:
-    """Check that a command may write its output.
+OutputKind = Literal["file", "folder", "bundle"]
+
+
+@contextmanager
+def writing(target: Path | None, overwrite: bool, kind: OutputKind = "file") -> Iterator[None]:
+    """Hold the right to write a command's output within the block, once it is known that it may be written.
 
     Args:
-        target: where it is to be.
+        target: where it is to be; None where a command has no output.
         overwrite: whether what is there may be replaced.
-        folder: whether the output is a folder, and not a file.
+        kind: of the output.
 
     Raises:
-        UsageError: it may not, or what is there is of the other kind.
+        UsageError: it may not, what is there is of another kind, or another process is writing it.
     """
-    if target.exists() and target.is_dir() != folder:
-        kinds = ("file", "folder") if folder else ("folder", "file")
-        raise UsageError(f"{target} is a {kinds[0]}, expected a {kinds[1]}: choose another --output")
-    if target.exists() and not overwrite and not (folder and not any(target.iterdir())):
-        raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
+    if target is None:
+        yield
+        return
+    with exclusive(target):
+        if kind == "bundle":
+            from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
+
+            refuse_existing(target, overwrite)
+        elif target.exists():
+            there = "folder" if target.is_dir() else "file"
+            if there != kind:
+                raise UsageError(f"{target} is a {there}, expected a {kind}: choose another --output")
+            if not overwrite and (kind == "file" or any(target.iterdir())):
+                raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
+        yield
 
 
 def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
@@ -205,47 +221,18 @@ def own_version() -> str:
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
 """What may follow ``--help``: the sections of a configuration."""
 
-EXAMPLES = {
-    "fit": """\
+FIRST_RUNS = """\
   cifnet fit --data.root photos                 class folders of photos, by the recommended head
   cifnet fit --config quickstart                a configuration of the package: cifnet configs
-  cifnet fit --data.root photos --ckpt_path last            go on where that run stopped""",
-    "validate": "  cifnet validate --config RUN/config.yaml --ckpt_path last",
-    "test": "  cifnet test --config RUN/config.yaml --ckpt_path last",
-    "predict": "  cifnet predict --config RUN/config.yaml --ckpt_path last",
-}
-"""Name of a sub-command → its examples."""
-
-USUAL = """\
-the data:
-  --data.root PATH              folder or Zip archive with one folder of photos per class
-  --data.source NAME            digits, cifar100, embeddings, … (docs/sources.md); folder by default
-  --data.classes_per_task N     new classes of each task (10); [50, 10, 10] for uneven ones
-  --data.class_order SEED       seed of the order of the classes
-  --data.image_size N           side of the squares in pixels; that of the weights by default
-  --data.group KIND             what is held back together: near, folder, day, burst, …
-  --data.on_corrupt skip        leave out photos that cannot be read
-  --data.cache true             keep embeddings on disk for other runs
-the model:
-  --model.backbone NAME         frozen network: embedded:efficientnet_lite0, timm:NAME, file:PATH, …
-  --model.head CLASS            RidgeHead, CIFNetHead, NCMHead, …; with options: --model.head.ridge 0.1
-  --model.buffer CLASS          CalibrationBuffer, a few features of each class; null for none
-  --model.calibrate true        probabilities that can be believed, by that buffer
-  --model CLASS                 a trained method to compare with, as in --config iterative/der
-the run:
-  --config NAME|FILE            a configuration; options after it change it
-  --experiment NAME             name of the run's folder, below --logs (lightning_logs)
-  --seed_everything N           seed of buffer, projections and the rest (1)
-  --trainer.devices N           GPUs or processes
-  --print_config                show the configuration with all options, and stop"""
-"""The options that most runs need."""
+  cifnet fit --data.root photos --ckpt_path last            go on where that run stopped"""
+"""Examples of ``fit``."""
 
 
 def usual_help(command: str) -> str:
-    """Return the text of ``--help`` alone of a sub-command that needs a Trainer."""
-    parts = [f"usage: cifnet {command} [options]", "", RUNS[command], "", "examples:", EXAMPLES[command], "", USUAL, ""]
-    more = f"more: cifnet {command} --help TOPIC, of {', '.join(TOPICS)}; --model.head.help RidgeHead for a class"
-    return "\n".join([*parts, more])
+    """Return the text of ``--help`` alone of a sub-command that needs a Trainer: the options that most runs need."""
+    text = Path(__file__).with_name("help.txt").read_text(encoding="utf-8").rstrip()
+    examples = FIRST_RUNS if command == "fit" else f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
+    return text.format(command=command, summary=RUNS[command], examples=examples, topics=", ".join(TOPICS))
 
 
 def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, refuse_output, warn
+from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
-from cifnet_pl.utilities.files import exclusive, write_bytes
+from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def embed(
 
     if target.suffix == ".parquet":
         import_pyarrow()  # a missing package is named before the work
-    with exclusive(target):
-        refuse_output(target, overwrite)
+    with writing(target, overwrite):
         network = build_backbone(backbone, architecture, download, engine)
         z, files, unreadable = embedded(images, network, image_size=image_size, progress=True)
         warn([], ((Path(photo), reason) for photo, reason in unreadable.items()))

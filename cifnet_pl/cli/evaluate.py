@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cifnet_pl.cli.commands import refuse_output, warn
+from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, write_bytes, write_json, write_text
+from cifnet_pl.utilities.files import write_bytes, write_json, write_text
 from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable
 
 if TYPE_CHECKING:
@@ -69,10 +68,7 @@ def evaluate(
     target = expanded(Path(output)) if output is not None else None
     if recalibrate and target is None:
         raise UsageError("--recalibrate stores a model: give it a place with --output")
-    with ExitStack() as held:
-        if target is not None and not recalibrate:
-            held.enter_context(exclusive(target))
-            refuse_output(target, overwrite, folder=True)
+    with writing(target, overwrite, "bundle" if recalibrate else "folder"):
         photos, unreadable = ClassPhotos.find(images, "--images", tested=True), list[Any]()
         loaded = load(model, trust=trust)
         known = known_photos(loaded, photos, model)
@@ -304,16 +300,13 @@ def fit_promises(model: Classifier, name: str, photos: ClassPhotos, target: Path
     """
     import torch
 
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.calibration import FEWEST_NEW
 
-    with exclusive(target):
-        refuse_existing(target, overwrite)
-        unreadable: list[Any] = []
-        new = NewPhotos.of(model, photos, unreadable)
-        warn([], unreadable)
-        result = model.recalibrated(new.z, new.y, new.key)
-        result.save(target, overwrite)
+    unreadable: list[Any] = []
+    new = NewPhotos.of(model, photos, unreadable)
+    warn([], unreadable)
+    result = model.recalibrated(new.z, new.y, new.key)
+    result.save(target, overwrite)
     if new.learned:
         them = number_of(new.learned, "photo")
         print(f"{them} that the model has learned {is_or_are(new.learned)} left out")

@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import refuse_output
+from cifnet_pl.cli.commands import OutputKind, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive, write_bytes, write_text
+from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import next_command, number_of
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.export import Check
+
+
+KINDS: dict[str, OutputKind] = {"bundle": "bundle", "onnx": "file", "triton": "folder"}
+"""Format → kind of the output."""
 
 
 def export(
@@ -46,7 +50,6 @@ def export(
         CheckpointError: there is no model at ``model``, or it is damaged.
         CifnetError: the disk is full, or the model cannot be expressed as ONNX.
     """
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.store import load
 
     if output is None and push is None:
@@ -58,11 +61,7 @@ def export(
     if output is None:
         return
     target = Path(output).expanduser()
-    with exclusive(target):
-        if format == "bundle":
-            refuse_existing(target, overwrite)
-        else:
-            refuse_output(target, overwrite, folder=format == "triton")
+    with writing(target, overwrite, KINDS[format]):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format != "bundle":
             _export_graph(loaded, target, for_server=format == "triton")

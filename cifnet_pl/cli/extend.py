@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from cifnet_pl.cli.commands import Engine, warn
-from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.text import next_command, number_of
 
 
@@ -43,13 +42,11 @@ def extend(
         DataError: a folder is missing, holds no photos, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.metrics import about_hardly_answered
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
-    with exclusive(target):
-        refuse_existing(target, overwrite)
+    with writing(target, overwrite, "bundle"):
         old = load(model, engine=engine, trust=trust)
         result = old.extend(images, check=check, more=more, duplicates=duplicates, progress=True)
         result.model.save(target, overwrite)

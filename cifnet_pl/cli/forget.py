@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, warn
-from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 if TYPE_CHECKING:
@@ -45,12 +44,10 @@ def forget(
         DataError: the photos are not those that the class was learned from.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
-    with exclusive(target):
-        refuse_existing(target, overwrite)
+    with writing(target, overwrite, "bundle"):
         result = load(model, engine=engine, trust=trust).forget(class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)

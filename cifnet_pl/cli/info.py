@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import number, number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.bundle import Event
@@ -68,11 +68,11 @@ def history_table(history: list[Event], samples: str) -> Table:
             printable(event.what).replace("[", r"\["),
             printable(event.date or "–").replace("[", r"\["),
             str(event.classes),
-            _number(event.photos, ""),
-            _number(event.accuracy, ".1f"),
+            number(event.photos, ""),
+            number(event.accuracy),
             old,
-            _number(event.seconds, ".1f"),
-            _number(event.energy_kwh, ".1e"),
+            number(event.seconds),
+            number(event.energy_kwh, ".1e"),
         )
     return table
 
@@ -123,7 +123,3 @@ def _energy(history: list[Event]) -> str:
         energy += f", without {missing} of {len(history)} steps that were not measured"
     sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
     return f"{energy} ({'; '.join(sources)})" if sources else energy
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

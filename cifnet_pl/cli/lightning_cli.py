@@ -44,10 +44,9 @@ from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
 from cifnet_pl.utilities.plugins import find_in_current_folder
-from cifnet_pl.utilities.text import first_line
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -212,10 +211,9 @@ class CIFNetCLI(LightningCLI):
             kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
         kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
         callbacks = [*_as_list(options.get("callbacks"))]
-        try:
+        wrong = (ValueError, TypeError, MisconfigurationException)
+        with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise UsageError(f"the options of trainer do not fit: {first_line(error)}") from error
         check_number(trainer)
         # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
         cast(Any, trainer).callbacks.sort(
@@ -272,7 +270,7 @@ def run(args: list[str]) -> None:
     find_in_current_folder()
     register_strategy()
     try:
-        with explained(), leaving_the_group():
+        with run_errors(), leaving_the_group():
             _run_lightning(with_clean_heads(with_named_configs(with_recommended(args))))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
@@ -312,7 +310,7 @@ WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def run_errors() -> Iterator[None]:
     """Within the block, replace errors about lost processes and files that cannot be written by a CifnetError."""
     try:
         yield

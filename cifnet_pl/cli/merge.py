@@ -7,9 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import refuse_output, warn
+from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import is_or_are, number_of
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ def merge(
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
     from cifnet_pl.model import merge as merging
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.store import load
 
     paths, target = [Path(text).expanduser() for text in models], Path(output).expanduser()
@@ -59,8 +57,7 @@ def merge(
             raise UsageError(f"{again} is given twice: its photos would count twice")
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
-    with exclusive(target):
-        refuse_existing(target, overwrite)
+    with writing(target, overwrite, "bundle"):
         first = load(models[0], trust=trust)
         loaded = [first, *(load(path, device=first.device, trust=trust) for path in models[1:])]
         ancestor = load(base, device=first.device, trust=trust) if base is not None else None
@@ -125,14 +122,9 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
         UsageError: the same samples twice, sums of other settings, or something is at ``target`` already.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.bundle import refuse_existing
     from cifnet_pl.model.sums import is_sums, write_sums
 
-    with exclusive(target):
-        if is_sums(target):
-            refuse_output(target, overwrite)
-        else:
-            refuse_existing(target, overwrite)
+    with writing(target, overwrite, "file" if is_sums(target) else "bundle"):
         total = reduce_sums(files, trust)
         count, samples = number_of(len(files), "file"), number_of(sum(total.model.counts.values()), "sample")
         if is_sums(target):

@@ -133,6 +133,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.data.datamodule import CIFNetDataModule
     from cifnet_pl.data.plan import find_copies
     from cifnet_pl.learning.cifnet_module import CIFNetModule
+    from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.sums import ShardLearner
     from cifnet_pl.utilities.plugins import find_in_current_folder
 
@@ -163,10 +164,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         left_out = copies.left_out(source)[0] if data.duplicates == "leave_out" else None
     return ShardLearner(
         source,
-        module.backbone,
-        lambda width: module.head.fresh(),
-        size,
-        crop_ratio,
+        Classifier(module.backbone, module.head, image_size=size, crop_ratio=crop_ratio),
         data.batch_size,
         data.num_workers or 0,
         data.on_corrupt == "skip",

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictInt, Valid
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.parsing import arguments_of
-from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import CifnetError, UsageError, prefixed, unknown_name
 from cifnet_pl.utilities.files import read_yaml, write_text
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import number_of, printable, slug
@@ -273,13 +273,11 @@ def read_points(
             "part": [Option(label=part.label)] if part.label and not other_data else [],
             **part.axes, **sweep.axes, "seed": each,
         }  # fmt: skip
-        try:
+        with prefixed(str(path)):
             chosen = {name: [one for option in axes[name] for one in option.variants(path.parent)] for name in axes}
             check_labels(chosen)
             for point in _product(base, {**sweep.fixed, **part.fixed}, chosen, overrides):
                 points.setdefault(point.identity, point)
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from error
     return list(points.values())
 
 

@@ -220,6 +220,7 @@ class Batches:
         side: of the squares that images become, in pixels; 0 for embeddings.
         workers: threads that decode images.
         skip: whether images that cannot be read are left out.
+        crop_ratio: share of the shorter side of an image that its square has.
     """
 
     samples: SampleSet
@@ -229,6 +230,7 @@ class Batches:
     side: int
     workers: int
     skip: bool
+    crop_ratio: float = 1.0
 
     def __len__(self) -> int:
         return len(pieces(self.rows, self.size))
@@ -239,24 +241,23 @@ class Batches:
         Raises:
             DataError: an image cannot be read, and is not to be left out; names it.
         """
-        for samples, labels, _ in self.with_keys():
+        for samples, labels, _, _ in self.with_keys():
             yield samples, labels
 
-    def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the same batches, each with the content hashes (n,) int64 of its samples."""
+    def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor, np.ndarray]]:
+        """Yield the same batches, each with the content hashes (n,) int64 and positions (n,) of its samples."""
         batches = pieces(self.rows, self.size)
         if not isinstance(self.samples, ImageSet):
             for rows in batches:
                 labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
-                yield cast(Store, self.samples).get(rows), labels, torch.from_numpy(self.samples.hashes(rows))
+                yield cast(Store, self.samples).get(rows), labels, torch.from_numpy(self.samples.hashes(rows)), rows
             return
-        with closing(ImageLoader(self.samples, self.side, 1.0, self.workers)) as loader:
+        with closing(ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)) as loader:
             for batch in loader.decode(batches):
                 if batch.unreadable and not self.skip:
-                    raise DataError(
-                        f"cannot read image {batch.unreadable[0]}: repair or remove it, or use on_corrupt=skip"
-                    )
-                yield batch.image, self.labels[batch.label], batch.key
+                    raise DataError(name_unreadable(batch.unreadable, ()))
+                if len(batch.row):
+                    yield batch.image, self.labels[batch.label], batch.key, batch.row.numpy()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
 from cifnet_pl.model.metrics import BINS, FIRST, percent, with_answer_first
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError, explained
-from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.files import flatten, to_csv, write_text
 from cifnet_pl.utilities.plugins import about, code_hash, entry_point, import_name, names_import
 
 
@@ -536,8 +536,8 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None
     Raises:
         CheckpointError: one of ``settings`` differs from ``stored``; names the first.
     """
-    theirs = flat_settings(stored)
-    for key, value in flat_settings(settings).items():
+    theirs = flatten(stored)
+    for key, value in flatten(settings).items():
         stored_value = theirs.get(key)
         if type(stored_value) is not type(value) or stored_value != value:
             raise CheckpointError(
@@ -555,22 +555,6 @@ def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
     fraction, seed = images["held_back"] or (None, None)
     sizes = {"image_size": images["image_size"], "crop_ratio": images["crop_ratio"]}
     return {**sizes, "val_fraction": fraction, "split_seed": seed}
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to one level.
-
-    Example:
-        >>> flat_settings({"head": {"ridge": 1}})
-        {'head.ridge': 1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flat_settings(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 class TaskCallback(Callback):

@@ -171,8 +171,7 @@ def embed_batch(model: Model, batch: PhotoBatch) -> Tensor:
     Raises:
         NonFiniteError: an embedding holds NaN or Inf; names the photo.
     """
-    files = [file for file, reason in zip(batch.files, batch.unreadable, strict=True) if reason is None]
-    return model.embed(batch.image, lambda row: place_of(files[row]))
+    return model.embed(batch.image, lambda row: place_of(batch.readable[row]))
 
 
 def unreadable_of(batch: PhotoBatch) -> list[Unreadable]:
@@ -330,12 +329,9 @@ def embed(
     parts, files, unreadable = [torch.zeros(0, network.features)], list[Path | None](), dict[str, str]()
     batches = squares(photos_of(photos), size, crop_ratio)
     for batch in counted(batches, "embedding") if progress else batches:
-        readable = []
-        for photo, reason in zip(batch.files, batch.unreadable, strict=True):
-            if reason is None:
-                readable.append(photo)
-            else:
-                unreadable[place_of(photo)] = reason
-        parts.append(embed_images(network, batch.image.to(place), [*map(place_of, readable)].__getitem__).cpu())
-        files += [photo if isinstance(photo, Path) else None for photo in readable]
+        reasons = zip(batch.files, batch.unreadable, strict=True)
+        unreadable |= {place_of(photo): reason for photo, reason in reasons if reason is not None}
+        z = embed_images(network, batch.image.to(place), [*map(place_of, batch.readable)].__getitem__)
+        parts.append(z.cpu())
+        files += [photo if isinstance(photo, Path) else None for photo in batch.readable]
     return Embedded(torch.cat(parts), files, unreadable)

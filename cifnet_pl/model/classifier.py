@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.data.loading import Task
+from cifnet_pl.data.loading import Batches, Task
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads.confidence import AnswerSets, check_share, novelty_reference
 from cifnet_pl.model.bundle import class_names, write_bundle
@@ -323,10 +323,20 @@ class Classifier(Model):
         if task.train.side:
             self.image_size, self.crop_ratio = task.train.side, 1.0
         self.begin_task(task.class_names)
-        for samples, labels, keys in task.train.with_keys():
-            z = self.embed(samples.to(self.device)) if task.train.side else samples
-            self.observe(z, labels, keys)
+        self.observe_all(task.train)
         self.finish_task()
+
+    def observe_all(self, batches: Batches) -> None:
+        """Embed samples of the task that has begun, and take them in.
+
+        Raises:
+            DataError: an image that cannot be read.
+            NonFiniteError: an embedding that holds NaN or Inf; names the image.
+        """
+        for samples, *about, rows in batches.with_keys():
+            places = [batches.samples.place(row) for row in rows.tolist()]
+            z = self.embed(samples, places.__getitem__) if batches.side else samples
+            self.observe(*(part.to(self.device) for part in (z, *about)))
 
     def extend(
         self,

@@ -21,9 +21,9 @@ from cifnet_pl.model.bundle import Event, class_names, now, outside_parts
 from cifnet_pl.model.calibration import FEWEST_NEW, Calibration
 from cifnet_pl.utilities.errors import (
     NonFiniteError,
-    UnsupportedError,
     UsageError,
     check_embeddings,
+    prefixed,
     unknown_name,
 )
 from cifnet_pl.utilities.files import of_all_processes
@@ -380,13 +380,8 @@ class Model:
         """
         known = [name for name in names if name in set(self.class_names)]
         if known:
-            try:
+            with prefixed(f"cannot add photos to class '{printable(known[0])}', which is learned already"):
                 self.head.require("pools")
-            except UnsupportedError as error:
-                name = printable(known[0])
-                raise UnsupportedError(
-                    f"cannot add photos to class '{name}', which is learned already: {error}"
-                ) from error
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
 

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.model.classifier import Classifier, able
 from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
+from cifnet_pl.utilities.files import rendered
 
 TOLERANCE = 1e-4
 """Largest difference of a probability between onnxruntime and torch that an export is good for."""
@@ -270,44 +272,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
 
 
-BATCH = 64
-"""Largest number of images that the server puts into one call."""
-
-DELAY = 5000
-"""Microseconds that the server waits for images of the same size to join a batch."""
-
-CONFIG = """# images: RGB, all of a request of one size; probabilities: in the order of labels.txt
-name: "{name}"
-platform: "onnxruntime_onnx"
-max_batch_size: {batch}
-input [
-  {{
-    name: "images"
-    data_type: TYPE_UINT8
-    dims: [ -1, -1, 3 ]
-  }}
-]
-output [
-  {{
-    name: "probabilities"
-    data_type: TYPE_FP32
-    dims: [ {classes} ]
-    label_filename: "labels.txt"
-  }}{more}
-]
-dynamic_batching {{
-  max_queue_delay_microseconds: {delay}
-}}
-"""
-
-NOVELTY = """,
-  {
-    name: "novelty"
-    data_type: TYPE_FP32
-    dims: [ 1 ]
-    reshape { shape: [ ] }
-  }"""
-"""The second output, one number an image, of a graph that has it."""
+TRITON = Path(__file__).parent / "templates" / "config.pbtxt"
 
 
 def triton_config(name: str, classes: int, graph: bytes) -> str:
@@ -321,5 +286,4 @@ def triton_config(name: str, classes: int, graph: bytes) -> str:
     import onnx
 
     outputs = {output.name for output in onnx.load_model_from_string(graph).graph.output}
-    more = NOVELTY if "novelty" in outputs else ""
-    return CONFIG.format(name=name, batch=BATCH, classes=classes, delay=DELAY, more=more)
+    return rendered(TRITON, name=name, classes=classes, novelty="novelty" in outputs)

@@ -13,10 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from cifnet_pl.model.bundle import CONFIG, LARGEST_CONFIG, tensors_name
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -25,38 +24,7 @@ if TYPE_CHECKING:
 MOST_CLASSES = 200
 """Class names in a card; of more, the first ones."""
 
-TEMPLATE = """---
-{about}
----
-
-# {title}
-
-A classifier of {classes} classes, learned without training: a frozen network turns each {sample} into an embedding, and
-a closed-form head is solved from sums over them.
-
-| | |
-|---|---|
-{table}
-
-```
-pip install 'cifnet_pl[hf]'
-cifnet export --model hf:{repository} --download true --output MODEL
-cifnet classify --model MODEL --images {use} --output out.csv
-cifnet extend --model MODEL --images NEW --output LARGER    # new classes, without any old sample
-```
-
-```python
-import cifnet_pl
-
-model = cifnet_pl.load("hf:{repository}", download=True)
-```
-
-The files are safetensors and JSON: loading them executes nothing.
-
-## Classes
-
-{names}
-"""
+TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 
 
 def model_card(model: Classifier, repository: str) -> str:
@@ -66,28 +34,17 @@ def model_card(model: Classifier, repository: str) -> str:
         model: the model.
         repository: ``user/model``.
     """
-    photos, names = model.backbone.takes_images, model.class_names
-    tags = ["class-incremental-learning", "continual-learning", "training-free"]
-    about = {"library_name": "cifnet_pl", "tags": tags}
-    table = {
-        "network": f"`{printable(model.backbone.name)}`",
-        "head": f"`{type(model.head).__name__}`",
-        "samples learned": f"{sum(model.counts.values()):,}",
-        "size of its state": f"{sum(model.state_elements().values()):,} numbers",
-    }
-    if photos:
-        about["pipeline_tag"] = "image-classification"
-        table["photos"] = f"{model.image_size} × {model.image_size} pixels"
-    others = len(names) - MOST_CLASSES
-    return TEMPLATE.format(
-        about=yaml.safe_dump(about, sort_keys=False).strip(),
+    return rendered(
+        TEMPLATE,
+        model=model,
+        photos=model.backbone.takes_images,
         title=escaped(repository.partition("/")[2]),
-        classes=len(names),
-        sample="photo" if photos else "sample",
-        table="\n".join(f"| {name} | {value} |" for name, value in table.items()),
         repository=repository,
-        use="PHOTOS" if photos else "VECTORS.npz",
-        names=", ".join(map(escaped, names[:MOST_CLASSES])) + (f" and {others} others" if others > 0 else ""),
+        network=printable(model.backbone.name),
+        head=type(model.head).__name__,
+        learned=f"{sum(model.counts.values()):,}",
+        numbers=f"{sum(model.state_elements().values()):,}",
+        names=[escaped(name) for name in model.class_names[:MOST_CLASSES]],
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.text import number_of
 
 
@@ -60,11 +60,9 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         first = seen.setdefault(other.identity, name)
         for knowing, learned in ((merged, other), (other, merged)):
             warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
-        try:
+        with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
-            merged, news = _joined(merged, other, name, base if first == name else None, first == name)
-        except (UsageError, UnsupportedError) as error:
-            raise type(error)(f"cannot merge {name} into {names[0]}: {error}") from error
+            news = _join(merged, other, name, base if first == name else None, first == name)
         if first != name:
             raise UsageError(f"{name} holds the same model as {first}: its photos would count twice")
         warnings += news
@@ -74,14 +72,14 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
     return Merger(merged, sum(merged.counts.values()), warnings)
 
 
-def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tuple[M, list[str]]:
-    """Add ``added`` to ``model``, each photo once; return the result, and warnings for the user."""
+def _join(model: M, added: M, name: str, base: M | None, distinct: bool) -> list[str]:
+    """Add ``added`` to ``model``, each photo once; return warnings for the user."""
     other = added.clone()
     ours, theirs = _photos(model), _photos(added)
     common = ours & theirs if distinct else Counter()
     if not common:
         absorb(model, other)
-        return model, []
+        return []
     count = sum(common.values())
     if base is None:
         raise UsageError(
@@ -96,7 +94,7 @@ def _joined(model: M, added: M, name: str, base: M | None, distinct: bool) -> tu
     take_out(other, base)
     absorb(model, other)
     once = "counts once" if count == 1 else "count once"
-    return model, [f"note: {number_of(count, 'photo')} that {name} has in common with the models before it {once}"]
+    return [f"note: {number_of(count, 'photo')} that {name} has in common with the models before it {once}"]
 
 
 def take_out(model: Model, base: Model) -> None:

@@ -38,7 +38,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.photos.files import about_unsafe
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import CheckpointError, explained, prefixed, unknown_name
 from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
 from cifnet_pl.utilities.text import printable
@@ -99,10 +99,8 @@ def assemble(
     head = _head(about.head, backbone.features, shapes, where)
     buffer = None
     if about.buffer is not None:
-        try:
+        with prefixed(f"{where}: the settings of buffer are refused", CheckpointError):
             buffer = CalibrationBuffer(**about.buffer.model_dump())
-        except UsageError as error:
-            raise CheckpointError(f"{where}: the settings of buffer are refused: {error}") from error
     photos, calibration = PhotoHashes(), Calibration()
     learned = backbone if backbone.stored else None
     given = {"photos": photos, "calibration": calibration, "buffer": buffer, "backbone": learned}
@@ -121,11 +119,9 @@ def assemble(
         head,
         buffer,
         names,
-        about.images.image_size,
-        about.images.crop_ratio,
-        about.images.held_back,
-        about.history,
-        about.precision,
+        **vars(about.images),
+        history=about.history,
+        precision=about.precision,
         engines=list(about.engines),
         photos=photos,
         calibration=calibration,
@@ -167,11 +163,9 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     small = 8 * width**2 <= max(FREE_BYTES, 4 * stored)
     _require(small, where, f"it declares a head of width {width}, but stores only {stored} bytes")
-    with explained(CheckpointError, f"{where}: the settings of head are refused"):
-        try:
-            head = kind.from_settings(settings)
-        except CifnetError as error:
-            raise CheckpointError(f"{where}: the settings of head are refused: {error}") from error
+    refused = f"{where}: the settings of head are refused"
+    with explained(CheckpointError, refused), prefixed(refused, CheckpointError):
+        head = kind.from_settings(settings)
     _require(head.settings() == settings, where, f"the settings of {kind.__name__} are those of another version")
     return head
 
@@ -182,10 +176,8 @@ def _kind_of_head(name: Any, where: str) -> type[Head]:
         return HEADS[name]
     if not isinstance(name, str) or not names_import(name):
         raise CheckpointError(f"{where}: head.class: {unknown_name('head', printable(str(name)), HEADS)}")
-    try:
+    with prefixed(where, CheckpointError):
         kind = import_part(name)
-    except UsageError as error:
-        raise CheckpointError(f"{where}: {error}") from error
     if not isinstance(kind, type) or not issubclass(kind, Head):
         raise CheckpointError(f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head")
     return kind
@@ -210,11 +202,9 @@ def _load(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], where: 
     state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     for key, value in state.items():
         _require(_is_plain(value), where, f"'{printable(key)}' is not a whole tensor of finite numbers")
-    with explained(CheckpointError, f"{where} does not fit a {type(module).__name__}"):
-        try:
-            module.load_state_dict(state, strict=True)
-        except CifnetError as error:
-            raise CheckpointError(f"{where} is damaged: {error}") from error
+    unlike = explained(CheckpointError, f"{where} does not fit a {type(module).__name__}")
+    with unlike, prefixed(f"{where} is damaged", CheckpointError):
+        module.load_state_dict(state, strict=True)
     for key, value in module.state_dict().items():
         _require(value.dtype == state[key].dtype, where, f"'{key}' is in {state[key].dtype}, expected {value.dtype}")
 

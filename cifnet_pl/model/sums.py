@@ -11,8 +11,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,16 +23,13 @@ from pydantic import Field, Strict
 from safetensors.torch import save
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.loading import EMBEDDED_BATCH, ImageLoader, pieces
-from cifnet_pl.data.sets import ImageSet, SampleSet, Source
-from cifnet_pl.data.sources.tables import EmbeddingSet
-from cifnet_pl.heads import Head
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
+from cifnet_pl.data.sets import SampleSet, Source
 from cifnet_pl.model.bundle import Event, StoredTensors, Table, now, open_tensors, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
 from cifnet_pl.model.store import assemble
-from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, prefixed
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import listed, printable
@@ -119,11 +116,9 @@ class PartialSums:
                     f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
                     "would count twice: sums of different sets must not share samples"
                 )
-        try:
+        with prefixed(f"cannot add {other.name} to {self.name}"):
             check_same_embeddings(self.model, other.model)
             absorb(self.model, other.model)
-        except UsageError as error:
-            raise UsageError(f"cannot add {other.name} to {self.name}: {error}") from error
         self.parts = _joined([*self.parts, *other.parts])
 
     def solved(self) -> Classifier:
@@ -289,9 +284,7 @@ class ShardLearner:
 
     Attributes:
         source: the training set is cut into shards; the test set is not used.
-        backbone: embeds images; none:<width> for embeddings.
-        make_head: function from the width of the embeddings to an empty head whose statistics pool.
-        image_size, crop_ratio: of the squares that the backbone gets.
+        empty: a model without classes, whose head's statistics pool; its backbone is none:<width> for embeddings.
         batch_size: images embedded at once.
         workers: processes that decode.
         skip_unreadable: whether to leave out images that cannot be decoded.
@@ -299,21 +292,18 @@ class ShardLearner:
     """
 
     source: Source
-    backbone: Backbone
-    make_head: Callable[[int], Head]
-    image_size: int
-    crop_ratio: float = 1.0
+    empty: Classifier
     batch_size: int = 64
     workers: int = 0
     skip_unreadable: bool = False
     left_out: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        head = self.make_head(self.backbone.features)
-        head.require("pools")
-        features = getattr(self.source.train, "features", head.in_features)
-        if features != head.in_features:
-            raise UsageError(f"the embeddings have {features} numbers each, backbone none:{head.in_features} does not")
+        width = self.empty.head.in_features
+        self.empty.head.require("pools")
+        features = getattr(self.source.train, "features", width)
+        if features != width:
+            raise UsageError(f"the embeddings have {features} numbers each, backbone none:{width} does not")
         self._listing = listing_of(self.source.train, self.source.class_names)
 
     def part(self, shard: Shard) -> Part:
@@ -335,41 +325,19 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or Inf.
         """
-        part, samples = self.part(shard), self.source.train
-        model = Classifier(
-            self.backbone, self.make_head(self.backbone.features), None, [], self.image_size, self.crop_ratio
-        )
-        if self.backbone.takes_images:
-            model.note_engines([model.engine])
-        model.begin_task(self.source.class_names)
-        rows = np.arange(part.start, part.stop)
+        part, samples, model = self.part(shard), self.source.train, self.empty.clone()
+        rows, images = np.arange(part.start, part.stop), model.backbone.takes_images
         if self.left_out is not None:
             rows = rows[~self.left_out[rows]]
-        for z, embedded in self._embedded(model, rows):
-            labels = torch.from_numpy(samples.labels[embedded])
-            model.observe(z, labels.to(model.device), torch.from_numpy(samples.hashes(embedded)).to(model.device))
+        if images:
+            model.note_engines([model.engine])
+        model.begin_task(self.source.class_names)
+        labels = torch.arange(len(self.source.class_names))
+        side, size = (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)
+        options = (size, side, self.workers, self.skip_unreadable, model.crop_ratio)
+        model.observe_all(Batches(samples, rows, labels, *options))
         model.add_up()
         sums = model.head.fresh()
         sums.merge_(model.head)  # nothing of the task that is under way is left
         model.head = sums
         return PartialSums(model, [part], shard.name)
-
-    def _embedded(self, model: Classifier, rows: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Yield embeddings (n, d) and the positions (n,) of their samples."""
-        samples = self.source.train
-        if isinstance(samples, EmbeddingSet):
-            yield from ((samples.get(piece).to(model.device), piece) for piece in pieces(rows, EMBEDDED_BATCH))
-            return
-        assert isinstance(samples, ImageSet)
-        shape = (self.image_size, self.crop_ratio)
-        with closing(ImageLoader(samples, *shape, self.workers, model.device.type)) as loader:
-            for batch in loader.decode(pieces(rows, self.batch_size)):
-                if batch.unreadable and not self.skip_unreadable:
-                    raise DataError(
-                        f"cannot read {batch.unreadable[0]}; repair or remove it, or add --data.on_corrupt skip"
-                    )
-                embedded = batch.row.numpy()
-                samples.note_hashes(embedded, batch.key.numpy())
-                if len(embedded):
-                    names = [samples.place(row) for row in embedded.tolist()]
-                    yield model.embed(batch.image, names.__getitem__), embedded

@@ -414,6 +414,11 @@ class PhotoBatch(NamedTuple):
     unreadable: tuple[str | None, ...]
     seen: tuple[Look | None, ...]
 
+    @property
+    def readable(self) -> list[AnyPhoto]:
+        """Those of the files that could be read, as ``image`` has them."""
+        return [file for file, reason in zip(self.files, self.unreadable, strict=True) if reason is None]
+
 
 def squares(
     files: Iterable[AnyPhoto],

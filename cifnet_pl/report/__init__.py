@@ -95,7 +95,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
     """
     from cifnet_pl.report.comparison import comparison_table
     from cifnet_pl.report.figures import all_pictures, render
-    from cifnet_pl.report.page import Part, Report, latex, to_csv_table, to_latex, to_markdown
+    from cifnet_pl.report.page import latex, report_markdown, report_page, to_csv_table, to_latex, to_markdown
     from cifnet_pl.report.settings import about_small_ridge, notes_of
     from cifnet_pl.report.tables import all_tables, report_notes, seldom_notes
 
@@ -112,7 +112,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         for table in tables.get(name, ()):
             for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
                 write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
-        parts.append(Part(name, tables.get(name, []), drawn))
+        parts.append({"name": name, "tables": tables.get(name, []), "pictures": drawn})
     runs = [run for group in study.groups for run in group.runs]
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
     warnings = [
@@ -124,7 +124,8 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
     lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
-    report = Report("Class-incremental learning: results", lead, warnings, parts, report_notes(study))
-    write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in report.notes))
-    write_text(folder / "report.md", report.to_markdown())
-    write_text(folder / "report.html", report.to_html())
+    notes, title = report_notes(study), "Class-incremental learning: results"
+    content = {"title": title, "lead": lead, "warnings": warnings, "parts": parts, "notes": notes}
+    write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes))
+    write_text(folder / "report.md", report_markdown(content))
+    write_text(folder / "report.html", report_page(content))

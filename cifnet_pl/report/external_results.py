@@ -16,8 +16,7 @@ from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat, fixed
 from cifnet_pl.report.study import Conditions, Group, Outcome
-from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import first_line
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
 PUBLISHED_ENERGY = "published (CodeCarbon)"
 RESULT_TABLES = ("tab:accuracy-results", "tab:cifar100-efficiency", "tab:imagenet100-efficiency", "fig:long_tail")
@@ -166,13 +165,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the lines of an external file, checked one by one, each with its number."""
     if not path.is_file():
         raise UsageError(f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, skipinitialspace=True, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            lines = [(reader.line_num, cells) for cells in reader if cells]
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise DataError(f"{path} is not a CSV file in UTF-8: {first_line(error)}") from error
+    with (
+        explained(DataError, f"{path} is not a CSV file in UTF-8"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(file, skipinitialspace=True, strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        lines = [(reader.line_num, cells) for cells in reader if cells]
     missing = [name for name in COLUMNS if name not in header]
     if missing or len(set(header)) < len(header):
         what = f"no column {', '.join(missing)}" if missing else "a column twice"

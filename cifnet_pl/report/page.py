@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.report.significance import SHARED, Stat, marked
-from cifnet_pl.utilities.files import to_csv
+from cifnet_pl.utilities.files import rendered, to_csv
 from cifnet_pl.utilities.text import printable
 
 Cell = str | Stat | None
@@ -322,49 +322,18 @@ def base64_of(data: bytes) -> str:
 TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=base64_of, png=png)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A section of a report: its tables, and its pictures with their SVG."""
+def report_page(content: Mapping[str, Any]) -> str:
+    """Return the page of a report; figures are images and not elements of it: identifiers of two cannot clash.
 
-    name: str
-    tables: Sequence[Table]
-    pictures: Sequence[tuple[Picture, bytes]]
-
-    @property
-    def anchor(self) -> str:
-        """The name in an address."""
-        return self.name.lower().replace(" ", "-")
-
-
-@dataclass(frozen=True)
-class Report:
-    """The content of a report.
-
-    Attributes:
-        title: of the page.
-        lead: sentence at the top.
-        warnings: sentences below it.
-        parts: its sections.
-        notes: sentences at the end.
+    Args:
+        content: what the template uses, see :func:`cifnet_pl.report.write_report`.
     """
+    return TEMPLATES.get_template("page.html").render(content)
 
-    title: str
-    lead: str
-    warnings: Sequence[str]
-    parts: Sequence[Part]
-    notes: Sequence[str]
 
-    def to_html(self) -> str:
-        """Return one page; figures are images and not elements of it: identifiers of two drawings cannot clash."""
-        return TEMPLATES.get_template("page.html").render(report=self, title=self.title)
-
-    def to_markdown(self) -> str:
-        """Return Markdown, with the figures as files beside it."""
-        lines = [f"# {self.title}", "", self.lead, "", *(f"> {text}\n" for text in self.warnings)]
-        for part in self.parts:
-            lines += [f"## {part.name}", "", *map(to_markdown, part.tables)]
-            lines += [f"![{p.caption}](figures/{p.name}.png)\n\n{p.caption}\n" for p, _ in part.pictures]
-        return "\n".join([*lines, "## Notes", "", *(f"* {note}" for note in self.notes), ""])
+def report_markdown(content: Mapping[str, Any]) -> str:
+    """Return the same in Markdown, with the figures as files beside it."""
+    return rendered(Path(__file__).parent / "templates" / "report.md", markdown=to_markdown, **content)
 
 
 # ---------------------------------------------------------------------- the page of an audit

@@ -15,6 +15,7 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.learning.callbacks import EnergyMonitor, TaskCheckpoint
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.report.runs import Run
+from cifnet_pl.utilities.files import flatten
 from cifnet_pl.utilities.plugins import defaults_of, title_of
 from cifnet_pl.utilities.text import number_of, printable, slug
 
@@ -246,26 +247,6 @@ def is_frozen(summary: Mapping[str, Any]) -> bool:
 
 def _section(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to one level; an empty mapping becomes None.
-
-    Args:
-        config: nested mappings.
-        prefix: of all keys.
-
-    Example:
-        >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
-        {'head.ridge': 1.0, 'buffer': None}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = None if isinstance(value, Mapping) else value
-    return flat
 
 
 # ---------------------------------------------------------------------- names in tables and figures

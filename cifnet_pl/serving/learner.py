@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from cifnet_pl.serving.answering import Served
@@ -69,16 +68,14 @@ class Learner:
     def __init__(self, served: Served, waiting: int = 32):
         self.served, self.waiting = served, waiting
         self._jobs: dict[str, Job] = {}
-        self._queue: queue.SimpleQueue[tuple[Job, Work] | None] = queue.SimpleQueue()
         self._asked = self._finished = 0
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
-        self._thread.start()
+        # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
+        # hold up all others.
+        self._lock, self._thread = Lock(), ThreadPoolExecutor(1, "learn")
 
     def close(self) -> None:
         """Finish what is queued, and stop."""
-        self._queue.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
     @property
     def queued(self) -> int:
@@ -103,7 +100,7 @@ class Learner:
             self._jobs[job.key] = job
             for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
                 del self._jobs[key]
-            self._queue.put((job, work))
+            self._thread.submit(self._run, job, work)
         return job
 
     def job(self, key: str) -> Job:
@@ -120,16 +117,12 @@ class Learner:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
         return 0 if job.started else job.number - self._finished - 1
 
-    def _run(self) -> None:
-        # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
-        # hold up all others.
-        while (asked := self._queue.get()) is not None:
-            end = self._do(*asked)
-            del asked
-            give_back_freed_memory()
-            with self._lock:
-                self._finished += 1
-            end()
+    def _run(self, job: Job, work: Work) -> None:
+        end = self._do(job, work)
+        give_back_freed_memory()
+        with self._lock:
+            self._finished += 1
+        end()
 
     def _do(self, job: Job, work: Work) -> Callable[[], None]:
         """Make a change; return what hands its result to those who wait for it."""

@@ -29,7 +29,7 @@ from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import learned_photos
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
+from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_bytes
 from cifnet_pl.utilities.text import number_of
 
 LOG = logging.getLogger("cifnet_pl.serving")
@@ -38,22 +38,7 @@ FORMAT = 2
 PHOTO = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept photo: the SHA-256 of its content, and the extension of its format."""
 
-# What undo and redo move along is the line; a change after an undo continues the line from there. Of the photos in the
-# inbox those wait that were not taken away (gone), are not learned, and were not learned and forgotten by a version
-# later than the one that was served when they were brought last (since).
-TABLES = f"""
-BEGIN;
-CREATE TABLE model (about TEXT NOT NULL, place INTEGER REFERENCES line);
-CREATE TABLE version (number INTEGER PRIMARY KEY, stored INTEGER NOT NULL DEFAULT 1, change TEXT NOT NULL,
-                      parent INTEGER REFERENCES version, counts TEXT NOT NULL, at TEXT NOT NULL);
-CREATE TABLE line (place INTEGER PRIMARY KEY, version INTEGER NOT NULL REFERENCES version);
-CREATE TABLE journal (number INTEGER PRIMARY KEY, at TEXT NOT NULL, what TEXT NOT NULL, serves INTEGER NOT NULL);
-CREATE TABLE inbox (number INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, sent TEXT NOT NULL,
-                    since INTEGER NOT NULL, gone INTEGER NOT NULL DEFAULT 0);
-PRAGMA user_version = {FORMAT};
-COMMIT;
-"""
-
+TABLES = Path(__file__).with_name("journal.sql")
 BRING = "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
 AGAIN = BRING + "UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0"
 ONCE = BRING + "NOTHING"
@@ -168,7 +153,7 @@ class Workspace:
             self._journal.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL")
             ((written,),) = self._rows("PRAGMA user_version")
             if written == 0:
-                self._journal.executescript(TABLES)
+                self._journal.executescript(rendered(TABLES, format=FORMAT))
             elif written != FORMAT:
                 raise CheckpointError(f"{path} has format {written}, expected {FORMAT}: choose another --workspace")
             self._journal.execute("INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about])

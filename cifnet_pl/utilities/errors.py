@@ -73,6 +73,23 @@ def explained(kind: type[CifnetError], failed: str, *errors: type[Exception], en
         raise kind(f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}") from error
 
 
+@contextmanager
+def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None]:
+    """Within the block, put the beginning of a sentence before that of an error of this package.
+
+    Args:
+        start: it is followed by a colon.
+        kind: what the error becomes; None for its own kind.
+    """
+    try:
+        yield
+    except CifnetError as error:
+        if kind is not None:
+            raise kind(f"{start}: {error}") from error
+        error.args = (f"{start}: {error}",)
+        raise
+
+
 def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
     """Return an error for an unknown name that lists the nearest known ones.
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -70,6 +70,19 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 
+def rendered(template: Path, **values: Any) -> str:
+    """Fill in a file that is a template of Jinja, for plain text.
+
+    Args:
+        template: the file.
+        values: by the names that it has for them.
+    """
+    import jinja2  # here: few commands fill in a template
+
+    options: Any = {"trim_blocks": True, "keep_trailing_newline": True, "undefined": jinja2.StrictUndefined}
+    return str(jinja2.Template(template.read_text(encoding="utf-8"), **options).render(values))
+
+
 def read_yaml(path: Path, noun: str = "file") -> Any:
     """Return the content of a YAML file, from plain tags only.
 
@@ -96,6 +109,26 @@ def config_files() -> dict[str, Path]:
         folder = package.parent / "configs"
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
     return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to one level; an empty mapping becomes None.
+
+    Args:
+        config: nested mappings.
+        prefix: of all keys.
+
+    Example:
+        >>> flatten({"head": {"ridge": 1.0}, "buffer": {}})
+        {'head.ridge': 1.0, 'buffer': None}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = None if isinstance(value, Mapping) else value
+    return flat
 
 
 def write_json(path: Path, content: Any) -> None:

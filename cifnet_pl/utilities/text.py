@@ -36,6 +36,17 @@ def shortened(text: str, longest: int) -> str:
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 
 
+def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
+    """Return a number for the screen; a dash if it was not measured.
+
+    Args:
+        value: the number, or None.
+        form: as :func:`format` takes it.
+        unit: what follows it.
+    """
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
 def number_of(count: int, one: str, several: str | None = None) -> str:
     """Return a count and its noun.
 

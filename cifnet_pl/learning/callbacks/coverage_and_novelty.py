@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.data.loading import NAMED, Batch
+from cifnet_pl.data.loading import Batch, name_unreadable
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, write_table
 from cifnet_pl.model.class_photos import embed
 from cifnet_pl.model.classifier import Judge, able, detection
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -69,19 +69,12 @@ class CoverageAndNoveltyMetrics(TaskCallback):
 
     def _embedded(self, module: CIFNetModule, folder: str) -> Tensor:
         data = module.data
-        try:
+        with prefixed("--data.unknown"):
             z, _, unreadable = embed(folder, module.backbone, image_size=data.image_size, device=str(module.device))
-        except DataError as error:
-            raise DataError(f"--data.unknown: {error}") from error
-        if unreadable and data.on_corrupt == "error":
-            named = "; ".join(f"{photo} ({reason})" for photo, reason in list(unreadable.items())[:NAMED])
-            more = "; and more" if len(unreadable) > NAMED else ""
-            raise DataError(
-                f"--data.unknown: these cannot be read: {named}{more}: repair or remove them, or use "
-                "--data.on_corrupt skip"
-            )
-        if not len(z):
-            raise DataError(f"--data.unknown: none of the photos of {printable(folder)} can be read")
+            if unreadable and data.on_corrupt == "error":
+                raise DataError(name_unreadable([f"{photo}: {reason}" for photo, reason in unreadable.items()], ()))
+            if not len(z):
+                raise DataError(f"none of the photos of {printable(folder)} can be read")
         return z
 
     def sentences(self) -> list[str]:

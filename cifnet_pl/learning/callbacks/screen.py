@@ -18,7 +18,7 @@ from cifnet_pl.learning.task_module import TaskModule, callback_of, run_folder
 from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number_of, printable
+from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable
 
 SHOWN = 8
 """Names in one sentence."""
@@ -69,22 +69,6 @@ class TaskProgressBar(RichProgressBar):
         return {"A_k": f"{cast(float, metrics['A_k']):.1f} %"} if "A_k" in metrics else {}
 
 
-def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """Return a number for the screen; a dash if it was not measured.
-
-    Args:
-        value: the number, or None.
-        digits: after the decimal point.
-        unit: what follows it.
-    """
-    return "–" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def small(value: float | None) -> str:
-    """Return an energy for the screen, with two significant digits."""
-    return "–" if value is None else f"{value:.1e}"
-
-
 def megabytes(row: TaskRow, module: TaskModule) -> float:
     """Return what is kept after a task in megabytes: statistics and the buffer's content, each in its own precision."""
     statistics = row.state_elements - row.buffer_elements
@@ -120,7 +104,7 @@ def record_table(record: RunRecord, module: TaskModule, words: Words, console: C
             table.add_column(name, justify="right")
         for row in record.rows:
             measured = [number(value) for value in (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)]
-            costs = [small(row.energy_kwh), number(megabytes(row, module), 2)]
+            costs = [number(row.energy_kwh, ".1e"), number(megabytes(row, module), ".2f")]
             table.add_row(*[str(row.task), str(row.classes_seen), *measured, *costs][:count])
         if console.measure(table, options=unlimited).maximum <= console.width:
             break
@@ -136,12 +120,12 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
         words: how numbers are called.
     """
     s = record.summary()
-    energy = f"{small(s['energy_kwh'])} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
+    energy = f"{number(s['energy_kwh'], '.1e')} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
     size = f"{megabytes(record.rows[-1], module):.2f} MB"
     if words == "research":
         return [
-            f"Ā {number(s['A_bar'], 1, ' %')}   A_K {number(s['A_K'], 1, ' %')}   "
-            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], 1, ' %')} ({BINS} bins)",
+            f"Ā {number(s['A_bar'], unit=' %')}   A_K {number(s['A_K'], unit=' %')}   "
+            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], unit=' %')} ({BINS} bins)",
             f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
             f"state {size} ({s['state_elements']:,} numbers)",
         ]
@@ -152,9 +136,9 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     known = "the only class" if s["n_classes"] == 1 else f"all {s['n_classes']} classes"
     lines = [
         f"Of the photos held back for testing (photos of these days, unless you chose others), "
-        f"{number(s['A_K'], 1, ' %')} are named right among "
+        f"{number(s['A_K'], unit=' %')} are named right among "
         f"{known} (A_K); over all steps "
-        f"{number(s['A_bar'], 1, ' %')} on average (Ā).",
+        f"{number(s['A_bar'], unit=' %')} on average (Ā).",
     ]
     if s["n_classes"] == 1:
         lines.append("With one class every photo is named so, whatever it shows: learn a second one to compare with.")
@@ -188,7 +172,7 @@ class RunTable(Callback):
         evaluation = cast(TaskModule, pl_module).evaluation
         assert evaluation is not None
         if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
-            ece, right = number(evaluation.ece, 1, " %"), number(evaluation.accuracy, 1, " %")
+            ece, right = number(evaluation.ece, unit=" %"), number(evaluation.accuracy, unit=" %")
             done = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
             if self.words == "research":
                 self._say(f"task {done}: A_k {right}, ECE {ece}")
@@ -209,7 +193,7 @@ class RunTable(Callback):
         table.add_section()
         table.add_row("all", str(len(module.class_names)), number(module.evaluation.accuracy))
         self.console.print(table)
-        for line in [f"ECE {number(module.evaluation.ece, 1, ' %')}", *self._hardly_tested(module)]:
+        for line in [f"ECE {number(module.evaluation.ece, unit=' %')}", *self._hardly_tested(module)]:
             self._say(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,12 +28,12 @@ from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, flat_settings, run_folder
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
 from cifnet_pl.photos.photo import usable_cores
 from cifnet_pl.utilities.errors import CheckpointError, explained
-from cifnet_pl.utilities.files import of_all_processes, to_csv, write_json, write_text
+from cifnet_pl.utilities.files import flatten, of_all_processes, to_csv, write_json, write_text
 
 TAGS = {
     "acc/seen": "A_k",
@@ -294,7 +294,7 @@ class TaskMetrics(TaskCallback):
         metrics = {f"final/{name}": summary[name] for name in names if summary[name] is not None}
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(flat_settings(module.settings()), metrics)
+                logger.log_hyperparams(flatten(module.settings()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
