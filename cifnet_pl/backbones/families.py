@@ -25,7 +25,7 @@ from torch.nn import functional
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
-from cifnet_pl.utilities.plugins import import_part, naming
+from cifnet_pl.utilities.plugins import import_part, naming, optional
 
 RESNET18_FEATURES = 512
 
@@ -270,10 +270,7 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.
 
 def _import_timm(name: str) -> Any:
     """Import timm; UsageError where it is not installed, or has no model ``name``."""
-    try:
-        import timm
-    except ImportError:
-        raise UsageError(f"timm:{name} needs the timm package: pip install 'cifnet_pl[timm]'") from None
+    timm = optional("timm", f"timm:{name}", "timm")
     base = name.partition(".")[0]
     if not timm.is_model(base):
         raise unknown_name("timm model", base, timm.list_models())

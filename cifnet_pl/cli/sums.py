@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cifnet_pl.cli.parsing import OneSentence, buried_error, choose_backbone, with_clean_heads
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import next_command, one_line
 
 if TYPE_CHECKING:
@@ -182,10 +183,7 @@ def _make_with_ray(
 
     Each shard is a task; Ray itself starts the task of a lost worker again.
     """
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--shards needs the package ray: pip install 'cifnet_pl[ray]', or give --shard") from None
+    ray = optional("ray", "--shards, but not --shard,", "ray")
     if not missing:
         return
     began = not ray.is_initialized()

@@ -18,7 +18,7 @@ from cifnet_pl.backbones.engines import alone_with_the_exporter, import_onnxrunt
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.model.classifier import Classifier, able
 from cifnet_pl.photos.photo import square
-from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
+from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
 TOLERANCE = 1e-4
@@ -155,16 +155,10 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
         The content of an ONNX file, and how far it is from torch.
 
     Raises:
-        UsageError: the packages for it are not installed.
         CifnetError: this backbone or head cannot be expressed, or the check failed.
     """
-    try:
-        import onnx
+    import onnx
 
-        import_onnxruntime()  # the check needs it: better known now
-        import onnxscript  # noqa: F401, torch's exporter needs it
-    except ImportError as error:
-        raise UsageError(f"--format onnx needs {error.name}: pip install {error.name}") from None
     model = copy.deepcopy(model).to("cpu")  # the network too: another thread may use it
     graph = (Graph if model.backbone.takes_images else HeadGraph)(model).eval()
     program = _exported(graph)

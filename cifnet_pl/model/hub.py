@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cifnet_pl.model.bundle import CONFIG, LARGEST_CONFIG, tensors_name
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import rendered
+from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def fetch(name: HubName, download: bool) -> Path:
         UsageError: the package is missing.
         CheckpointError: there is no such model, or it cannot be fetched.
     """
-    hub = _package()
+    hub = optional("huggingface_hub", f"{SCHEME}{name.repository}", "hf")
     with _explained(name, "read"):
         if download:
             info = hub.HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
@@ -121,7 +122,7 @@ def push(model: Classifier, name: HubName, private: bool = False, overwrite: boo
         CheckpointError: a class name that could not be read back.
         CifnetError: no right to write, or no network.
     """
-    hub = _package()
+    hub = optional("huggingface_hub", f"{SCHEME}{name.repository}", "hf")
     if name.revision is not None:
         raise UsageError(f"{SCHEME}{name.repository}@{name.revision} has a revision: a model is pushed as the newest")
     with TemporaryDirectory() as made, _explained(name, "write"):
@@ -140,14 +141,6 @@ def push(model: Classifier, name: HubName, private: bool = False, overwrite: boo
         message = f"{len(model.class_names)} classes"
         api.create_commit(name.repository, changes, commit_message=message, parent_commit=info.sha)
         return str(address)
-
-
-def _package() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UsageError("models of the hub need the package huggingface-hub: pip install 'cifnet_pl[hf]'") from None
-    return huggingface_hub
 
 
 def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 
@@ -13,40 +14,11 @@ from cifnet_pl.report.runs import Run
 from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
 from cifnet_pl.report.significance import SHARED, Stat, fixed
 from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
+from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import listed, printable
 
-BEST = (
-    "Bold: in the order of their means, the measured rows of a setting before the first that the best row is better "
-    "than by a paired test, or that no test covers. Over common seeds that is a t-test, for A_K of single runs (or of "
-    "runs that no seed changes) that kept their predictions McNemar's test over the same test images; the level of 5 % "
-    "is corrected for the number of rows (Holm). Nothing is bold where no difference can be told from chance. Costs "
-    "are ranked only among rows of the same machine, the same way to measure and the same use of the cache: where "
-    "embeddings were read from it, times and energies are without the backbone's."
-)
+NOTES = Path(__file__).parent / "templates" / "notes.txt"
 COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
-ENERGY = (
-    "Energy ÷ {reference}: among rows of the same conditions, the mean of the seeds' ratios. A_K per kWh: the ratio of "
-    "the row's means."
-)
-OTHER_NETWORKS = (
-    "Where networks differ in one table, bold compares rows of the same network only; an energy is divided by that of "
-    "{reference} on the same network, else on the only other one."
-)
-PUBLISHED = (
-    "Rows and columns marked published are the paper's own numbers (accuracies are means of three seeds; memory at 4 "
-    "bytes a number), not measured here. Its row DER cites Dark Experience Replay, but its numbers of parameters, "
-    "about twenty times one network, are those of the dynamically expandable network (Yan et al. 2021)."
-)
-LOCKED = (
-    "Old neurons are updated with each new task in the full method, as in the authors' released code; the paper "
-    "says that they are locked."
-)
-MEMORY = (
-    "Memory is that after the last task. M: millions of numbers, as the paper counts. Stored: bytes in the precision "
-    "that each is kept in (sums are float64 unless said otherwise, embeddings float32, images bytes). A projection "
-    "that is drawn from its seed is not stored. Parameters of a method that trains its network are counted without one "
-    "network, which stands apart for all."
-)
 SELDOM = 0.25
 """A class with fewer answers than this share of its test images is hardly ever answered."""
 
@@ -81,15 +53,15 @@ def all_tables(study: Study) -> dict[str, list[Table]]:
 def report_notes(study: Study) -> list[str]:
     """Return what a reader must know of more than one table; each stands once, at the end of the report."""
     measured = [group for group in study.groups if group.kind == "measured"]
-    notes = {
-        BEST: True,
-        PUBLISHED: bool(study.published),
-        LOCKED: any(group.config.get("head.update_past") is False for group in measured),
-        ENERGY: any(outcome.values.get("energy_kwh") for group in measured for outcome in group.outcomes),
-        OTHER_NETWORKS: len(study.data_names) < len(study.settings),
-        MEMORY: True,
-    }
-    return [note.format(reference=study.reference) for note, holds in notes.items() if holds]
+    text = rendered(
+        NOTES,
+        reference=study.reference,
+        published=bool(study.published),
+        locked=any(group.config.get("head.update_past") is False for group in measured),
+        energy=any(outcome.values.get("energy_kwh") for group in measured for outcome in group.outcomes),
+        networks=len(study.data_names) < len(study.settings),
+    )
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
 # ---------------------------------------------------------------------- accuracy

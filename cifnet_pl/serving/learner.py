@@ -30,7 +30,6 @@ class Job:
 
     Attributes:
         what: "extend", "forget", …
-        number: 1, 2, …, in the order of the requests.
         key: by which a client asks for it.
         done, total: photos learned so far, and in all; None if there are none.
         started: whether it is being done or finished.
@@ -38,7 +37,6 @@ class Job:
     """
 
     what: str
-    number: int
     key: str = field(default_factory=lambda: secrets.token_hex(16))
     done: int = 0
     total: int | None = None
@@ -68,7 +66,6 @@ class Learner:
     def __init__(self, served: Served, waiting: int = 32):
         self.served, self.waiting = served, waiting
         self._jobs: dict[str, Job] = {}
-        self._asked = self._finished = 0
         # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
         # hold up all others.
         self._lock, self._thread = Lock(), ThreadPoolExecutor(1, "learn")
@@ -80,7 +77,7 @@ class Learner:
     @property
     def queued(self) -> int:
         """Jobs that are not finished."""
-        return self._asked - self._finished
+        return sum(not job.result.done() for job in list(self._jobs.values()))
 
     def submit(self, action: str, work: Work) -> Job:
         """Queue a change.
@@ -95,8 +92,7 @@ class Learner:
         with self._lock:
             if self.queued >= self.waiting:
                 raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
-            self._asked += 1
-            job = Job(action, self._asked)
+            job = Job(action)
             self._jobs[job.key] = job
             for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
                 del self._jobs[key]
@@ -115,13 +111,12 @@ class Learner:
 
     def place(self, job: Job) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
-        return 0 if job.started else job.number - self._finished - 1
+        jobs = list(self._jobs.values())
+        return 0 if job.started else sum(not other.result.done() for other in jobs[: jobs.index(job)])
 
     def _run(self, job: Job, work: Work) -> None:
         end = self._do(job, work)
         give_back_freed_memory()
-        with self._lock:
-            self._finished += 1
         end()
 
     def _do(self, job: Job, work: Work) -> Callable[[], None]:

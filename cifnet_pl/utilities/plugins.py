@@ -118,6 +118,24 @@ def offered(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=f"{OWN}.{kind}")})
 
 
+def optional(package: str, needed_by: str, extra: str) -> Any:
+    """Import a package that is not among the dependencies.
+
+    Args:
+        package: its name in Python.
+        needed_by: the option or the files that need it.
+        extra: the extra of this package that installs it.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError:
+        install = f"pip install 'cifnet_pl[{extra}]'"
+        raise UsageError(f"{needed_by} needs the package {package}: {install}") from None
+
+
 def find_in_current_folder() -> None:
     """Let files of the current folder be imported where nothing that is installed has their name."""
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -12,6 +12,7 @@ import numpy as np
 from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable
 
 USUAL = {"image": ("image", "img", "photo", "picture"), "label": ("label", "labels", "fine_label", "class", "target")}
@@ -56,10 +57,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
     """Return the splits by name."""
-    try:
-        import datasets
-    except ImportError:
-        raise UsageError("data source hf needs the package datasets: pip install 'cifnet_pl[hf]'") from None
+    datasets = optional("datasets", "data source hf", "hf")
     if not name and options.root is None:
         raise UsageError("no data set was given: --data.source hf:NAME, or hf with --data.root FOLDER")
     config = options.own.get("config")

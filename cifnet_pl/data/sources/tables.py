@@ -8,6 +8,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cifnet_pl.data.sets import TEST, TRAIN, FileSet, SampleSet, Source, SourceO
 from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.photos.photo import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import has_controls, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
@@ -160,12 +162,9 @@ def _parquet(path: Path) -> Table:
 
 def import_pyarrow() -> Any:
     """Import pyarrow with what reads Parquet files; UsageError if it is missing."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError("Parquet files need the package pyarrow: pip install 'cifnet_pl[tables]'") from None
+    pyarrow = optional("pyarrow", "a Parquet file", "tables")
+    for part in ("compute", "parquet"):
+        import_module(f"pyarrow.{part}")
     return pyarrow
 
 

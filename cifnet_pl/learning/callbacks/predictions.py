@@ -21,8 +21,8 @@ from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder, write_table
 from cifnet_pl.model.metrics import FIRST, first_classes, percent
-from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
+from cifnet_pl.utilities.plugins import optional
 
 
 class PredictionTable(BasePredictionWriter):
@@ -84,10 +84,7 @@ class PredictionRecord(TaskCallback):
         self.every_task = every_task
         self._batches: list[tuple[np.ndarray, ...]] = []
         if every_task:
-            try:
-                import pyarrow  # noqa: F401
-            except ImportError:
-                raise UsageError("--predictions.every_task needs pyarrow: pip install 'cifnet_pl[tables]'") from None
+            optional("pyarrow", "--predictions.every_task", "tables")
 
     def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Start with the images of a task."""

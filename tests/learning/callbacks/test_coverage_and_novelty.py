@@ -88,7 +88,7 @@ def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(
         (["--data.unknown", "{tmp}/none"], "--data.unknown: no file or folder {tmp}/none"),
         (
             ["--data.unknown", "{tmp}/bad"],
-            "these cannot be read: {tmp}/bad/1.png (no image of a known format); {tmp}/bad/2.png",
+            "cannot read these images: {tmp}/bad/1.png: no image of a known format; {tmp}/bad/2.png",
         ),
         (["--data.unknown", "{tmp}/bad", "--data.on_corrupt", "skip"], "none of the photos of {tmp}/bad can be read"),
         (["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"], "NCMHead cannot tell unknown things"),
