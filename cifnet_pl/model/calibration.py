@@ -121,7 +121,7 @@ class Calibration(GrowingModule):
         nothing of the photos of another day. They count for nothing here, until those others are learned, too: with
         no ``key`` at all every photo counts again.
         """
-        self.chosen = torch.cat([self.chosen, key.to(self.chosen)]) if len(key) else self.chosen[:0]
+        self.chosen = torch.cat([self.chosen, key.to(self.chosen)]).unique() if len(key) else self.chosen[:0]
 
     def give(self, key: Tensor, given: Tensor) -> None:
         """Take in occasions (n,) that the user gave for photos with content hashes ``key`` (n,)."""
@@ -169,6 +169,7 @@ class Calibration(GrowingModule):
             kind, groups = occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
+        self.chosen = self.chosen[torch.isin(self.chosen, key)]
         samples = CalibrationSamples(head, z, y, counted=~torch.isin(key, self.chosen))
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
         if len(head.classes) == 1:  # every photo is named right
@@ -220,7 +221,8 @@ class Calibration(GrowingModule):
             Nothing where nothing was measured.
         """
         here, there = f"{self.these_days or 0:.1f} %", f"{self.another_day or 0:.1f} %"
-        part = f" of the {len(self.groups)} stored photos, on average over classes,"
+        counted = len(self.groups) - len(self.chosen)
+        part = f" of the {counted} stored photos, on average over classes,"
         first = f"photos of these days: {here}{part} are named right, each judged without itself"
         if self.known == "measured":
             new = number_of(len(self.y), "labelled photo")

@@ -41,12 +41,12 @@ const COLUMNS = [
   { title: "", bare: true },
 ];
 
-/** How many of a class's photos would be right on another day, and between what that may be. */
+/** How many of a class's photos would be right on another day, and between what as many new ones may show. */
 function estimate({ right, between, seldom }) {
   if (right === undefined) return "…";
   if (right === null) return make("span", { class: "hint", textContent: "too few to say" });
   const shown = make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
-  if (between) shown.append(make("span", { class: "hint", textContent: ` (${between.map((end) => end.toFixed(0)).join(" to ")})` }));
+  if (between) shown.append(make("span", { class: "hint", title: "what as many new photos may show", textContent: ` (${between.map((end) => end.toFixed(0)).join(" to ")})` }));
   if (seldom) shown.append(" hardly ever answered");
   return shown;
 }
