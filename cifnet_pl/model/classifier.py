@@ -336,7 +336,7 @@ class Classifier(Model):
         for samples, *about, rows in batches.with_keys():
             places = [batches.samples.place(row) for row in rows.tolist()]
             z = self.embed(samples, places.__getitem__) if batches.side else samples
-            self.observe(*(part.to(self.device) for part in (z, *about)))
+            self.observe(z, *about)
 
     def extend(
         self,

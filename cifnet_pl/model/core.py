@@ -424,6 +424,7 @@ class Model:
             key: (n,) int64 content hash of each photo.
         """
         task = self._under_way()
+        z, y, key = (column.to(self.device) for column in (z, y, key))
         if self.buffer is not None:
             self.buffer.add(z, y, key)
         task.hashes.append((y.cpu().numpy(), key.cpu().numpy()))
@@ -516,6 +517,10 @@ class Model:
             self.buffer.discard_pending()
         self._task = None
 
+    def note(self, what: str, photos: int | None = None, **about: Any) -> None:
+        """Add a step to the history, with the number of classes and the date of now; see :class:`Event`."""
+        self.history.append(Event(what, len(self.class_names), photos, date=now(), **about))
+
     def note_engines(self, names: Iterable[str]) -> None:
         """Note the engines ("torch", "onnxruntime") that embed what is learned from now on."""
         self.engines += [name for name in dict.fromkeys(names) if name not in self.engines]
@@ -584,8 +589,7 @@ class Model:
             few = number_of(len(model.calibration.y), "labelled photo")
             raise UsageError(f"{few} that the model has not learned cannot calibrate it: give at least {FEWEST_NEW}")
         right = model.calibration.another_day
-        event = Event("recalibrate", len(self.class_names), accuracy=right, date=now(), parents=[self.identity])
-        model.history.append(event)
+        model.note("recalibrate", accuracy=right, parents=[self.identity])
         return model
 
     # ------------------------------------------------------------------ changes of classes

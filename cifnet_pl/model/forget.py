@@ -10,7 +10,6 @@ from typing import Generic, cast
 import torch
 from torch import Tensor
 
-from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.photos.files import expanded, image_files, listing, place, require_folder
@@ -87,10 +86,7 @@ def forget(
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
     removed = sum(photos.values()) if exact else None
-    parents = [old.identity]
-    model.history.append(
-        Event("forget", len(model.class_names), removed, date=now(), class_names=names, parents=parents)
-    )
+    model.note("forget", removed, class_names=names, parents=[old.identity])
     others = len(set.intersection(*ignored)) if ignored else 0
     return Forgetting(model, photos, exact, old.remembers_removed, unreadable, rounding, others, recalled)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.heads.ridge import about_lesson
-from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, classes_of_hashes, copies_among, samples_of
 from cifnet_pl.model.core import M, Model
 from cifnet_pl.model.metrics import hardly_answered, percent
@@ -156,19 +155,15 @@ def extend(
             after.add(model, z, y)
     changes = about_lesson(old.head.choices() if len(old.class_names) > 1 else [], model.head.choices())
     result.warnings[:] = [*warnings, *result.warnings, *changes]
-    model.history.append(
-        Event(
-            "extend",
-            len(model.class_names),
-            photos=sum(result.learned.values()),
-            accuracy=result.score.percent,
-            old_accuracy_before=before.percent,
-            old_accuracy=after.percent,
-            seconds=result.seconds,
-            date=now(),
-            class_names=list(result.learned),
-            parents=[old.identity],
-        )
+    model.note(
+        "extend",
+        sum(result.learned.values()),
+        accuracy=result.score.percent,
+        old_accuracy_before=before.percent,
+        old_accuracy=after.percent,
+        seconds=result.seconds,
+        class_names=list(result.learned),
+        parents=[old.identity],
     )
     return result
 
@@ -258,8 +253,7 @@ def _teach(model: Model, photos: ClassPhotos, z: np.ndarray, kept: np.ndarray) -
     model.begin_task(names, np.bincount(positions[kept], minlength=len(names)).tolist())
     labels = torch.tensor(model.labels(names))
     for rows in pieces(np.flatnonzero(kept), EMBEDDED_BATCH):
-        part, y = torch.from_numpy(z[rows]).to(model.device), labels[positions[rows]].to(model.device)
-        model.observe(part, y, torch.from_numpy(photos.files.hashes(rows)).to(model.device))
+        model.observe(torch.from_numpy(z[rows]), labels[positions[rows]], torch.from_numpy(photos.files.hashes(rows)))
     model.finish_task()
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
 from cifnet_pl.data.sets import SampleSet, Source
-from cifnet_pl.model.bundle import Event, StoredTensors, Table, now, open_tensors, parse
+from cifnet_pl.model.bundle import StoredTensors, Table, open_tensors, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
 from cifnet_pl.model.store import assemble
@@ -135,8 +135,8 @@ class PartialSums:
             raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")
         self.model.head.solved.fill_(False)
         self.model.solve()
-        count = sum(self.model.counts.values())
-        self.model.history = [Event("task", len(self.model.class_names), count, date=now())]
+        self.model.history.clear()
+        self.model.note("task", sum(self.model.counts.values()))
         return self.model
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, ImageBatch, pieces
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder
-from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
@@ -85,23 +84,20 @@ class HeldBackPhotos(TaskCallback):
         for part in pieces(np.argsort(rows), EMBEDDED_BATCH):
             y = torch.from_numpy(data.learner_labels(rows[part]))
             hashes = torch.from_numpy(data.source.val.hashes(rows[part]))
-            model.observe(z[torch.from_numpy(part)].to(model.device), y.to(model.device), hashes.to(model.device))
+            model.observe(z[torch.from_numpy(part)], y, hashes)
         if data.source.val_occasions is not None:
             pair = torch.from_numpy(data.source.val.hashes(rows)), torch.from_numpy(data.source.val_occasions[rows])
             for key, given in of_all_processes(pair):
                 model.calibration.give(key, given)
         module.add_up(model)
         model.finish_task()
-        event = Event(
+        model.note(
             "extend",
-            len(model.class_names),
             sum(model.counts.values()) - sum(module.model.counts.values()),
             seconds=time.perf_counter() - start,
-            date=now(),
             class_names=names,
             parents=[module.model.identity],
         )
-        model.history.append(event)
         return model
 
     def sentences(self) -> list[str]:

@@ -29,7 +29,6 @@ from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
-from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
 from cifnet_pl.photos.photo import usable_cores
 from cifnet_pl.utilities.errors import CheckpointError, explained
@@ -96,12 +95,11 @@ OF_THE_LAST_TASK = (
 
 @dataclass
 class RunRecord:
-    """Everything measured so far: the rows, their dates (UTC), the accuracy matrix, and energy by component."""
+    """Everything measured so far: the rows, the accuracy matrix, and energy by component."""
 
     rows: list[TaskRow] = field(default_factory=list)
     matrix: list[list[float | None]] = field(default_factory=list)
     energy: dict[str, float] = field(default_factory=dict)
-    dates: list[str] = field(default_factory=list)
 
     @property
     def trajectory(self) -> list[float | None]:
@@ -112,7 +110,7 @@ class RunRecord:
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
         """Return the record that ``dataclasses.asdict`` describes, which a checkpoint holds."""
         rows = [TaskRow(**row) for row in state["rows"]]
-        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]), list(state["dates"]))
+        return cls(rows, [list(row) for row in state["matrix"]], dict(state["energy"]))
 
     def summary(self, **about: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
@@ -235,7 +233,6 @@ class TaskMetrics(TaskCallback):
         evaluation, record, energy = module.evaluation, self.record, callback_of(trainer, EnergyMonitor)
         assert evaluation is not None
         record.matrix.append(list(evaluation.task_accuracy))
-        record.dates.append(now())
         elements = module.state_elements()
         learning, testing = (energy.learning, energy.evaluation) if energy else (None, None)
         for component, used in asdict(learning).items() if learning else ():
@@ -265,17 +262,14 @@ class TaskMetrics(TaskCallback):
         )
         record.rows.append(row)
         if isinstance(module, CIFNetModule):  # the life of the model, as a bundle tells it
-            event = Event(
+            module.model.note(
                 "task",
-                row.classes_seen,
                 accuracy=row.A_k,
                 seconds=row.train_seconds,
                 energy_kwh=row.energy_kwh,
                 energy_source=row.energy_source,
-                date=record.dates[-1],
                 class_names=list(module.learned_tasks[-1]),
             )
-            module.model.history.append(event)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of a run that learned all its tasks, now or before it was interrupted.
