@@ -7,7 +7,7 @@ setup(
     package_dir={"cifnet_pl.configs": "configs"},
     package_data={
         "cifnet_pl": ["py.typed"],
-        "cifnet_pl.cli": ["help.txt"],
+        "cifnet_pl.cli": ["help/*"],
         "cifnet_pl.configs": ["*.yaml", "*/*.yaml"],
         "cifnet_pl.model": ["templates/*"],
         "cifnet_pl.report": ["published.csv", "templates/*"],

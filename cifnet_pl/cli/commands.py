@@ -54,6 +54,9 @@ The function's parameters become options, and ``Args:`` of its docstring their h
 their functions, so that help and errors in options do not wait for it.
 """
 
+TEXTS = Path(__file__).parent / "help"
+"""Folder of the texts of help that no parser makes."""
+
 BY_POSITION = ("files", "models", "runs")
 """Parameters that are given by position."""
 
@@ -193,22 +196,9 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
-    summaries = {name: summary for name, (_, summary) in COMMANDS.items()}
-    return "\n".join(
-        [
-            "usage: cifnet COMMAND [options]",
-            "",
-            "Class-incremental learning without training: a frozen backbone and a closed-form classifier.",
-            "",
-            "A run over a stream of tasks:",
-            *(f"  {name:<8}  {summary}" for name, summary in RUNS.items()),
-            "",
-            "A learned model (--model takes a run's folder, a checkpoint or a bundle), and several runs:",
-            *(f"  {name:<8}  {summary}" for name, summary in summaries.items()),
-            "",
-            "cifnet COMMAND --help explains the options of a command; cifnet --version shows the version.",
-        ]
-    )
+    summaries = RUNS, {name: summary for name, (_, summary) in COMMANDS.items()}
+    runs, others = ("\n".join(f"  {name:<8}  {text}" for name, text in each.items()) for each in summaries)
+    return (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip().format(runs=runs, others=others)
 
 
 def own_version() -> str:
@@ -230,7 +220,7 @@ FIRST_RUNS = """\
 
 def usual_help(command: str) -> str:
     """Return the text of ``--help`` alone of a sub-command that needs a Trainer: the options that most runs need."""
-    text = Path(__file__).with_name("help.txt").read_text(encoding="utf-8").rstrip()
+    text = (TEXTS / "run.txt").read_text(encoding="utf-8").rstrip()
     examples = FIRST_RUNS if command == "fit" else f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
     return text.format(command=command, summary=RUNS[command], examples=examples, topics=", ".join(TOPICS))
 

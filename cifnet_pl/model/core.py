@@ -287,25 +287,24 @@ class Model:
 
     # ------------------------------------------------------------------ copies and storage
 
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules whose tensors are stored, by name; the backbone is among them where it was learned."""
+        kept = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
+        learned = {"backbone": self.backbone if self.backbone.stored else None}
+        return {name: part for name, part in {**kept, **learned}.items() if part is not None}
+
     def to(self: M, device: torch.device | str) -> M:
         """Move everything to a device, in place."""
-        for module in (self.backbone, self.head, self.buffer, self.photos, self.calibration):
-            if module is not None:
-                module.to(device)
+        for module in (self.backbone, *self.parts.values()):
+            module.to(device)
         return self
 
     def clone(self: M) -> M:
         """Return a copy that learns on its own; the frozen backbone is shared."""
-        return replace(
-            self,
-            head=copy.deepcopy(self.head),
-            buffer=copy.deepcopy(self.buffer),
-            photos=copy.deepcopy(self.photos),
-            calibration=copy.deepcopy(self.calibration),
-            class_names=list(self.class_names),
-            history=list(self.history),
-            engines=list(self.engines),
-        )
+        own: dict[str, Any] = {name: copy.deepcopy(part) for name, part in self.parts.items() if name != "backbone"}
+        own |= {name: list(getattr(self, name)) for name in ("class_names", "history", "engines")}
+        return replace(self, **own)
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the tensors, as plain numbers, strings, lists and dictionaries."""
@@ -330,13 +329,9 @@ class Model:
 
         A backbone that was learned adds ``backbone.…``.
         """
-        learned = self.backbone if self.backbone.stored else None
-        kept = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
-        parts: dict[str, nn.Module | None] = {**kept, "backbone": learned}
         return {
             f"{name}.{key}": value.detach().cpu().contiguous()
-            for name, module in parts.items()
-            if module is not None
+            for name, module in self.parts.items()
             for key, value in module.state_dict().items()
         }
 

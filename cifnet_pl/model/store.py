@@ -33,9 +33,7 @@ from cifnet_pl.model.bundle import (
     parse,
     shown,
 )
-from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import PhotoHashes
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.photos.files import about_unsafe
 from cifnet_pl.utilities.errors import CheckpointError, explained, prefixed, unknown_name
@@ -101,31 +99,20 @@ def assemble(
     if about.buffer is not None:
         with prefixed(f"{where}: the settings of buffer are refused", CheckpointError):
             buffer = CalibrationBuffer(**about.buffer.model_dump())
-    photos, calibration = PhotoHashes(), Calibration()
-    learned = backbone if backbone.stored else None
-    given = {"photos": photos, "calibration": calibration, "buffer": buffer, "backbone": learned}
-    others: dict[str, nn.Module] = {name: part for name, part in given.items() if part is not None}
-    _check_shapes(head, [f"{name}.{key}" for name in others for key in others[name].state_dict()], tasks, shapes, where)
+    model = Classifier(
+        backbone, head, buffer, names, **vars(about.images), history=about.history, precision=about.precision
+    )
+    model.note_engines(about.engines)
+    _check_shapes(model, tasks, shapes, where)
     tensors = read()
-    for name, part in {"head": head, **others}.items():
+    for name, part in model.parts.items():
         _load(part, f"{name}.", tensors, where)
     _check_weights(backbone, about.backbone, where)
     if solved != bool(head.solved) or bool(head.under_way):
         raise CheckpointError(f"{where} was stored in the middle of a task: go on with that run, then store it")
     _check_head(head, tasks, where, solved)
-    _check_samples(head, buffer, photos, calibration, where)
-    return Classifier(
-        backbone,
-        head,
-        buffer,
-        names,
-        **vars(about.images),
-        history=about.history,
-        precision=about.precision,
-        engines=list(about.engines),
-        photos=photos,
-        calibration=calibration,
-    )
+    _check_samples(model, where)
+    return model
 
 
 def _require(fits: bool, where: str, problem: str) -> None:
@@ -186,13 +173,15 @@ def _kind_of_head(name: Any, where: str) -> type[Head]:
 # ---------------------------------------------------------------------- tensors
 
 
-def _check_shapes(head: Head, others: Sequence[str], tasks: Sequence[int], shapes: Shapes, where: str) -> None:
-    """Raise CheckpointError unless the tensors of a file are those of an empty ``head``, and the ``others`` by name."""
+def _check_shapes(model: Classifier, tasks: Sequence[int], shapes: Shapes, where: str) -> None:
+    """Raise CheckpointError unless the tensors of a file are those of an empty model's head, and of its other parts."""
+    head = model.head
     expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
     for name, sizes in expected.items():
         asked = f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width {head.in_features}"
         problem = f"tensor {name} has shape {shapes.get(name)}, which {asked} do not have"
         _require(fits(shapes.get(name, (-1,)), sizes), where, problem)
+    others = [key for key in model.tensors() if not key.startswith("head.")]
     foreign = sorted(set(shapes) - set(expected) - set(others))
     _require(not foreign, where, f"it holds tensors that its head does not have: {shown(foreign[:1])}")
 
@@ -236,10 +225,9 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     _require(whole, where, f"its head does not give {sum(tasks)} finite scores")
 
 
-def _check_samples(
-    head: Head, buffer: CalibrationBuffer | None, photos: PhotoHashes, calibration: Calibration, where: str
-) -> None:
+def _check_samples(model: Classifier, where: str) -> None:
     """Raise CheckpointError unless what is loaded of samples and their hashes goes together with the head."""
+    head, buffer, photos, calibration = model.head, model.buffer, model.photos, model.calibration
     sets = [("samples", part.z, part.y, part.weight) for part in head.modules() if isinstance(part, Samples)]
     sets.append(("calibration", calibration.z, calibration.y, calibration.key))
     if buffer is not None:

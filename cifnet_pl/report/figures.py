@@ -9,6 +9,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
@@ -32,23 +33,9 @@ LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), 
 SMALL = 10.5
 """Points of numbers, long labels and titles of panels: half a page wide a figure is still legible."""
 
-SETTINGS: Any = {
-    "font.size": 12.0,
-    "axes.titlesize": 12.5,
-    "figure.titlesize": 12.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 5.0,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.6,
-    "svg.hashsalt": "cifnet",  # else identifiers in the file are random, and two reports never the same
-    "svg.fonttype": "path",  # the same letters on every machine
-}
+STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
+SETTINGS: Any = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+"""What all figures have in common, with which two reports of the same runs are the same bytes."""
 
 LONG = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
