@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import write_bytes, write_json, write_text
-from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable
+from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,16 +160,9 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
 
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes for the screen, the worst first."""
-    table = Table(*HEADER)
-    for column in table.columns[1:4]:
-        column.justify, column.no_wrap = "right", True  # on a narrow terminal names are broken, numbers are not
-    table.columns[0].overflow = table.columns[4].overflow = "fold"
-    rows = class_rows(evaluation)
-    for row in rows[:ON_SCREEN]:
-        table.add_row(*map(escape, row))
-    if len(rows) > ON_SCREEN:
-        table.add_row(f"… and {len(rows) - ON_SCREEN} better ones")
-    return table
+    rows: list[Sequence[str]] = [*class_rows(evaluation)]
+    better = [[f"… and {len(rows) - ON_SCREEN} better ones"]] if len(rows) > ON_SCREEN else []
+    return table(HEADER, [*rows[:ON_SCREEN], *better], names=(0, 4))
 
 
 def write_results(target: Path, evaluation: Evaluation, photos: ClassPhotos) -> None:
@@ -381,10 +373,5 @@ def figures_table(before: torch.Tensor, after: torch.Tensor | None) -> Table:
         "classes in such a set",
         f"photos called unknown where {100 * UNKNOWN:g} % were promised, %",
     ]
-    table = Table("", "before", "after")
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
     rest = figures(after) if after is not None else ["–"] * len(names)
-    for row in zip(names, figures(before), rest, strict=True):
-        table.add_row(*row)
-    return table
+    return table(("", "before", "after"), zip(names, figures(before), rest, strict=True))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.utilities.text import number, number_of, printable
+from cifnet_pl.utilities.text import number, number_of, printable, table
 
 if TYPE_CHECKING:
     from cifnet_pl.model.bundle import Event
@@ -48,11 +48,11 @@ def info(model: str, trust: bool = False) -> None:
 
 def class_table(model: Classifier) -> Table:
     """Tabulate the tasks: the classes of each, with the number of photos learned."""
-    table = Table("task", "classes", "learned from")
-    for k, names in enumerate(model.tasks):
+    rows = []
+    for k, names in enumerate(model.tasks, 1):
         shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
-        table.add_row(str(k + 1), str(len(names)), shown.replace("[", r"\["))
-    return table
+        rows.append((str(k), str(len(names)), shown))
+    return table(("task", "classes", "learned from"), rows, names=range(3))
 
 
 def history_table(history: list[Event], samples: str) -> Table:

@@ -18,9 +18,8 @@ from cifnet_pl.heads.confidence import AnswerSets, check_share, novelty_referenc
 from cifnet_pl.model.bundle import class_names, write_bundle
 from cifnet_pl.model.class_photos import embed_batch
 from cifnet_pl.model.core import Model
-from cifnet_pl.model.forget import Forgetting, forget
-from cifnet_pl.model.learn import Extension, extend
-from cifnet_pl.photos.copies import Duplicates
+from cifnet_pl.model.forget import forget as without
+from cifnet_pl.model.learn import extend as extended
 from cifnet_pl.photos.photo import AnyPhoto, photos_of, squares
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of
@@ -338,29 +337,11 @@ class Classifier(Model):
             z = self.embed(samples, places.__getitem__) if batches.side else samples
             self.observe(z, *about)
 
-    def extend(
-        self,
-        images: Path | str,
-        *,
-        check: Path | str | None = None,
-        more: bool = False,
-        duplicates: Duplicates = "leave_out",
-        progress: bool = False,
-    ) -> Extension[Classifier]:
-        """Learn new classes from one folder of photos per class; see :func:`cifnet_pl.model.learn.extend`.
+    extend = extended
+    """Learn new classes from one folder of photos per class: :func:`cifnet_pl.model.learn.extend` of this model."""
 
-        This model is not changed; ``result.model`` is the one that learned.
-        """
-        return extend(self, images, check=check, more=more, duplicates=duplicates, progress=progress)
-
-    def forget(
-        self, names: str | Sequence[str], images: Path | str | Sequence[Path | str] | None = None
-    ) -> Forgetting[Classifier]:
-        """Remove classes, with or without their photos; see :func:`cifnet_pl.model.forget.forget`.
-
-        This model is not changed; ``result.model`` is the one without the classes.
-        """
-        return forget(self, names, images)
+    forget = without
+    """Remove classes, with or without their photos: :func:`cifnet_pl.model.forget.forget` of this model."""
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write a bundle (see :mod:`cifnet_pl.model.bundle`).

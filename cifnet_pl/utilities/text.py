@@ -6,12 +6,14 @@ import re
 import shlex
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontEntry
@@ -60,6 +62,23 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         ('1 photo', '2 classes', '1,200 photos')
     """
     return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], names: Collection[int] = (0,)) -> Table:
+    """Tabulate texts for the screen.
+
+    Args:
+        header: of the columns.
+        rows: their cells, as they are: nothing in them is markup.
+        names: columns of names, which are broken on a narrow terminal; the others are numbers, which are not.
+    """
+    made = Table()
+    for i, name in enumerate(header):
+        whole = i not in names
+        made.add_column(name, justify="right" if whole else "left", no_wrap=whole, overflow="fold")
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
 
 
 NAMED = 5

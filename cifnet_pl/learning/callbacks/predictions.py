@@ -86,10 +86,6 @@ class PredictionRecord(TaskCallback):
         if every_task:
             optional("pyarrow", "--predictions.every_task", "tables")
 
-    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
-        """Start with the images of a task."""
-        self._batches = []
-
     def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
         """Keep a batch's answers."""
         if self.every_task:

@@ -14,11 +14,11 @@ from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNovelty
 from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_module import TaskModule, callback_of, run_folder
+from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
 from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable
+from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable, table
 
 SHOWN = 8
 """Names in one sentence."""
@@ -155,7 +155,7 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     return [*lines, costs]
 
 
-class RunTable(Callback):
+class RunTable(TaskCallback):
     """One line per task where there is no terminal to draw a bar on, and one table at the end.
 
     Args:
@@ -167,17 +167,17 @@ class RunTable(Callback):
         console = Console()
         self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Print the result of the task, unless the progress bar shows it."""
-        evaluation = cast(TaskModule, pl_module).evaluation
+        evaluation = module.evaluation
         assert evaluation is not None
-        if trainer.is_global_zero and trainer.state.fn == "fit" and not self.console.is_terminal:
+        if trainer.is_global_zero and not self.console.is_terminal:
             ece, right = number(evaluation.ece, unit=" %"), number(evaluation.accuracy, unit=" %")
             done = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
             if self.words == "research":
                 self._say(f"task {done}: A_k {right}, ECE {ece}")
             else:
-                known = len(cast(TaskModule, pl_module).class_names)
+                known = len(module.class_names)
                 self._say(f"step {done}: {right} of the test photos of {number_of(known, 'class')} are named right")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -185,14 +185,12 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         if stage not in ("validate", "test") or not trainer.is_global_zero or module.evaluation is None:
             return
-        table = Table()
-        for name in ("task", "classes", "accuracy %"):
-            table.add_column(name, justify="right")
-        for k, (names, accuracy) in enumerate(zip(module.learned_tasks, module.evaluation.task_accuracy, strict=True)):
-            table.add_row(str(k + 1), str(len(names)), number(accuracy))
-        table.add_section()
-        table.add_row("all", str(len(module.class_names)), number(module.evaluation.accuracy))
-        self.console.print(table)
+        accuracies = zip(module.learned_tasks, module.evaluation.task_accuracy, strict=True)
+        rows = [(str(k), str(len(names)), number(each)) for k, (names, each) in enumerate(accuracies, 1)]
+        shown = table(("task", "classes", "accuracy %"), rows, names=())
+        shown.add_section()
+        shown.add_row("all", str(len(module.class_names)), number(module.evaluation.accuracy))
+        self.console.print(shown)
         for line in [f"ECE {number(module.evaluation.ece, unit=' %')}", *self._hardly_tested(module)]:
             self._say(line)
 
