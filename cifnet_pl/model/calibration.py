@@ -121,7 +121,7 @@ class Calibration(GrowingModule):
         nothing of the photos of another day. They count for nothing here, until those others are learned, too: with
         no ``key`` at all every photo counts again.
         """
-        self.chosen = torch.cat([self.chosen, key.to(self.chosen)]).unique() if len(key) else self.chosen[:0]
+        self.chosen = torch.unique(torch.cat([self.chosen, key.to(self.chosen)])) if len(key) else self.chosen[:0]
 
     def give(self, key: Tensor, given: Tensor) -> None:
         """Take in occasions (n,) that the user gave for photos with content hashes ``key`` (n,)."""
