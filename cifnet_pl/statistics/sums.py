@@ -103,7 +103,8 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         [[1.0, 5.0, 7.0]]
     """
     dtype = dtype or z.dtype
-    return torch.cat([z.new_ones(len(z), 1, dtype=dtype), z], dim=1).to(dtype)
+    ones = torch.ones_like(z[:, :1], dtype=dtype)  # whose length stays open where a graph is traced
+    return torch.cat([ones, z], dim=1).to(dtype)
 
 
 class Sums(GrowingModule):

@@ -214,3 +214,16 @@ def test_what_is_above_the_diagonal_is_left_out() -> None:
     x = torch.ones(2, 4 * BLOCK)
     add_lower_(gram, x, x)
     assert (gram != 0).float().mean() == (1 + 2 + 3 + 4) / 16
+
+
+def test_a_graph_takes_any_number_of_rows() -> None:
+    """Where a model is exported, that of the example must not become that of all."""
+
+    class Augmented(torch.nn.Module):
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return augment(z, torch.float64)
+
+    rows = {"z": {0: torch.export.Dim.DYNAMIC}}
+    graph = torch.export.export(Augmented(), (torch.zeros(2, 3),), dynamic_shapes=rows, strict=False)
+    z = torch.randn(5, 3)
+    assert torch.equal(graph.module()(z), augment(z, torch.float64))
