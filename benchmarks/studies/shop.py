@@ -5,8 +5,8 @@ quarter of the products at a time, as folders; then the other photos of ``train`
 of ``val``, by the order of its files: what is certain is counted, then the most doubtful are named one by one. Clicks
 and keys are counted as the page takes them: one to drop, one to name by folders, one to learn, one key for each
 doubtful photo whose class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
-page promises after the step, mean over classes, and what the second half of ``val``, none of which is ever learned, shows of the known
-classes. They wait from the beginning, so that each version answers them.
+page promises after the step, mean over classes, and what the second half of ``val``, none of which is ever learned,
+shows of the known classes. They wait from the beginning, so that each version answers them.
 """
 
 from __future__ import annotations
@@ -71,13 +71,12 @@ class Shop:
         known = {one["name"] for one in self.http.get("/classes").json()}
         tested = [one for one in self.waiting("val") if one["class"] in known and one["file"] in self.later]
         shares = [right_of(tested, name) for name in sorted({one["class"] for one in tested})]
-        said = {key: look["right"][key] for key in ("these_days", "another_day")}
-        shown = [f"{value:.1f}" if value is not None else "–" for value in said.values()]
+        said = [look["right"][key] for key in ("these_days", "another_day")]
+        shown = ["–" if value is None else f"{value:.1f}" for value in (*said, sum(shares) / len(shares))]
         minutes = (time.perf_counter() - self.begun) / 60
         cells = [step, len(known), photos, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
-        cells.append(f"{sum(shares) / len(shares):.1f} of {len(tested)}")
         self.compare(tested)
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        print(f"| {' | '.join(map(str, cells))} of {len(tested)} |", flush=True)
 
     def compare(self, tested: list[dict[str, Any]]) -> None:
         """Print what is said of each class, beside the photos of another day."""
