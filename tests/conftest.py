@@ -50,6 +50,23 @@ def blank_pictures(monkeypatch):
     monkeypatch.setattr("cifnet_pl.learning.callbacks.pictures.draw_confusion", blank)
 
 
+@pytest.fixture
+def watch(monkeypatch):
+    """``watch(owner, name, note)`` gives a list: before each call of a function ``note`` of its arguments is added."""
+
+    def watched(owner, name, note):
+        notes, real = [], getattr(owner, name)
+
+        def noted(*args, **options):
+            notes.append(note(*args, **options))
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+        return notes
+
+    return watched
+
+
 def pytest_collection_finish() -> None:
     """Take all modules and tests out of the garbage collector's sight: with them a full collection takes seconds."""
     gc.collect()

@@ -62,6 +62,14 @@ def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
 
 
+def take_in(model: Classifier, names: Sequence[str], z: Tensor, y: Tensor, keys: Tensor | None = None) -> Classifier:
+    """One more task of (n, d) embeddings, their labels, and keys, which are positions if none are given."""
+    model.begin_task(names)
+    model.observe(z, y, torch.arange(len(y)) if keys is None else keys)
+    model.finish_task()
+    return model
+
+
 def teach(model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0) -> Classifier:
     """One more task."""
     z, class_of, keys = samples(names, count, seed)

@@ -33,6 +33,14 @@ def offer(buffer: CalibrationBuffer, data: Samples, batches: Sequence[Tensor] | 
         buffer.add(*(part[rows] for part in data))
 
 
+def filled(buffer: CalibrationBuffer, *tasks: Samples) -> CalibrationBuffer:
+    """The buffer after these tasks."""
+    for task in tasks:
+        offer(buffer, task)
+        buffer.commit()
+    return buffer
+
+
 def content(buffer: CalibrationBuffer) -> list[list[float]]:
     """Everything stored, in its order."""
     return torch.cat([buffer.z.double(), buffer.y[:, None], buffer.key[:, None]], dim=1).tolist()
@@ -52,25 +60,18 @@ def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> No
     buffer = CalibrationBuffer(capacity=26)
     expected = [{7: 13, -2: 9}, {7: 8, -2: 8, 10**12: 8}, {7: 4, -2: 4, 10**12: 4, 0: 2, 3: 4, 5: 4}]
     for task, after in zip(TASKS, expected, strict=True):
-        offer(buffer, task)
-        buffer.commit()
-        assert sizes(buffer) == after
+        assert sizes(filled(buffer, task)) == after
         assert len(buffer.y) <= 26
 
 
 def test_a_capacity_per_class_never_shrinks() -> None:
-    buffer = CalibrationBuffer(capacity=1, per_class=10)
-    for task in TASKS:
-        offer(buffer, task)
-        buffer.commit()
+    buffer = filled(CalibrationBuffer(capacity=1, per_class=10), *TASKS)
     assert sizes(buffer) == {7: 10, -2: 9, 10**12: 10, 0: 2, 3: 10, 5: 10}
 
 
 @pytest.mark.parametrize("few", [4, 25])
 def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
-    buffer = CalibrationBuffer(capacity=2)
-    offer(buffer, TASKS[0])
-    buffer.commit()
+    buffer = filled(CalibrationBuffer(capacity=2), TASKS[0])
     before = content(buffer)
 
     def learn_more() -> None:  # many samples are refused when they are offered, few at the end of the task
@@ -117,8 +118,7 @@ def test_order_and_size_of_batches_do_not_matter(seed: int, cuts: list[int], cap
     rng = np.random.default_rng(seed)
     whole, split = CalibrationBuffer(capacity=capacity, seed=3), CalibrationBuffer(capacity=capacity, seed=3)
     for data in (TASKS[0], TASKS[1]):
-        offer(whole, data)
-        whole.commit()
+        filled(whole, data)
         order = torch.from_numpy(rng.permutation(len(data[1])))
         offer(split, data, [order[rows] for rows in torch.tensor_split(torch.arange(len(order)), sorted(cuts))])
         split.commit()
@@ -129,12 +129,10 @@ def test_order_and_size_of_batches_do_not_matter(seed: int, cuts: list[int], cap
 def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed: int, quota: int) -> None:
     data = TASKS[2]
     here = torch.from_numpy(np.random.default_rng(seed).random(len(data[1])) < 0.5)
-    whole, parts = CalibrationBuffer(per_class=quota), [CalibrationBuffer(per_class=quota) for _ in range(2)]
-    offer(whole, data)
-    whole.commit()
-    for part, rows in zip(parts, (here, ~here), strict=True):
-        part.add(*(tensor[rows] for tensor in data))
-        part.commit()
+    whole, *parts = (
+        filled(CalibrationBuffer(per_class=quota), tuple(part[rows] for part in data))
+        for rows in (here | ~here, here, ~here)
+    )
     union = CalibrationBuffer(per_class=quota)
     for part in parts:
         union.add(part.z, part.y, part.key)
@@ -148,9 +146,7 @@ def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatc
     buffers = []
     for streaming in ({"random"}, set()):
         monkeypatch.setattr("cifnet_pl.buffer.STREAMING", streaming)
-        buffer = CalibrationBuffer(capacity=20)
-        offer(buffer, earlier)
-        buffer.commit()
+        buffer = filled(CalibrationBuffer(capacity=20), earlier)
         offer(buffer, data, torch.arange(len(data[1])).split(7))
         # Pruned, a task's candidates stay within a few times the capacity; else all of them wait.
         assert len(buffer.pending()[1]) <= 100 if streaming else len(buffer.pending()[1]) == 1030
@@ -168,9 +164,7 @@ def test_a_key_that_comes_again_is_kept_once() -> None:
         buffer.commit()
     assert content(once) == content(twice)
     # The same samples in a later epoch, too.
-    offer(twice, TASKS[0])
-    twice.commit()
-    assert content(once) == content(twice)
+    assert content(once) == content(filled(twice, TASKS[0]))
 
 
 # ---------------------------------------------------------------------- randomness
@@ -179,10 +173,7 @@ def test_a_key_that_comes_again_is_kept_once() -> None:
 def test_seeds_give_different_samples_and_the_same_seed_the_same() -> None:
     kept = []
     for seed in (0, 1, 2, 0):
-        buffer = CalibrationBuffer(capacity=20, seed=seed)
-        offer(buffer, TASKS[0])
-        buffer.commit()
-        kept.append(set(buffer.key.tolist()))
+        kept.append(set(filled(CalibrationBuffer(capacity=20, seed=seed), TASKS[0]).key.tolist()))
     assert kept[0] == kept[3]
     assert len({frozenset(k) for k in kept}) == 3
 
@@ -208,16 +199,9 @@ def test_every_sample_is_as_likely_as_every_other(keys: Tensor) -> None:
 # ---------------------------------------------------------------------- oversampling
 
 
-def filled(oversample: bool = True) -> CalibrationBuffer:
-    buffer = CalibrationBuffer(per_class=12, oversample=oversample)
-    offer(buffer, samples({8: 12, -1: 5, 3: 1}))
-    buffer.commit()
-    return buffer
-
-
 @pytest.mark.parametrize("n_max", [1, 4, 5, 11, 12, 13, 24, 100])
 def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> None:
-    buffer = filled()
+    buffer = filled(CalibrationBuffer(per_class=12), samples({8: 12, -1: 5, 3: 1}))
     weight = buffer.oversampling(n_max)
     assert weight.dtype == torch.float64
     for label, stored in ((8, 12), (-1, 5), (3, 1)):
@@ -248,21 +232,14 @@ def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
 
 
 def test_removed_classes_are_gone_and_may_come_back() -> None:
-    buffer = CalibrationBuffer(capacity=26)
-    for task in TASKS[:2]:
-        offer(buffer, task)
-        buffer.commit()
+    buffer = filled(CalibrationBuffer(capacity=26), *TASKS[:2])
     rest = [row for row in content(buffer) if row[3] != 7]
     buffer.remove_classes([7, 99])
     assert content(buffer) == rest
-    offer(buffer, TASKS[0])
-    buffer.commit()
-    assert buffer.classes == [-2, 10**12, 7]
+    assert filled(buffer, TASKS[0]).classes == [-2, 10**12, 7]
     buffer.remove_classes(buffer.classes)
     assert buffer.items()[0].shape[0] == 0
-    offer(buffer, TASKS[0])
-    buffer.commit()
-    assert sizes(buffer) == {-2: 9, 7: 13}
+    assert sizes(filled(buffer, TASKS[0])) == {-2: 9, 7: 13}
 
 
 def test_hashes_of_distinct_keys_are_distinct_and_fixed() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cifnet_pl.__main__ import main
+from tests.command_line import FAST
 
 COLOURS = {"red": (220, 30, 40), "green": (30, 200, 60), "blue": (40, 50, 230), "white": (250, 250, 250)}
 """Classes that even raw pixels tell apart, and their mean colours."""
@@ -38,18 +39,8 @@ def class_tree(root: Path, count: int = 5, classes: Sequence[str] = ("blue", "gr
 
 def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
     """One quick run of the command line over class folders; returns the exit code."""
-    quick = {
-        "--model.backbone": "pixels",
-        "--model.head": "RidgeHead",
-        "--data.source": "folder",
-        "--data.root": str(root),
-        "--data.image_size": "8",
-        "--data.classes_per_task": "1",
-        "--data.num_workers": "0",
-        "--energy.enabled": "false",
-        "--logs": str(logs),
-    }
-    return main([command, *(part for pair in quick.items() for part in pair), *options])
+    quick = ["--model.head", "RidgeHead", "--data.source", "folder", "--data.classes_per_task", "1"]
+    return main([command, *FAST, *quick, "--data.root", str(root), "--logs", str(logs), *options])
 
 
 def summary(logs: Path) -> dict[str, Any]:

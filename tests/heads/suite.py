@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cifnet_pl.heads import HEADS as REGISTERED
@@ -75,6 +76,12 @@ VARIANTS = [
     head("knn-euclidean", lambda d: KNNHead(d, metric="euclidean", dtype="float64")),
 ]
 HEADS = [*DEFAULTS, *VARIANTS]
+
+
+def scans() -> tuple[Tensor, Tensor]:
+    """(1797, 64) pixels of scikit-learn's digits, from 0 to 1, and the digits."""
+    images, targets = load_digits(return_X_y=True)
+    return torch.from_numpy(images / 16), torch.from_numpy(targets).long()
 
 
 def teach(

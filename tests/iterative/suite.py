@@ -16,6 +16,7 @@ from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.iterative import METHODS, FinetuneModule, IterativeModule, TagFexModule
 from cifnet_pl.learning.callbacks import TaskMetrics
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord
+from tests.killing import Act
 from tests.lightning_runs import digits, trainer
 
 SIDE, WIDTH = 8, 32
@@ -86,3 +87,21 @@ def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert torch.equal(value, theirs[key]), key
+
+
+def assert_goes_on(
+    method: type[IterativeModule],
+    folder: Path,
+    batches: int,
+    *callbacks: Callback,
+    given: dict[str, Any] | None = None,
+    task: int = 1,
+    **options: Any,
+) -> IterativeModule:
+    """A run that goes on from a checkpoint within a task ends as one that never stopped, which is returned."""
+    save = Act("on_train_batch_end", task, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=batches)
+    whole, _ = run(method, folder, save, *callbacks, given=given, **options)
+    again = learner(method, **options)
+    trainer(folder, TaskMetrics()).fit(again, datamodule=data(**(given or {})), ckpt_path=folder / "mid.ckpt")
+    assert_same_weights(again, whole)
+    return whole

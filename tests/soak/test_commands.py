@@ -88,7 +88,6 @@ def test_a_sweep(tmp_path: Path):
     assert subprocess.run(command(*words, str(logs)), env=environment()).returncode == 0
     for name in names:
         run = complete_run(logs / name)
-        assert run is not None
         assert_same_model(run, complete_run(tmp_path / "expected" / name) or run)
         assert measurements(run) == measurements(tmp_path / "expected" / name / "version_0")
 

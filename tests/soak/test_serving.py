@@ -57,7 +57,6 @@ def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Ti
         assert time.monotonic() < until, output.read_text()
     timer = Timer(seconds, process.kill)
     timer.start()
-    assert process.pid is not None
     try:
         yield url, timer, process.pid
     finally:
