@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.sets import SourceOptions
@@ -24,17 +23,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def embedded(watch) -> list[int]:
     """Sizes of the batches that the backbone has embedded."""
-    sizes: list[int] = []
-    forward = Backbone.forward
-
-    def counting(self: Backbone, images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        return forward(self, images)
-
-    monkeypatch.setattr(Backbone, "forward", counting)
-    return sizes
+    return watch(Backbone, "forward", lambda backbone, images: len(images))
 
 
 def run(tmp_path: Path, photos: Path, name: str, *options: str) -> Path:

@@ -229,29 +229,12 @@ def test_first_frame_of_an_animation(suffix: str) -> None:
 # ---------------------------------------------------------------------- unreadable files
 
 
-def bomb() -> bytes:
-    """A PNG header that claims 50000 x 50000 pixels."""
-    header = struct.pack(">IIBBBBB", 50000, 50000, 8, 2, 0, 0, 0)
+def bomb(width: int = 50000, height: int = 50000) -> bytes:
+    """A PNG file of a few bytes that claims so many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     data = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + data
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "no image of a known format"),
-        (b"just words\nin lines", "no image of a known format"),
-        (bomb(), "more than 178 million pixels"),
-    ],
-)
-def test_unreadable(content: bytes, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(content)
-    with pytest.raises(UnreadableImage, match=reason) as caught:
-        read_square(tmp_path / "a.jpg", 8)
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) not in str(caught.value)
-    assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "GIF", "TIFF", "BMP", "WEBP"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,28 +78,20 @@ def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file was opened, by its name."""
-    times: Counter[str] = Counter()
-    plain = Path.open
-
-    def counting(self: Path, *args: Any, **options: Any) -> Any:
-        times[str(self)] += 1
-        return plain(self, *args, **options)
-
-    monkeypatch.setattr(Path, "open", counting)
-    return times
+def opened(watch: Callable[..., list[str]]) -> list[str]:
+    """The names of files as they were opened."""
+    return watch(Path, "open", lambda path, *_, **__: str(path))
 
 
-def once(opened: Counter[str], photos: Path) -> bool:
+def once(opened: list[str], photos: Path) -> bool:
     """Return whether every photo was opened once, and start to count again."""
-    times = [opened[str(file)] for file in photos.rglob("*.png")]
+    times = [opened.count(str(file)) for file in photos.rglob("*.png")]
     opened.clear()
     return set(times) == {1}
 
 
 @pytest.mark.parametrize("options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]])
-def test_a_photo_is_opened_once(tmp_path: Path, opened: Counter[str], options: list[str]) -> None:
+def test_a_photo_is_opened_once(tmp_path: Path, opened: list[str], options: list[str]) -> None:
     """By fit, from disk to weights; by extend; and by forget."""
     photos, new = make_photos(tmp_path / "photos", ["ant", "bee"]), make_photos(tmp_path / "new", ["cow", "dog"])
     opened.clear()
@@ -114,7 +105,7 @@ def test_a_photo_is_opened_once(tmp_path: Path, opened: Counter[str], options: l
     assert once(opened, new)
 
 
-def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, opened: Counter[str]) -> None:
+def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
     """Folders to learn and to test with are not divided, but photos of equal sizes are looked at as possible copies."""
     for part in ("train", "val"):
         make_photos(tmp_path / "photos" / part, ["ant", "bee"])
@@ -124,11 +115,11 @@ def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, ope
 
 
 def test_what_does_not_fit_into_memory_is_read_again(
-    tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = sorted(make_photos(tmp_path, ["ant"], 3).rglob("*.png"))
     monkeypatch.setattr(reading, "KEPT", files[0].stat().st_size)
     opened.clear()
     contents = reading.Contents()
     assert [contents.keep(file).hash for file in files] == [contents.take(file).hash for file in files]
-    assert [opened[str(file)] for file in files] == [1, 2, 2]
+    assert [opened.count(str(file)) for file in files] == [1, 2, 2]
