@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from starlette.testclient import TestClient
 
-from tests.serving.services import ThreadServer
+from tests.serving.services import ThreadServer, client
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +17,13 @@ def browser() -> Iterator:
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
         yield made
         made.close()
+
+
+@pytest.fixture
+def http(tmp_path) -> Iterator[TestClient]:
+    """A client of a service in this process, which knows red and green."""
+    with client(tmp_path / "w") as made:
+        yield made
 
 
 @pytest.fixture

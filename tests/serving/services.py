@@ -224,7 +224,6 @@ class Server(Address):
             args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(PYTHONUNBUFFERED="1")
         )
         self.said: list[str] = []
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
             if " at http://" in line:
@@ -237,6 +236,5 @@ class Server(Address):
         """End it as Ctrl-C does; its exit code."""
         self.process.send_signal(2)
         code = self.process.wait(30)
-        assert self.process.stdout is not None
         self.said += self.process.stdout.readlines()
         return code

@@ -16,8 +16,8 @@ from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import margin
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
-from cifnet_pl.serving.inspection import Promise, class_answers, forecast, groups_of, stored_accuracy
-from tests.models import learned
+from cifnet_pl.serving.inspection import Promise, class_answers, forecast, stored_accuracy
+from tests.models import learned, take_in
 
 
 def test_stored_samples_are_answered_as_if_never_learned():
@@ -35,10 +35,7 @@ def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
     """A model of fruit that learned such samples."""
     width = means.shape[1]
     model = Classifier(build_backbone("pixels:2"), RidgeHead(width), CalibrationBuffer(500), [], 2, calibrated=True)
-    model.begin_task(["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], y.bincount().tolist())
-    model.observe(samples(means, y), y, torch.arange(len(y)))
-    model.finish_task()
-    return model
+    return take_in(model, ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], samples(means, y), y)
 
 
 def test_what_each_class_is_taken_for():
@@ -49,7 +46,6 @@ def test_what_each_class_is_taken_for():
     assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (["quince"], [], ["pear"], [])
     assert (plum.right, plum.between) == (100, pytest.approx((90, 100)))
     assert (rare.right, rare.between) == (None, None)
-    assert pear.right is not None
     assert 20 < pear.right < 80
     assert not any(one.seldom for one in (pear, plum, quince, rare))
     assert Promise.of(model).another_day is not None
@@ -98,17 +94,6 @@ def test_what_ten_more_photos_would_bring():
             100 * float((one.head.predict(samples(means, new, 2)) == new).double().mean()) for one in (before, after)
         ]
         found = class_answers(before).ten_more
-        assert found is not None
         assert found[0] <= right[1] - right[0] <= found[1]
         assert found[1] >= least
     assert class_answers(taught(directions, torch.arange(6).repeat(19))).ten_more is None
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_photos_are_one_group(count: int):
-    assert groups_of(torch.eye(4)[:count]) == ([list(range(count))] if count else [])
-
-
-def test_two_directions_are_two_groups():
-    z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [0.99, 0.0], [0.01, 1.0]])
-    assert sorted(map(sorted, groups_of(z))) == [[0, 2, 3], [1, 4]]

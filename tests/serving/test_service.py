@@ -4,6 +4,7 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -46,12 +47,6 @@ def taught(http, name="blue", count=10, **params):
     answer = teach(http, photos(name, count), name, **params)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-@pytest.fixture
-def http(tmp_path):
-    with client(tmp_path / "w") as made:
-        yield made
 
 
 @pytest.fixture
@@ -346,9 +341,7 @@ def test_look(http):
 
 
 def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("cifnet_pl.utilities.files.os.replace", full)
     answer = http.post("/rename", json={"old": "red", "new": "a"})
     assert (answer.status_code, answer.json()["error"]) == (

@@ -1,7 +1,6 @@
 """Photos from outside: limits, zip files that lie, formats that are not decoded, classes without a name."""
 
 import io
-import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from cifnet_pl.serving import uploads as module
 from cifnet_pl.serving.inbox import Decided, DecidedPhoto, check_alike, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded, uploads
-from cifnet_pl.utilities.errors import UsageError
+from tests.photos.test_photo import bomb
 from tests.serving.services import photo, zipped
 
 LIMITS = Limits(photo_bytes=20_000, pixels=10_000, photos=5, zip_bytes=100_000)
@@ -69,19 +68,11 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
         of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG file of a few bytes that says it is huge."""
-    part = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
-    data = b"IDAT" + zlib.compress(bytes(100))
-    parts = [len(p[4:]).to_bytes(4, "big") + p + zlib.crc32(p).to_bytes(4, "big") for p in (part, data, b"IEND")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (png_header(101, 100), "101 × 100 pixels are more than 10,000"),
-        (png_header(60_000, 60_000), "pixels"),
+        (bomb(101, 100), "101 × 100 pixels are more than 10,000"),
+        (bomb(60_000, 60_000), "pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image of a known format"),
         (photo("red", 0)[:600], "truncated"),
         (b"", "no image of a known format"),
@@ -123,25 +114,3 @@ def test_what_may_be_a_mistake_is_asked_about(tmp_path):
         one.ask({7: ["fruit", "kiwi"]}, ["fruit", "kiwi"])
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
         Decided(tmp_path, [DecidedPhoto("1", "1", "X", 1), DecidedPhoto("2", "2", "x", 2)]).ask({}, [])
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("..", "a path for a class name"),
-        ("a\nb", "control characters"),
-        ("", "expected a text of 1 to 1000"),
-        ("x" * 1001, "expected a text of 1 to 1000"),
-    ],
-)
-def test_names_that_no_class_can_have(name, sentence, tmp_path):
-    with pytest.raises(UsageError, match=sentence):
-        Decided(tmp_path, [DecidedPhoto("1.png", "1", name, 7)])
-
-
-def test_photos_learned_as_the_same_class_are_left_out(tmp_path):
-    some = Decided(tmp_path, [DecidedPhoto("1.png", "1", "a", 7), DecidedPhoto("2.png", "2", "a", 8)])
-    some.leave_out({7: ["a"]})
-    assert [photo.hash for photo in some.photos] == [8]
-    with pytest.raises(RequestError, match="1 photo sent, but it was learned before"):
-        some.leave_out({8: ["a"]})

@@ -3,6 +3,7 @@
 import errno
 import sqlite3
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,11 +164,8 @@ def test_full_disk_refuses_the_change_and_nothing_else(place, tmp_path, monkeypa
     workspace = Workspace(tmp_path / "w", model())
     before = tree(tmp_path)
 
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     if place == "bundle":
-        monkeypatch.setattr(files.os, "replace", full)
+        monkeypatch.setattr(files.os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     else:
         Full.left = 3  # statements of a transaction: the fourth finds the disk full
     with pytest.raises(CifnetError, match="nothing was changed"):
