@@ -58,6 +58,13 @@ def test_engines_of_commands_are_those_of_runs():
         (["fot"], 2, "unknown sub-command 'fot': did you mean "),
         (["fit", "photos"], 2, "'photos' is one word too many"),
         (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
+        (
+            ["classify", "--model.engine", "tensorrt"],
+            2,
+            "--engine is 'tensorrt', expected one of 'auto', 'torch', ",
+        ),
+        (["forget", "--model.engine=tensorrt"], 2, "--engine is 'tensorrt', expected one of 'auto'"),
+        (["report", "runs", "--output"], 2, "cifnet: error: --output needs a value\n"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
         (["report", "--refrence", "A"], 2, "unknown option --refrence: did you mean --reference?"),
         (["merge", "--output", "x"], 2, "no models are given: name them before the options, cifnet merge MODELS"),
@@ -118,19 +125,6 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-@pytest.mark.parametrize("name", ["classify", "extend", "forget"])
-def test_the_engine_has_the_name_that_it_has_for_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--model.engine", "tensorrt"], ["--model.engine=tensorrt"]):
-        assert main([name, *words]) == 2
-        assert "--engine is 'tensorrt', expected one of 'auto', 'torch', 'onnxruntime'" in capsys.readouterr().err
-
-
-def test_an_option_without_its_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["classify", "--model"], ["report", "runs", "--output"]):
-        assert main(words) == 2
-        assert capsys.readouterr().err == f"cifnet: error: {words[-1]} needs a value\n"
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:

@@ -23,7 +23,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, cubic_kernel, onnx_bytes
+from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
 from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError
 from tests.models import SIDE, WIDTH, learned, samples
@@ -69,15 +69,6 @@ def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
     )
     assert min(np.abs(found - expected).max(), np.abs(turned - expected).max()) <= 1
     assert np.abs(found - expected).mean() < 0.3
-
-
-def test_kernel():
-    x = torch.linspace(-3, 3, 601, dtype=torch.float64)
-    weights = cubic_kernel(x)
-    assert weights[300] == 1
-    assert torch.allclose(weights[[100, 200, 400, 500]], torch.zeros(4, dtype=torch.float64), atol=1e-12)
-    shifts = torch.stack([cubic_kernel(torch.tensor(0.3, dtype=torch.float64) + k) for k in range(-3, 4)])
-    assert torch.isclose(shifts.sum(), torch.ones((), dtype=torch.float64))  # a partition of unity
 
 
 @pytest.mark.system
@@ -149,7 +140,6 @@ def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
 def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)
     content, check = onnx_bytes(model)
-    assert check.novelty is not None
     assert check.novelty <= 1e-5
     images = np.random.default_rng(0).integers(0, 256, (40, SIDE, SIDE, 3), dtype=np.uint8)  # as they are
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -236,9 +226,6 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: py
         assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
     assert main([*given, str(tmp_path / "t"), "--format", "triton"]) == 2
     assert "a server's entry takes photos" in capsys.readouterr().err
-    other = replace(learned("ridge"), backbone=model.backbone)
-    with pytest.raises(CifnetError, match="differs from torch"):  # another temperature
-        check_onnx(target.read_bytes(), HeadGraph(other).eval(), other)
 
 
 @pytest.mark.system

@@ -11,7 +11,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifnet_pl.__main__ import main
-from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos, rows
+from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, rows
 
 COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
 energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
@@ -111,12 +111,6 @@ class TestFolder:
             assert scalars == [(k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)]
         assert set(events.Tags()["images"]) == {"trajectory", "confusion"}
 
-    def test_checkpoint_holds_plain_content_and_no_backbone(self, run):
-        content = checkpoint(run)
-        assert not [key for key in content["state_dict"] if key.startswith("backbone")]
-        assert len(content["cifnet"]["settings"]["backbone"]) == 64
-        assert content["global_step"] == 5
-
 
 class TestConfig:
     def test_runs_again_as_it_is(self, run, logs):
@@ -174,15 +168,6 @@ class TestEvaluation:
         assert main(["test", *options, "--ckpt_path", "last"]) == 0
         assert "│  all │       2 │" in capsys.readouterr().out
 
-    def test_of_photos_names_their_files(self, tmp_path):
-        photos = make_photos(tmp_path / "photos", ["bee", "Käfer", "ant"])
-        options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
-        folder = learned(tmp_path, *options)
-        assert main(["predict", "--config", str(folder / "config.yaml"), "--ckpt_path", "last"]) == 0
-        table = rows(folder / "predictions.csv")
-        assert len(table) == 3 * 2  # a fifth of ten photos of each class
-        assert all((photos / row["file"]).is_file() and row["file"].split("/")[0] == row["true_class"] for row in table)
-
 
 class TestScreen:
     def test_of_a_run(self, tmp_path, capsys):
@@ -201,14 +186,6 @@ class TestScreen:
         assert f"state {size / 1e6:.2f} MB" in lines.out
         assert shown[-2] == f"run folder {folder}"
         assert shown[-1] == f"next: cifnet export --model {folder} --output MODEL"
-
-
-def test_every_task_keeps_its_checkpoint_on_request(tmp_path):
-    folder = learned(tmp_path, "--data.max_tasks", "2", "--checkpoint.every_task", "true")
-    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert names == ["last.ckpt", "task_1.ckpt", "task_2.ckpt"]
-    first = torch.load(folder / "checkpoints" / "task_1.ckpt", weights_only=True)
-    assert first["cifnet"]["task_sizes"] == [2]
 
 
 def test_further_loggers_are_kept(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import resource
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,14 +24,11 @@ REFUSED = [
     (["--model.head", "CIFNetHed"], USAGE, ["head 'CIFNetHed'", "CIFNetHead"]),
     (["--model.head", "nowhere.Head"], USAGE, ["--model.head", "no module named 'nowhere'"]),
     (["--model.backbone", "pixel"], USAGE, ["backbone 'pixel'", "pixels"]),
-    (["--model.backbone", "timm:resnet1"], USAGE, ["'resnet1'", "resnet10t"]),
     (["--data.source", "digit"], USAGE, ["data source 'digit'", "digits"]),
     ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["--model.buffer.strategy is 'randm'", "one of 'random'"]),
     (["--energy.enabled", "true", "--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
     # data
     (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
-    (["--data.source", "folder", "--data.root", "nowhere/photos"], RUN, ["nowhere/photos", "--data.root"]),
-    (["--data.classes_per_task", "11"], USAGE, ["11", "10"]),
     (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
@@ -42,7 +40,6 @@ REFUSED = [
     (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
     # Lightning
     (["--trainer.precision", "bf16-true"], USAGE, ["bf16-true", "statistics", "bf16-mixed"]),
-    (["--trainer.strategy", "ddp_spawn"], USAGE, ["ddp_spawn", "use auto or ddp"]),
     (["--trainer.strategy", "nothing"], USAGE, ["strategy='nothing'"]),
     (["--trainer.max_epochs", "3"], USAGE, ["--trainer.max_epochs", "--data.max_tasks"]),
     # options
@@ -214,9 +211,7 @@ def test_class_folders_with_control_characters(name, tmp_path, capsys):
 
 
 def test_interrupted_command(monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
     assert main(["info", "--model", "x"]) == 130
     assert capsys.readouterr().err == "cifnet: stopped; no file is left half written. Give the command again\n"

@@ -1,6 +1,5 @@
 """Sweeps of the paper's tables and figures: all of their configurations are valid, and some are run and reported."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.sweep import Point, read_points
+from tests.command_line import rows
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 SWEEPS = PAPER.parent / "sweeps"
@@ -131,6 +131,6 @@ def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
     figures = {path.name for path in (tmp_path / "figures").glob("*.png")}
     wanted = {"trajectory", "ablation_curves", "ablation", "calibration", "memory"}
     assert {figure.split("_digits")[0].removesuffix(".png") for figure in figures} >= wanted
-    with (tmp_path / "tables" / "ablation.csv").open(newline="") as file:
-        rows = {row["variant"]: float(row["digits, 2 cls/task: A_K"]) for row in csv.DictReader(file)}
-    assert rows["CIFNet, no buffer"] < rows["CIFNet, full method"]
+    table = rows(tmp_path / "tables" / "ablation.csv")
+    final = {row["variant"]: float(row["digits, 2 cls/task: A_K"]) for row in table}
+    assert final["CIFNet, no buffer"] < final["CIFNet, full method"]

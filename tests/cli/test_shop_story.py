@@ -1,9 +1,6 @@
 """Two shops with their own photos, from a Zip archive to a merged model that forgot a good, on a cp1252 terminal."""
 
-import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,34 +9,19 @@ import pytest
 from PIL import Image
 
 import cifnet_pl
-from tests.command_line import environment, make_photos, rows
+from tests.command_line import call_in_turn, make_photos, rows
 
 GOODS = ["anchor", "bolt", "cup", "drill", "easel", "fan", "Gießkanne", "hammer", "猫砂", "jug → big"]
 NEW = ["kettle", "lamp"]
 PHOTOS = 15
 
-SCRIPT = """
-import json, sys
-from cifnet_pl.__main__ import main
-for args in json.load(open(sys.argv[1], encoding="utf-8")):
-    print("###", args[0], flush=True)
-    print("### code", main(args), flush=True)
-"""
 
-
-def tell(place: Path, *commands: list[str]) -> tuple[list[str], str]:
+def tell(*commands: list[str]) -> tuple[list[str], str]:
     """Run commands one after the other on a cp1252 terminal; what each printed, and the errors. All must end well."""
-    story = place / "story.json"
-    story.write_text(json.dumps(commands), encoding="utf-8")
-    arguments = [sys.executable, "-c", SCRIPT, str(story)]
-    done = subprocess.run(
-        arguments, env=environment(PYTHONIOENCODING="cp1252"), capture_output=True, encoding="cp1252", timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    chapters = done.stdout.split("### code ")
-    codes = [int(chapter.split("\n", 1)[0]) for chapter in chapters[1:]]
-    assert codes == [0] * len(commands), done.stdout + done.stderr
-    return chapters[:-1], done.stderr
+    chapters = call_in_turn(*commands, timeout=500, PYTHONIOENCODING="cp1252")
+    errors = "".join(chapter.stderr for chapter in chapters)
+    assert [chapter.returncode for chapter in chapters] == [0] * len(commands), errors
+    return [chapter.stdout for chapter in chapters], errors
 
 
 def shelf(root: Path) -> Path:
@@ -76,7 +58,6 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     run = str(tmp_path / "logs" / "default")
 
     (learned, exported, audited), sentence = tell(
-        tmp_path,
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model")],
         ["audit", *model, "--images", str(goods), "--output", str(tmp_path / "audit"), *cache],
@@ -97,7 +78,6 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     pack(photos, GOODS, goods)
     wider = ["--model", str(tmp_path / "wider")]
     (_, _, extended, tested, named), _ = tell(
-        tmp_path,
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model"), "--overwrite", "true"],
         ["extend", *model, "--images", str(new), "--output", str(tmp_path / "wider")],
@@ -139,7 +119,7 @@ def two_shops(place: Path, photos: Path, other_day: Path) -> None:
         ["forget", "--model", merged + " 2", "--class", "bolt", "--images", str(everything), "--output", merged + " 3"]
     )
     commands.append(["evaluate", "--model", merged + " 3", "--images", str(other_day)])
-    (_, _, put_together, _, known, forgotten, tested), errors = tell(place, *commands)
+    (_, _, put_together, _, known, forgotten, tested), errors = tell(*commands)
     assert f"{merged}" in put_together
     assert "have in common" in errors + put_together or "has in common" in errors + put_together
     assert "bolt/again.png learned already or twice in the folder: left out" in errors

@@ -53,19 +53,6 @@ def merged(folder: Path, *files: Path | str) -> cifnet_pl.Classifier:
     return cifnet_pl.load(folder)
 
 
-def test_all_shards_are_one_run(vectors: Path, shards: list[Path], tmp_path: Path):
-    """The model of all shards, against one fit over everything."""
-    model = merged(tmp_path / "m", *shards)
-    fast = ["--energy.enabled", "false", "--logs", str(tmp_path), "--data.classes_per_task", "7"]
-    assert main(["fit", *options(vectors), "--model.head", "RidgeHead", *fast]) == 0
-    other = cifnet_pl.load(tmp_path / "default")
-    assert model.counts == other.counts
-    z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
-    columns = [other.class_names.index(name) for name in model.class_names]
-    torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=1e-9, atol=1e-9)
-    assert float(model.head.ridge_used) == pytest.approx(float(other.head.ridge_used), rel=1e-9)
-
-
 @pytest.mark.parametrize("head", REGISTERED)
 def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path: Path):
     """Parts in any order against one fit; heads of which a part is not a sum are refused before anything is read."""

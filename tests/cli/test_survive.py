@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -85,23 +85,18 @@ def hold_with_a_worker(target: Path, ready: Path) -> int:
 
 
 def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: Path):
-    process = start(partial(hold_with_a_worker, tmp_path / "b", tmp_path / "ready"), tmp_path / "output")
-    while not (tmp_path / "ready").exists():
-        assert process.is_alive(), (tmp_path / "output").read_text()
-        time.sleep(0.01)
-    with pytest.raises(UsageError, match="another process"), exclusive(tmp_path / "b"):
+    writer = another_writer(tmp_path / "b", tmp_path, hold_with_a_worker)
+    with writer, pytest.raises(UsageError, match="another process"), exclusive(tmp_path / "b"):
         pass
-    process.kill()
-    process.join()
     with exclusive(tmp_path / "b"):
         pass
 
 
 @contextmanager
-def another_writer(target: Path, folder: Path) -> Iterator[None]:
+def another_writer(target: Path, folder: Path, work: Callable[[Path, Path], int] = hold) -> Iterator[None]:
     """A process that is writing ``target``, killed at the end."""
     ready = folder / "ready"
-    process = start(partial(hold, target, ready), folder / "output")
+    process = start(partial(work, target, ready), folder / "output")
     while not ready.exists():
         assert process.is_alive(), (folder / "output").read_text()
         time.sleep(0.01)

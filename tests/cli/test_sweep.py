@@ -252,7 +252,6 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.C
     hold += "with waiting_lock(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
     words = [sys.executable, "-c", hold, str(tmp_path / ".running")]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
-    assert orphan.stdout is not None
     with orphan.stdout:
         assert orphan.stdout.readline() == b"held\n"
     threading.Timer(0.5, orphan.kill).start()
@@ -316,16 +315,12 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     assert "--model.head.width fits no point" in run("--model.head.width", "64", "--only", "own", code=2)
 
 
-def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let points be run by a shell script; the words of a sweep of one point."""
-    monkeypatch.setattr(sys, "executable", str(folder / "point"))
-    (folder / "point").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "point").chmod(0o755)
-    return ["sweep", str(write(folder)), "--logs", str(folder / "logs")]
-
-
 def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
-    assert main(stand_in(tmp_path, "echo task 3: A_k 90 %\nkill -9 $$", monkeypatch)) == 1
+    """A shell script stands in for Python."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "point"))
+    (tmp_path / "point").write_text("#!/bin/sh\necho task 3: A_k 90 %\nkill -9 $$\n")
+    (tmp_path / "point").chmod(0o755)
+    assert main(["sweep", str(write(tmp_path)), "--logs", str(tmp_path / "logs")]) == 1
     assert "failed (killed by SIGKILL)" in capsys.readouterr().out
     (folder,) = (tmp_path / "logs").iterdir()
     assert (folder / "failure.txt").read_text() == "killed by SIGKILL\n"

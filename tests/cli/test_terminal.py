@@ -52,7 +52,6 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
     with subprocess.Popen(
         [*command()[:1], "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         sign = {"starting": "begun", "learning": "solving"}[when]
         while sign not in process.stdout.readline():
             assert process.poll() is None

@@ -1,6 +1,5 @@
 """``cifnet watch``: a row and a JSON object for each new photo, none lost, none twice, and nothing anywhere else."""
 
-import csv
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from tests.command_line import command, environment
+from tests.command_line import rows as rows_of
 from tests.serving.services import photo, saved
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -68,8 +68,7 @@ def watched(place: Path, *options: str) -> int:
 
 
 def rows(place: Path) -> dict[str, dict[str, str]]:
-    with open(place / "a.csv", encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
+    found = rows_of(place / "a.csv")
     named = {Path(row["file"]).name: row for row in found}
     assert len(named) == len(found)
     return named
@@ -115,7 +114,6 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
     words += ["--output", str(place / "a.csv"), "--webhook", "http://127.0.0.1:1/"]
     process = subprocess.Popen(command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert "watching" in process.stdout.readline()
         (place / "photos" / "late.png").write_bytes(photo("green", 61))
         until = time.monotonic() + 60
