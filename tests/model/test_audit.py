@@ -15,6 +15,7 @@ from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import audit, learning_curve, top_label_error
 from cifnet_pl.model.metrics import FEW
 from cifnet_pl.statistics import look_alikes as near_copies
+from tests.heads.suite import teach
 
 CLASSES, EACH, WIDTH = 4, 12, 6
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -38,9 +39,7 @@ def test_each_photo_is_judged_by_all_others(photos):
     for row in (0, 5, 20, 47):
         others = np.arange(len(labels)) != row
         head = RidgeHead(WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item())
-        head.begin_task(range(CLASSES))
-        head.observe(torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
-        head.solve()
+        teach(head, torch.from_numpy(z[others]), torch.from_numpy(labels[others]), classes=range(CLASSES))
         assert head.predict(torch.from_numpy(z[row : row + 1])).item() == found.evaluation.predicted[row]
     assert found.doubtful()[0] == 5
     assert found.farthest().tolist() == [5, 20]
@@ -98,9 +97,8 @@ def test_a_class_of_one_photo_is_not_judged(photos):
 
 
 def test_a_class_of_near_copies_alone_is_not_judged(photos, monkeypatch):
-    z, labels = with_bursts(photos)
+    z, labels = with_bursts(photos, monkeypatch)
     labels = np.concatenate([labels[:48], np.full(3, 4), labels[51:]])  # a burst of one bee in a folder of its own
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     found = audit(z, labels, [*NAMES, "eel"])
     assert_left_out(found, [48, 49, 50], {"eel": 3})
     assert found.copied[48:51].all()
@@ -123,8 +121,9 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     assert learning_curve(z[large], labels[large], 7).short == ()
 
 
-def with_bursts(photos, noise=0.01):
-    """Three more photos like each of three bees, one of those like a dog's."""
+def with_bursts(photos, monkeypatch, noise=0.01):
+    """Three more photos like each of three bees, one of those like a dog's; they, and no others, are near-copies."""
+    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
     z, labels = photos
     draw = np.random.default_rng(1)
     first = np.repeat([12, 13, 47], 3)
@@ -134,8 +133,7 @@ def with_bursts(photos, noise=0.01):
 
 def test_a_burst_is_left_out_together(photos, monkeypatch):
     """Each photo is judged by a classifier that learned none of its burst, whatever the batches."""
-    z, labels = with_bursts(photos)
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
+    z, labels = with_bursts(photos, monkeypatch)
     bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
     found = audit(z, labels, NAMES)
     assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
@@ -144,11 +142,8 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
     assert few.accuracy_without_copies is None
     ridge = module.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
-        head = RidgeHead(WIDTH, ridge=ridge)
-        head.begin_task(range(CLASSES))
         others = np.setdiff1d(np.arange(len(labels)), rows)
-        head.observe(torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
-        head.solve()
+        head = teach(RidgeHead(WIDTH, ridge=ridge), torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
         answers = head(torch.from_numpy(z[rows])).argsort(dim=1).numpy()
         assert np.array_equal(answers[:, -1], found.evaluation.predicted[rows])
     monkeypatch.setattr(module, "FOR_TEMPERATURE", 57)
@@ -161,18 +156,13 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
 
 def test_a_wrong_label_in_a_burst_does_not_hide(photos, monkeypatch):
     """Four photos of one moment in the wrong folder: each alone is vouched for by the three others."""
-    z, labels = with_bursts(photos)
+    z, labels = with_bursts(photos, monkeypatch)
     labels[[47, 54, 55, 56]] = 1
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
-    assert {47, 54, 55, 56} <= set(audit(z, labels, NAMES).doubtful().tolist())
+    found = audit(z, labels, NAMES)
+    assert {47, 54, 55, 56} <= set(found.doubtful().tolist())
     monkeypatch.setattr(near_copies, "SIMILAR", 1.1)  # nothing is a near-copy
     alone = audit(z, labels, NAMES)
-    assert alone.own[[47, 54, 55, 56]].min() > 2 * audit_own(z, labels, monkeypatch)
-
-
-def audit_own(z, labels, monkeypatch) -> float:
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
-    return float(audit(z, labels, NAMES).own[[47, 54, 55, 56]].max())
+    assert alone.own[[47, 54, 55, 56]].min() > 2 * found.own[[47, 54, 55, 56]].max()
 
 
 def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
@@ -187,8 +177,7 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
 
 
 def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
-    z, labels = with_bursts(photos)
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
+    z, labels = with_bursts(photos, monkeypatch)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
     groups, copied, judged = module.near_copies(z, labels)
     assert not copied.any()

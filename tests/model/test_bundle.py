@@ -98,18 +98,16 @@ def test_missing_parts(tmp_path: Path):
     learned().save(tmp_path / "b")
     (tensors,) = (tmp_path / "b").glob("tensors-*")
     content = tensors.read_bytes()
-    tensors.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match="not whole"):
-        read_bundle(tmp_path / "b")
-    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="checksum is wrong"):
-        read_bundle(tmp_path / "b")
-    tensors.unlink()
-    with pytest.raises(CheckpointError, match="not whole"):
-        read_bundle(tmp_path / "b")
-    (tmp_path / "b" / CONFIG).unlink()
-    with pytest.raises(CheckpointError, match="not a bundle"):
-        read_bundle(tmp_path / "b")
+    damages = [
+        (lambda: tensors.write_bytes(content[:-1]), "not whole"),
+        (lambda: tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1])), "checksum is wrong"),
+        (tensors.unlink, "not whole"),
+        ((tmp_path / "b" / CONFIG).unlink, "not a bundle"),
+    ]
+    for damage, reason in damages:
+        damage()
+        with pytest.raises(CheckpointError, match=reason):
+            read_bundle(tmp_path / "b")
 
 
 def test_formats_of_other_versions_are_refused():

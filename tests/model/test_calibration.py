@@ -15,7 +15,7 @@ from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, Reference, fit_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError
-from tests.models import tensors_equal
+from tests.models import take_in, tensors_equal
 
 SIDE = 4
 WIDTH = 3 * SIDE**2
@@ -32,15 +32,15 @@ def photos(seed: int, spread: float = 0.7, days: int = DAYS) -> tuple[Tensor, Te
     return classes[y] + 1.2 * scenes[day] + spread * torch.randn(len(y), WIDTH, generator=draw), y, day
 
 
+def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Classifier:
+    """A model that knows nothing, and is calibrated if it has a buffer."""
+    return Classifier(build_backbone(f"pixels:{SIDE}"), head(WIDTH), buffer, [], SIDE, calibrated=buffer is not None)
+
+
 def learned(spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead) -> Classifier:
     """A model that learned photos with content hashes 0, 1, …, day after day."""
-    buffer = CalibrationBuffer() if head is RidgeHead else None
-    model = Classifier(build_backbone(f"pixels:{SIDE}"), head(WIDTH), buffer, [], SIDE, calibrated=buffer is not None)
     z, y, _ = photos(1, spread, days)
-    model.begin_task(NAMES)
-    model.observe(z, y, torch.arange(len(y)))
-    model.finish_task()
-    return model
+    return take_in(empty(CalibrationBuffer() if head is RidgeHead else None, head), NAMES, z, y)
 
 
 def calibrated_by(model: Classifier) -> tuple[float, float]:
@@ -53,7 +53,6 @@ def share_right(model: Classifier, z: Tensor, y: Tensor) -> float:
 
 def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
     model = learned()
-    assert model.buffer is not None
     z, y = model.buffer.items()
     days, groups = model.buffer.key // EACH, model.calibration.groups
     together, same_day = groups[:, None] == groups, days[:, None] == days
@@ -68,8 +67,6 @@ def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
     assert model.calibration.these_days == pytest.approx(100 * (alone.argmax(1) == y).double().mean().item())
     assert model.calibration.these_days > model.calibration.another_day + 3
     judge = model.judge(0.05, 0.9)
-    assert judge.sets is not None
-    assert judge.reference is not None
     hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(1, labels[:, None])
     assert hit.double().mean() > 0.85
     assert (judge.reference.p_values(model.head.novelty(new)) <= 0.05).double().mean() < 0.1
@@ -88,12 +85,7 @@ def test_independent_photos_have_one_number_and_few_photos_none() -> None:
 def test_a_class_of_few_photos_counts_as_much_as_another() -> None:
     z, y, _ = photos(1)
     rows = (y > 0) | (torch.arange(len(y)) < 8)
-    model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(), [], SIDE)
-    model.calibrated = True
-    model.begin_task(NAMES)
-    model.observe(z[rows], y[rows], torch.arange(int(rows.sum())))
-    model.finish_task()
-    assert model.buffer is not None
+    model = take_in(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
     stored, labels = model.buffer.items()
     right = model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1) == labels
     each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
@@ -142,12 +134,10 @@ def test_labelled_photos_of_a_new_place_calibrate_instead(head: type[Head], tmp_
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
     judge = again.judge(None, 0.9)
-    assert judge.sets is not None
     expected = AnswerSets.of(CalibrationSamples(model.head, z, y, learned=False), 0.9)
     assert judge.sets.limit == expected.limit
     if head is RidgeHead:
         reference, weights = again.judge(0.1).reference, torch.ones(len(y), dtype=torch.float64)
-        assert reference is not None
         assert torch.equal(reference.scores, Reference.of(model.head.novelty(z), weights).scores)
 
 
@@ -171,14 +161,12 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
 def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
     """They come with the photos' content hashes; a photo without one stands alone, and so do those learned later."""
     z, y, day = photos(1)
-    model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(), [], SIDE)
-    model.calibrated = True
+    model = empty(CalibrationBuffer())
     model.begin_task(NAMES)
     keys = 1000 - torch.arange(len(y))
     model.observe(z, y, keys)
     model.calibration.give(keys[4:], 2**40 - day[4:])
     model.finish_task()
-    assert model.buffer is not None
     assert model.calibration.known == "given"
     position = 1000 - model.buffer.key
     expected = torch.where(position < 4, -1 - position, day[position])
@@ -188,9 +176,7 @@ def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
     assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, model.buffer.y), rel=1e-9)
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    again.begin_task(["new"])
-    again.observe(photos(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
-    again.finish_task()
+    take_in(again, ["new"], photos(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
     assert again.calibration.known == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
 
@@ -205,15 +191,13 @@ def test_a_buffer_that_is_too_small_keeps_whole_occasions(given: bool) -> None:
         for order in orders:
             rows = torch.arange(len(y)) if order is None else order
             values = z if spread == 0.3 else photos(1, spread)[0]
-            model = Classifier(build_backbone(f"pixels:{SIDE}"), RidgeHead(WIDTH), CalibrationBuffer(80), [], SIDE)
-            model.calibrated = True
+            model = empty(CalibrationBuffer(80))
             model.begin_task(NAMES)
             for part in rows.split(len(y) if order is None else 7):
                 model.observe(values[part], y[part], part)
             if given and order is not None:
                 model.calibration.give(torch.arange(len(y)), day)
             model.finish_task()
-            assert model.buffer is not None
             kept.append(model.buffer.key)
         assert all(torch.equal(keys, kept[0]) for keys in kept)
         counts = torch.unique(day[kept[0]], return_counts=True)[1]

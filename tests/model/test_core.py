@@ -51,14 +51,6 @@ def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
     return root / "more"
 
 
-def test_a_run_and_its_bundle_know_every_photo(base: Path, model: Classifier, tmp_path: Path):
-    assert model.photos.content.element_size() * len(model.photos.content) == 8 * 18
-    model.save(tmp_path / "b")
-    again = cifnet_pl.load(tmp_path / "b", device="cpu")
-    assert torch.equal(again.photos.content, model.photos.content)
-    assert again.identity == model.identity
-
-
 def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     """Two new photos of a class, one of them twice, three learned ones under other names, and a wrong label."""
     images = extra(tmp_path, "ant", 2)

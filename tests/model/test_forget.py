@@ -7,36 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UnsupportedError
-from tests.cli.test_extend import assert_same_scores, queries
+from tests.cli.test_extend import queries
 from tests.command_line import make_photos
-from tests.models import learned, samples
-
-
-def forgotten(model: Classifier, name: str) -> Classifier:
-    """Take a class out, with the embeddings that it was learned from."""
-    z, own, _ = samples([name])
-    label = model.labels([name])[0]
-    other = model.head.fresh()
-    other.begin_task([label], [len(own)])
-    other.observe(z, torch.full((len(z),), label))
-    model.head.subtract_(other)
-    model.remove_classes([name])
-    return model
-
-
-@pytest.mark.parametrize("head", ["ridge", "ridge-sqrt-l2", "acil", "ncm", "slda"])
-@pytest.mark.parametrize("name", ["ant", "cat", "fox"])
-def test_exact_from_embeddings(head: str, name: str):
-    """First class, only class of its task, last class."""
-    tasks = [["ant", "bee"], ["cat"], ["dog", "fox"]]
-    without = [[own for own in task if own != name] for task in tasks]
-    model = forgotten(learned(head, tasks), name)
-    never = learned(head, [task for task in without if task])
-    assert model.tasks == never.tasks
-    assert model.counts == never.counts
-    assert_same_scores(model, never, queries(), 1e-8)
+from tests.models import learned
 
 
 @pytest.mark.parametrize("head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"])

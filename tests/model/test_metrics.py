@@ -20,7 +20,7 @@ from cifnet_pl.model.metrics import (
     max_drop,
     percent,
 )
-from tests.models import empty, learned, samples
+from tests.models import empty, learned, samples, take_in
 
 MATRIX = [
     [90.0],
@@ -122,10 +122,8 @@ def test_a_model_knows_the_classes_that_it_hardly_ever_answers():
     z = torch.cat([samples([name], 20)[0] for name in ("ant", "fox")])
     draw = torch.Generator().manual_seed(0)
     elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
-    model.begin_task(["ant", "fox", "elk"])
     labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
-    model.observe(torch.cat([z, elks]), labels, torch.arange(46))
-    model.finish_task()
+    take_in(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
     assert hardly_answered_by(model) == ["elk"]
     assert hardly_answered_by(learned("ncm")) == []
 

@@ -46,7 +46,6 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
         row["A_k"] for row in checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
     ]
     assert (first.image_size, first.crop_ratio, first.held_back) == (8, 1.0, (0.2, 0))
-    assert first.buffer is not None
     assert len(first.buffer.y) == 300
 
 
@@ -67,19 +66,11 @@ def test_earlier_tasks_and_newest_versions(run: Path, tmp_path: Path):
     assert len(cifnet_pl.load(tmp_path / "e").class_names) == 6
 
 
-def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_nothing_there(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no model at"):
         cifnet_pl.load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="neither a bundle"):
         checkpoint_of(tmp_path)
-    (tmp_path / "file").write_text("hello")
-    for command in ("info", "export", "extend", "classify", "forget"):
-        rest = {"info": [], "forget": ["--class", "x"]}.get(command, [])
-        rest += ["--output", str(tmp_path / "out")] if command != "info" else []
-        rest += ["--images", str(tmp_path)] if command in ("extend", "classify") else []
-        assert main([command, "--model", str(tmp_path / "file"), *rest]) == 1
-        assert "damaged or not a checkpoint" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("configs", "serve")])
