@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from cifnet_pl.heads import ACILHead, DSALHead, Head
 from cifnet_pl.heads.acil import draw_projection
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.heads.suite import teach
+from tests.heads.suite import scans, teach
 
 GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "acil_dsal_digits.npz"))
 PROJECTION = torch.from_numpy(GOLDEN["projection"])
-_images, _targets = load_digits(return_X_y=True)
-X, Y = torch.from_numpy(_images / 16), torch.from_numpy(_targets).long()
+X, Y = scans()
 
 
 def golden_steps(head: Head, batch: int, name: str) -> Iterator[tuple[Tensor, Tensor, float, float]]:
@@ -59,7 +57,6 @@ def matrices_alive(run: Callable[[], object], width: int) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     alive = most = 0
-    assert recorded.profiler is not None
     for event in recorded.profiler.kineto_results.events():  # allocations inside of operations are here only
         change = event.nbytes() if event.name() == "[memory]" else 0
         if abs(change) >= block // 2:
@@ -103,18 +100,6 @@ def test_float32_gives_the_same_decisions() -> None:
         assert head.sums.gram.dtype == torch.float32
         assert (scores - golden).norm() < 1e-3 * golden.norm()
         assert accuracy == pytest.approx(expected, abs=0.5)
-
-
-def test_a_weight_of_three_is_three_copies() -> None:
-    weighted, copied = ACILHead(5, width=30), ACILHead(5, width=30)
-    z = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    y = torch.arange(20) % 2
-    weight = 1 + 2 * (torch.arange(20) % 3 == 0).double()
-    copies = torch.arange(20).repeat_interleave(weight.long())
-    for head, rows, omega in ((weighted, torch.arange(20), weight), (copied, copies, None)):
-        teach(head, z[rows], y[rows], omega)
-    assert torch.allclose(weighted(z), copied(z), rtol=1e-10)
-    assert int(weighted.sums.mass) == len(copies)
 
 
 # ---------------------------------------------------------------------- generalised cross-validation
@@ -172,14 +157,9 @@ def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
     assert options.state_elements()["projection"] == 40
 
 
-def test_a_given_projection_comes_back_from_the_state() -> None:
+def test_a_given_projection_of_another_shape_is_refused() -> None:
     head = ACILHead(4, projection=draw_projection(10, 4, seed=3))
     learn_random(head)
-    again = ACILHead(4, projection=torch.zeros(10, 4))
-    again.load_state_dict(head.state_dict())
-    z = torch.randn(5, 4)
-    assert torch.equal(again(z), head(z))
-    assert int(again.fingerprint) == int(head.fingerprint)
     with pytest.raises(CheckpointError, match="projection has shape"):
         ACILHead(4, projection=torch.zeros(11, 4)).load_state_dict(head.state_dict())
 
@@ -312,9 +292,8 @@ WIDTH, LEARNED = 600, 900
 
 def trajectory(head: Head) -> list[float]:
     """A_k in percent of ten tasks of one digit, on pixels."""
-    images, targets = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(targets))
-    z, y = torch.from_numpy(images[order] / 16), torch.from_numpy(targets[order]).long()
+    order = np.random.default_rng(0).permutation(len(Y))
+    z, y = X[order], Y[order]
     result = []
     for digit in range(10):
         rows = (y[:LEARNED] == digit).nonzero().flatten()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cifnet_pl.heads import HEADS, Head, RidgeHead
-from cifnet_pl.heads.base import fits, grown_sizes
 from cifnet_pl.testing import WIDTH
 from cifnet_pl.utilities.errors import UnsupportedError
 
@@ -48,12 +47,3 @@ def test_a_head_says_why_it_cannot() -> None:
         HEADS["CIFNetHead"](WIDTH).require("pools")
     with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out: it has no closed form"):
         HEADS["NCMHead"](WIDTH).require("leaves_one_out")
-
-
-def test_sizes_follow_from_one_and_two_classes():
-    assert grown_sizes((1, 5), (2, 5), 4, False) == (frozenset({4}), frozenset({5}))
-    assert grown_sizes((0,), (0,), 4, False) == (frozenset({0, 4}),)
-    assert grown_sizes((0, 3), (0, 3), 4, True) == (None, frozenset({3}))
-    assert fits((9, 3), (None, frozenset({3})))
-    assert not fits((9, 4), (None, frozenset({3})))
-    assert not fits((9,), (None, frozenset({3})))

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from torch import Tensor
 
 from cifnet_pl.heads import CIFNetHead
-from cifnet_pl.heads.cifnet import common_weights, joined_weights
 from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.suite import teach
@@ -135,17 +133,13 @@ def streams(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> 
     return Stream(features, classes, z, y, past)
 
 
-def learn(stream: Stream, pieces: int = 1, seed: int = 0, copies: bool = False, **settings: Any) -> CIFNetHead:
+def learn(stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any) -> CIFNetHead:
     head = CIFNetHead(stream.features, epsilon=EPSILON, **settings)
     for k, classes in enumerate(stream.classes):
         head.begin_task(classes)
         for z, y in stream.batches(k, pieces, seed):
             head.observe(torch.from_numpy(z), torch.from_numpy(y))
-        z, y, weight = stream.past[k]
-        if copies:
-            head.observe_past(torch.from_numpy(np.repeat(z, weight, axis=0)), torch.from_numpy(np.repeat(y, weight)))
-        else:
-            head.observe_past(torch.from_numpy(z), torch.from_numpy(y), torch.from_numpy(weight))
+        head.observe_past(*(torch.from_numpy(part) for part in stream.past[k]))
         head.solve()
     return head
 
@@ -168,76 +162,6 @@ def test_agrees_with_a_literal_svd_per_class_and_batch(
     head = learn(stream, pieces=2, ridge=ridge, update_past=update_past, weighting=weighting)
     assert head.classes == list(literal.neurons)
     assert distance(head.weights(), literal.weights()) < 1e-8
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("update_past", [True, False])
-@pytest.mark.parametrize("ridge", [0.01, "gcv"])
-@given(stream=streams(), pieces=st.integers(1, 6), seed=st.integers(0, 999))
-def test_any_order_and_split_gives_the_same_weights(
-    stream: Stream, pieces: int, seed: int, ridge: float | str, update_past: bool, weighting: str
-) -> None:
-    settings: dict[str, Any] = {"ridge": ridge, "update_past": update_past, "weighting": weighting}
-    whole, split = learn(stream, **settings), learn(stream, pieces, seed, **settings)
-    assert distance(split.weights(), whole.weights()) < 1e-8
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@given(stream=streams())
-def test_oversampling_by_weight_equals_copies(stream: Stream, weighting: str) -> None:
-    weighted, copied = learn(stream, weighting=weighting), learn(stream, weighting=weighting, copies=True)
-    assert distance(weighted.weights(), copied.weights()) < 1e-9
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@given(stream=streams(), seed=st.integers(0, 999))
-def test_shards_of_every_task_merge_to_the_whole(stream: Stream, seed: int, weighting: str) -> None:
-    head = CIFNetHead(stream.features, weighting=weighting)
-    for k, classes in enumerate(stream.classes):
-        head.begin_task(classes)
-        shard = CIFNetHead(stream.features, weighting=weighting)
-        shard.load_state_dict(head.state_dict())
-        for each, (z, y) in zip((head, shard), stream.batches(k, 2, seed), strict=True):
-            each.observe(torch.from_numpy(z), torch.from_numpy(y))
-            each.observe_past(*(torch.from_numpy(part) for part in stream.past[k]))
-        head.merge_(shard)
-        head.solve()
-    assert distance(head.weights(), learn(stream, weighting=weighting).weights()) < 1e-9
-
-
-@given(stream=streams(), seed=st.integers(0, 999))
-def test_uncalibrated_sequences_merge_to_the_whole(stream: Stream, seed: int) -> None:
-    bare = Stream(
-        stream.features, stream.classes, stream.z, stream.y, [(z[:0], y[:0], w[:0]) for z, y, w in stream.past]
-    )
-    sites, whole = [CIFNetHead(stream.features) for _ in range(2)], CIFNetHead(stream.features)
-    for k, classes in enumerate(bare.classes):
-        # Every site needs a sample of every class to be solved: give both the first one, and twice to the whole.
-        z, y = torch.from_numpy(bare.z[k]), torch.from_numpy(bare.y[k])
-        firsts = torch.from_numpy(np.unique(bare.y[k], return_index=True)[1])
-        order = torch.from_numpy(np.random.default_rng(seed + k).permutation(len(y)))
-        parts = [torch.cat([order[half::2], firsts]) for half in (0, 1)]
-        for head, rows in zip([*sites, whole], [*parts, torch.cat(parts)], strict=True):
-            teach(head, z[rows], y[rows], classes=classes)
-    sites[0].merge_(sites[1])
-    sites[0].solve()
-    assert sites[0].class_counts() == whole.class_counts()
-    assert distance(sites[0].weights(), whole.weights()) < 1e-9
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("ridge", [0.01, "gcv"])
-@given(stream=streams())
-def test_locked_neurons_never_change(stream: Stream, ridge: float | str, weighting: str) -> None:
-    head = CIFNetHead(stream.features, ridge=ridge, update_past=False, weighting=weighting)
-    before = torch.zeros(stream.features + 1, 0, dtype=torch.float64)
-    for k, classes in enumerate(stream.classes):
-        head.begin_task(classes)
-        head.observe(torch.from_numpy(stream.z[k]), torch.from_numpy(stream.y[k]))
-        head.observe_past(*(torch.from_numpy(part) for part in stream.past[k]))
-        head.solve()
-        assert torch.equal(head.weights()[:, : before.shape[1]], before)
-        before = head.weights()
 
 
 def samples_of_cohort(stream: Stream, j: int, update_past: bool) -> tuple[Array, Ints, Array]:
@@ -348,12 +272,8 @@ def test_impossible_arguments_are_refused(wrong: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.parametrize(("update_past", "solved"), [(True, [[0], [0, 1], [0, 1, 2]]), (False, [[0], [1], [2]])])
-def test_only_neurons_with_news_are_solved_again(
-    update_past: bool, solved: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    solve = CIFNetHead._solve_cohort
-    monkeypatch.setattr(CIFNetHead, "_solve_cohort", lambda head, cohort: (calls.append(cohort), solve(head, cohort)))
+def test_only_neurons_with_news_are_solved_again(update_past: bool, solved: list[list[int]], watch: Any) -> None:
+    calls = watch(CIFNetHead, "_solve_cohort", lambda head, cohort: cohort)
     head = CIFNetHead(3, update_past=update_past)
     for k, expected in enumerate(solved):
         teach(head, torch.randn(4, 3), torch.full((4,), k))
@@ -362,29 +282,6 @@ def test_only_neurons_with_news_are_solved_again(
             head(torch.randn(2, 3))
         assert calls == [head.cohorts[j] for j in expected]
         calls.clear()
-
-
-CLASSES = 3
-rows = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([1.0, 2.0, 5.0])), max_size=8)
-
-
-def split(samples: list[tuple[int, float]]) -> tuple[Tensor, Tensor]:
-    columns, weights = [column for column, _ in samples], [weight for _, weight in samples]
-    return torch.tensor(columns, dtype=torch.int64), torch.tensor(weights, dtype=torch.float64)
-
-
-@given(rows)
-def test_common_weights(samples: list[tuple[int, float]]) -> None:
-    result = common_weights(*split(samples), CLASSES).tolist()
-    for column in range(CLASSES):
-        weights = {weight for label, weight in samples if label == column}
-        assert result[column] == (0 if not weights else weights.pop() if len(weights) == 1 else -1)
-
-
-@given(rows, rows)
-def test_of_two_batches_as_of_one(first: list[tuple[int, float]], second: list[tuple[int, float]]) -> None:
-    joined = joined_weights(*(common_weights(*split(samples), CLASSES) for samples in (first, second)))
-    assert torch.equal(joined, common_weights(*split(first + second), CLASSES))
 
 
 # ---------------------------------------------------------------------- golden vectors of the released code

@@ -96,13 +96,6 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
 
 
 @heads
-def test_a_head_that_does_not_know_its_copies_takes_another_ridge(make: Callable[[], Head]) -> None:
-    # What noting them is good for; without it the ridge of twice the samples would have to be twice as large.
-    known, unknown = learn(make(), True), learn(make(), True, noted=False)
-    assert not torch.allclose(known(TEST), unknown(TEST), rtol=1e-4, atol=1e-4)
-
-
-@heads
 def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> None:
     head = learn(make(), copied=False)
     choices = head.choices()

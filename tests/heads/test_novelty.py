@@ -17,6 +17,7 @@ from tests.heads.suite import HEADS, teach
 
 TASKS = stream()
 QUERIES = queries(TASKS)
+Z, Y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
 TELLING = [case for case in HEADS if case.values[0].make(WIDTH).tells_novelty]
 telling = pytest.mark.parametrize("case", TELLING)
 
@@ -88,9 +89,8 @@ def test_novelty_is_that_of_the_equations(case: Case) -> None:
 def test_leaving_a_sample_out_is_learning_without_it(case: Case) -> None:
     head = learn(case.make(WIDTH), TASKS)
     full = literal(head, TASKS)
-    z, y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
-    found = head.leave_one_out_novelty(z, y)
-    expected = torch.cat([full.without(i).of(full.rows[i : i + 1]) for i in range(len(z))])
+    found = head.leave_one_out_novelty(Z, Y)
+    expected = torch.cat([full.without(i).of(full.rows[i : i + 1]) for i in range(len(Z))])
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
 
 
@@ -99,17 +99,16 @@ def test_leaving_a_sample_out_is_learning_without_it(case: Case) -> None:
 def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> None:
     head = learn(case.make(WIDTH), TASKS)
     full = literal(head, TASKS)
-    z, y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
-    groups = torch.arange(len(y))
+    groups = torch.arange(len(Y))
     if kind == "across classes":
         groups[1::4] = 1
     elif kind == "a whole class":
-        groups[y == y[0]] = 0
+        groups[Y[0] == Y] = 0
     else:
-        for label in y.unique():
-            own = (y == label).nonzero().flatten()
+        for label in Y.unique():
+            own = (label == Y).nonzero().flatten()
             groups[own[: len(own) // 2]] = own[0]
-    found = head.leave_one_out_novelty(z, y, groups)
+    found = head.leave_one_out_novelty(Z, Y, groups)
     members = [(groups == group).nonzero().flatten().tolist() for group in groups]
     expected = torch.cat([full.without(*gone).of(full.rows[i : i + 1]) for i, gone in enumerate(members)])
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
@@ -188,15 +187,6 @@ def test_a_removed_class_is_unknown_again(case: Case) -> None:
 
 
 @telling
-def test_foreign_samples_are_told_from_known_ones(case: Case) -> None:
-    head = learn(case.make(WIDTH), TASKS)
-    known = torch.cat([task.z for task in TASKS])
-    foreign = torch.cat([task.z for task in stream([[1], [2, 3]], seed=11)])
-    higher = head.novelty(foreign)[:, None] > head.leave_one_out_novelty(known, torch.cat([t.y for t in TASKS]))
-    assert higher.double().mean() > 0.9
-
-
-@telling
 def test_a_class_with_one_sample(case: Case) -> None:
     """Left out, it leaves no class behind: it is as far away as from the other one, and unknown where there is none."""
     z = QUERIES[:1]
@@ -226,12 +216,3 @@ def test_bad_input(case: Case) -> None:
 def test_other_heads_say_that_they_cannot(case: Case) -> None:
     with pytest.raises(UnsupportedError, match="cannot tell unknown things from known ones"):
         learn(case.make(WIDTH), TASKS).novelty(QUERIES)
-
-
-def test_a_copy_does_not_carry_the_distances() -> None:
-    head = learn(RidgeHead(WIDTH), TASKS)
-    head.novelty(QUERIES)
-    twin = copy.deepcopy(head)
-    assert twin.derived.distances is None
-    assert head.derived.distances is not None
-    assert torch.equal(twin.novelty(QUERIES), head.novelty(QUERIES))

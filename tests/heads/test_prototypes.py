@@ -51,13 +51,6 @@ def test_ncm_keeps_one_vector_a_class_and_no_gram_matrix() -> None:
     assert "sums.products" not in head.state_dict()
 
 
-def test_ncm_weights_are_copies() -> None:
-    weight = 1 + (torch.arange(len(Y)) % 3).double()
-    head = learned(NCMHead(64), weight)
-    mean = (weight[Y == 4, None] * Z[Y == 4]).sum(dim=0) / weight[Y == 4].sum()
-    assert torch.allclose(head.means[4], mean, rtol=1e-12)
-
-
 def test_ncm_refuses_another_metric_and_another_width() -> None:
     with pytest.raises(UsageError, match="did you mean cosine"):
         NCMHead(4, metric="cosinus")

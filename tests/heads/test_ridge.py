@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.covariance import EmpiricalCovariance
-from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
 from tests import models
 from tests.command_line import fit, make_photos
-from tests.heads.suite import teach
+from tests.heads.suite import scans, teach
 
 EPSILON = 0.05
 Array = NDArray[np.float64]
@@ -55,16 +54,10 @@ def tasks(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Ta
     return stream
 
 
-def observe(head: RidgeHead, z: Array, y: Ints, weight: Array | None = None) -> None:
-    head.observe(torch.from_numpy(z), torch.from_numpy(y), None if weight is None else torch.from_numpy(weight))
-
-
 def learn_arrays(stream: Tasks, **settings: Any) -> RidgeHead:
     head = RidgeHead(stream[0][1].shape[1], epsilon=EPSILON, **settings)
     for classes, z, y in stream:
-        head.begin_task(classes, [int((y == c).sum()) for c in classes])
-        observe(head, z, y)
-        head.solve()
+        teach(head, torch.from_numpy(z), torch.from_numpy(y), classes=classes)
     return head
 
 
@@ -194,23 +187,8 @@ def test_sample_weights_are_weights_of_the_least_squares(stream: Tasks, seed: in
     classes, z, y = pooled(stream)
     weight = np.random.default_rng(seed).uniform(0.1, 3, len(y))
     head = RidgeHead(z.shape[1], ridge=0.5, epsilon=EPSILON)
-    head.begin_task(classes)
-    observe(head, z, y, weight)
-    head.solve()
+    teach(head, *(torch.from_numpy(part) for part in (z, y, weight)), classes=classes)
     assert distance(head.weights, dense_ridge(z, targets(classes, y), 0.5, weight)) < 1e-9
-
-
-@given(stream=tasks(), pieces=st.integers(1, 6), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
-def test_any_order_and_split_gives_the_same_weights(stream: Tasks, pieces: int, seed: int, ridge: float | str) -> None:
-    rng = np.random.default_rng(seed)
-    head = RidgeHead(stream[0][1].shape[1], ridge=ridge)
-    for classes, z, y in stream:
-        head.begin_task(classes)
-        order = rng.permutation(len(y))
-        for rows in np.split(order, np.sort(rng.integers(0, len(y) + 1, pieces - 1))):
-            observe(head, z[rows], y[rows])
-        head.solve()
-    assert distance(head.weights, learn_arrays(stream, ridge=ridge).weights) < 1e-8
 
 
 @given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
@@ -224,7 +202,7 @@ def test_merge_of_any_two_parts_equals_the_whole(stream: Tasks, seed: int, ridge
         own = sorted(set(y[part].tolist()), reverse=bool(part is here))
         if own:
             site.begin_task(own)
-            observe(site, z[part], y[part])
+            site.observe(torch.from_numpy(z[part]), torch.from_numpy(y[part]))
             if seed % 2:  # solved or not makes no difference
                 site.solve()
         sites.append(site)
@@ -235,25 +213,6 @@ def test_merge_of_any_two_parts_equals_the_whole(stream: Tasks, seed: int, ridge
     assert merged.class_counts() == whole.class_counts()
     columns = [merged.classes.index(c) for c in classes]
     assert distance(merged.weights[:, columns], whole.weights) < 1e-8
-
-
-@given(stream=tasks(), seed=st.integers(0, 999))
-def test_subtract_of_any_samples_equals_never_having_seen_them(stream: Tasks, seed: int) -> None:
-    classes, z, y = pooled(stream)
-    firsts = np.unique(y, return_index=True)[1]
-    gone = np.random.default_rng(seed).random(len(y)) < 0.3
-    gone[firsts] = False  # every class keeps a sample
-    if not gone.any():
-        return
-    head, part, rest = (RidgeHead(z.shape[1], ridge=1.0) for _ in range(3))
-    for each, rows in ((head, gone | ~gone), (part, gone), (rest, ~gone)):
-        each.begin_task([c for c in classes if c in y[rows]])
-        observe(each, z[rows], y[rows])
-        each.solve()
-    head.subtract_(part)
-    head.solve()
-    assert head.class_counts() == rest.class_counts()
-    assert distance(head.weights, rest.weights) < 1e-8
 
 
 @given(stream=tasks(most_features=4, least_samples=8))
@@ -279,16 +238,6 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-9
 
 
-def test_one_ridge_of_all_classes_follows_the_data() -> None:
-    # Pure noise wants the largest ridge, a noiseless linear rule the smallest.
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(400, 5, generator=generator, dtype=torch.float64)
-    noise, rule = RidgeHead(5), RidgeHead(5)
-    for head, y in ((noise, torch.arange(400) % 2), (rule, (z[:, 0] > 0).long())):
-        teach(head, z, y)
-    assert noise.ridge_used > 100 * rule.ridge_used
-
-
 def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:
     head = RidgeHead(3, balanced=True)
     with pytest.raises(UsageError, match="class counts"):
@@ -298,19 +247,6 @@ def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:
     for combine in (head.merge_, head.subtract_):
         with pytest.raises(UnsupportedError, match="balanced=True"):
             combine(head)
-
-
-def test_classes_may_be_removed_between_merge_and_solve() -> None:
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-    here, there = RidgeHead(3), RidgeHead(3)
-    for head, labels in ((here, [0, 1]), (there, [2, 3])):
-        teach(head, z, torch.tensor(labels * 6))
-    here.merge_(there)
-    here.remove_classes([0])
-    here.solve()
-    assert here.classes == [1, 2, 3]
-    assert here(z).shape == (12, 3)
 
 
 @pytest.mark.parametrize(
@@ -419,8 +355,7 @@ def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
 
 
 def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
-    images, targets = load_digits(return_X_y=True)
-    z, y = torch.from_numpy(images[:150] / 16), torch.from_numpy(targets[:150]).long()
+    z, y = (part[:150] for part in scans())
     head = teach(RidgeHead(64, decision="auto"), z, y)
     regression, discriminant = separate(z, y, None)
     head.decide(z, y)
@@ -437,8 +372,7 @@ def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
 @pytest.mark.parametrize(("rare", "both"), [(14, True), (3, False)])
 def test_uneven_classes_are_told_apart_by_the_discriminant(rare: int, both: bool) -> None:
     """Ridge regression knows how frequent each class is, and hardly ever names a rare one."""
-    images, targets = load_digits(return_X_y=True)
-    z, y = torch.from_numpy(images / 16), torch.from_numpy(targets).long()
+    z, y = scans()
     rows = torch.cat([(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)])
     head = teach(RidgeHead(64, decision="auto"), z[rows], y[rows])
     head.decide(z[rows], y[rows])
@@ -541,7 +475,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
     for label in classes:
         share = head.share_of(label)
-        assert share is not None
         head.subtract_(share)
     head.remove_classes(classes)
     head.solve()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
@@ -19,13 +18,11 @@ from torch import Tensor
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import ABSENT, Samples
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.heads.suite import teach
+from cifnet_pl.utilities.errors import UsageError
+from tests.heads.suite import scans, teach
 from tests.models import learn_digits
 
-_images, _targets = load_digits(return_X_y=True)
-Z, Y = torch.from_numpy(_images[:1000] / 16), torch.from_numpy(_targets[:1000]).long()
-REST, TRUE = torch.from_numpy(_images[1000:] / 16), torch.from_numpy(_targets[1000:]).long()
+(Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
 NOISY = REST + 1e-3 * torch.randn(REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 HEADS = pytest.mark.parametrize("make", [LogisticHead, SGDHead])
@@ -53,17 +50,6 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     assert sorted(map(tuple, z.tolist())) == sorted(map(tuple, once.z.tolist()))
 
 
-def test_sorting_does_not_look_at_labels_of_different_embeddings() -> None:
-    z, y, weight = torch.randn(8, 3, dtype=torch.float64), torch.arange(8), torch.ones(8)
-    renamed = torch.tensor([5, -3, 77, 0, 2**60, -9, 4, 1])
-    one, other = Samples(3, torch.float64), Samples(3, torch.float64)
-    one.add(z, y, weight)
-    other.add(z, renamed[y], weight)
-    for each in (one, other):
-        each.sort()
-    assert torch.equal(renamed[one.y], other.y)
-
-
 def test_what_is_added_is_copied() -> None:
     samples = Samples(2, torch.float64)
     z, y = torch.ones(3, 2, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.int64)
@@ -75,31 +61,6 @@ def test_what_is_added_is_copied() -> None:
     assert not samples.z.requires_grad
     assert samples.y.sum() == 3
     assert samples.weight.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_length_counts_and_dropping() -> None:
-    samples = Samples(2, torch.float32)
-    samples.add(torch.zeros(3, 2), torch.tensor([7, 8, 7]))
-    samples.add(torch.ones(2, 2), torch.tensor([-1, 8]))
-    assert len(samples) == 5
-    assert samples.counts(torch.tensor([8, 7, -1, 5])).tolist() == [2, 2, 1, 0]
-    samples.keep_labels(torch.tensor([8, 5]))
-    assert samples.y.tolist() == [8, 8]
-    samples.clear()
-    assert len(samples) == 0
-    assert samples.z.shape == (0, 2)
-
-
-def test_state_holds_what_was_just_added() -> None:
-    samples, again = Samples(2, torch.float32), Samples(2, torch.float32)
-    samples.add(torch.eye(2), torch.tensor([1, 2]), torch.tensor([0.5, 2.0]))
-    again.add(torch.zeros(1, 2), torch.tensor([9]))
-    again.load_state_dict(samples.state_dict())
-    assert len(again) == 2
-    assert torch.equal(again.z, torch.eye(2))
-    assert again.weight.tolist() == [0.5, 2.0]
-    with pytest.raises(CheckpointError, match=r"shape \(2, 2\), expected \(n, 3\)"):
-        Samples(3, torch.float32).load_state_dict(samples.state_dict())
 
 
 # ---------------------------------------------------------------------- nearest neighbours
@@ -130,13 +91,6 @@ def test_float32_is_enough() -> None:
     assert (exact(NOISY) - head(NOISY)).abs().max() < 1e-3
 
 
-def test_a_stored_embedding_finds_itself() -> None:
-    for metric in ("cosine", "euclidean"):
-        head = neighbours_of(KNNHead(64, metric=metric))
-        assert torch.equal(head.predict(Z), Y)
-        assert head.probabilities(Z).max(dim=1).values.min() > 0.8
-
-
 def test_embeddings_of_nothing_but_zeros() -> None:
     for metric in ("cosine", "euclidean"):
         head = teach(
@@ -163,13 +117,6 @@ def test_a_vote_counts_with_its_weight() -> None:
     )
     share = (3 * head(torch.zeros(1, 2)).exp() - 0.5) / 2
     assert share[0].tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_it_keeps_every_embedding_and_says_so() -> None:
-    head = neighbours_of(KNNHead(64))
-    assert head.state_elements() == {"embeddings": 1000 * 64}
-    head.remove_classes([3])
-    assert head.state_elements() == {"embeddings": int((Y != 3).sum()) * 64}
 
 
 def test_fewer_embeddings_than_neighbours() -> None:
@@ -279,24 +226,6 @@ def test_sgd_goes_on_from_the_weights_it_had() -> None:
     teach(head, Z[Y == 2], Y[Y == 2])
     assert torch.allclose(head.weights[:, :2], before, atol=1e-6)
     assert head.weights[:, 2].abs().max() < 1e-6
-
-
-@HEADS
-def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
-    one, two = learned(make(64)), learned(make(64))
-    assert torch.equal(one(REST), two(REST))
-    mixed = make(64)
-    order = torch.randperm(len(Y), generator=torch.Generator().manual_seed(0))
-    for k in range(5):
-        mixed.begin_task([2 * k, 2 * k + 1])
-        if k:
-            z, y = buffer(list(range(2 * k)))
-            for batch in torch.split(torch.arange(len(y)).flip(0), 3):
-                mixed.observe_past(z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64))
-        for batch in torch.split(order[Y[order] // 2 == k], 9):
-            mixed.observe(Z[batch], Y[batch])
-        mixed.solve()
-    assert torch.equal(mixed(REST), one(REST))
 
 
 def test_the_seed_changes_the_order_of_the_steps() -> None:
