@@ -155,16 +155,6 @@ def test_equals_a_solve_without_the_group():
     ]
 
 
-def test_a_sample_that_was_never_seen_keeps_its_score():
-    x = torch.eye(3, dtype=torch.float64)
-    half = half_products(x, torch.ones(3, dtype=torch.float64), x)
-    scores = torch.tensor([[1.0], [2.0], [3.0]])
-    weight = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
-    result = left_out_together(scores, half, weight, torch.zeros(3, 1, dtype=torch.float64), None)
-    assert result[0].item() == 1.0
-    torch.testing.assert_close(result[1:].flatten(), torch.tensor([4.0, 6.0], dtype=torch.float64), rtol=0, atol=1e-12)
-
-
 def test_nothing_grows_with_the_square_of_a_group():
     draw = torch.Generator().manual_seed(1)
     x, y = torch.randn(600, 4, generator=draw).double(), torch.randn(600, 3, generator=draw).double()
@@ -176,16 +166,6 @@ def test_nothing_grows_with_the_square_of_a_group():
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
     torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
     assert made.elements <= x.numel()
-
-
-def test_nothing_is_known_without_all_that_was_learned():
-    x, y = torch.eye(2, dtype=torch.float64).repeat(3, 1), torch.ones(6, 1, dtype=torch.float64)
-    penalty = torch.full((2,), 1e-12, dtype=torch.float64)
-    half = half_products(x.T @ x, penalty, x)
-    for groups in (torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 0, 2, 0, 3])):  # of six rows, and of three
-        result = left_out_together(y, half, torch.ones(6, dtype=torch.float64), y, groups)
-        assert result[groups == 0].isnan().all()
-        assert result[groups != 0].isfinite().all()
 
 
 # ---------------------------------------------------------------------- samples that come more than once, or nearly so
@@ -239,13 +219,6 @@ def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
     best = max(accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0]) for factor in (0.3, 1, 3, 10, 30))
     assert accuracy(weights) > best - 1
     assert 0.1 < choice.ridge / DISTINCT[1].ridge < 30
-
-
-def test_each_sample_twice_is_each_once_where_the_distinct_ones_are_counted() -> None:
-    twice, choice = learn(torch.cat([Z, Z]), torch.cat([Y, Y]), samples=len(Z))
-    assert choice.ridge == pytest.approx(2 * DISTINCT[1].ridge, rel=1e-9)
-    assert choice.position == DISTINCT[1].position == "inside"
-    torch.testing.assert_close(twice, DISTINCT[0], rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize(("per_class", "classes"), [(3, 12), (25, 12), (25, 2), (60, 12), (400, 12)])
@@ -376,16 +349,9 @@ def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
         assert np.array_equal(ours, other)
 
 
-def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_matrices_are_left_to_one_thread(monkeypatch: pytest.MonkeyPatch, watch) -> None:
     """Several would wait for each other after every column; how many there are elsewhere stays as it was."""
-    computed: list[set[int]] = []
-
-    def call(name: str, *arguments: object) -> int:
-        computed.append(blas_threads())
-        return routines(name, *arguments)
-
-    routines = lapack._call
-    monkeypatch.setattr(lapack, "_call", call)
+    computed = watch(lapack, "_call", lambda *_: blas_threads())
     with threadpool_limits(2, "blas"):
         _, diagonal, below, _ = lapack.sytrd(np.eye(8))
         lapack.stevd(diagonal, below)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy.linalg.lapack import dtrttf
 from torch import Tensor
 
-from cifnet_pl.statistics import Sums, augment
+from cifnet_pl.statistics import Sums
 from cifnet_pl.statistics.sums import BLOCK, add_lower_, mirror_, pack, packed_shape, unpack
-from cifnet_pl.utilities.errors import CheckpointError
 
 
 def samples(n: int, width: int = 3, classes: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,36 +124,6 @@ def test_what_is_stored_does_not_depend_on_what_was_read() -> None:
         sums.add(x, index)
     stored = other.state_dict()
     assert all(torch.equal(value, stored[name]) for name, value in one.state_dict().items())
-
-
-def test_reduce_visits_every_sum_once_in_a_fixed_order() -> None:
-    sums = Sums(3, 2, per_class=True)
-    visited: list[Tensor] = []
-    sums.reduce(visited.append)
-    assert {id(t) for t in visited} == {id(t) for t in sums.buffers()}
-    assert len(visited) == len(list(sums.buffers()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_autocast_does_not_round_sums(dtype: torch.dtype) -> None:
-    x, index, weight = samples(20)
-    plain, cast = Sums(3, 2, per_class=True, dtype=dtype), Sums(3, 2, per_class=True, dtype=dtype)
-    plain.add(x.float(), index, weight)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast.add(x.float(), index, weight)
-    for name, value in plain.named_buffers():
-        assert torch.equal(value, dict(cast.named_buffers())[name])
-        assert value.dtype in (dtype, torch.int64)
-
-
-def test_a_state_of_another_width_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="another width"):
-        Sums(3).load_state_dict(Sums(4, 2).state_dict())
-
-
-def test_augment_puts_the_bias_first() -> None:
-    assert augment(torch.tensor([[2.0, 3.0]])).tolist() == [[1.0, 2.0, 3.0]]
-    assert augment(torch.zeros(0, 3)).shape == (0, 4)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 300, 301])
