@@ -40,7 +40,7 @@ from tests.command_line import (
     make_photos,
     measurements,
 )
-from tests.killing import Act, Killed, at_call, in_a_process, kill_self
+from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
 
 OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
@@ -152,9 +152,6 @@ def near_its_time_limit(logs: Path, *options: str) -> int:
 class TestKill:
     def test_at_any_moment(self, reference, tmp_path, monkeypatch):
         """In this process, one death after the other; what the dying would have done an exception leaves undone."""
-
-        def die() -> None:
-            raise Killed
 
         learned_tasks = []
         for owner, name, number, when in MOMENTS.values():

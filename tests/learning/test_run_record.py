@@ -64,32 +64,6 @@ def read(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_tables(record: RunRecord, tmp_path: Path) -> None:
-    record.write_tables(tmp_path)
-    header, first, second = read(tmp_path / "tasks.csv")
-    wanted = "task classes_seen A_k average forgetting ece train_seconds solve_seconds eval_seconds energy_kwh"
-    assert header[:13] == [*wanted.split(), "energy_source", "state_elements", "buffer_elements"]
-    assert first[:6] == ["1", "2", "90.0", "90.0", "", "90.0"]
-    assert second[4] == "5.0"
-    assert read(tmp_path / "accuracy_matrix.csv") == [
-        ["task", "task_1", "task_2"],
-        ["1", "90.0", ""],
-        ["2", "70.0", "90.0"],
-    ]
-
-
-def test_summary(record: RunRecord) -> None:
-    written = record.summary()
-    assert (written["A_K"], written["A_k"], written["A_bar"]) == (80.0, [90.0, 80.0], 85.0)
-    assert (written["ece"], written["nll"]) == (80.0, 0.5)
-    assert (written["forgetting"], written["bwt"], written["max_drop"]) == (20.0, -20.0, 10.0)
-    assert written["energy_kwh"] == pytest.approx(2e-4)
-    assert written["A_K_per_kwh"] == pytest.approx(80 / 2e-4)
-    assert (written["energy_cpu_kwh"], written["energy_gpu_kwh"]) == (1.5e-4, 0.0)
-    assert (written["train_seconds"], written["eval_seconds"]) == (4.0, 2.0)
-    assert (written["n_tasks"], written["n_classes"], written["state_elements"]) == (2, 4, 200)
-
-
 def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     record = unmeasured()
     record.write_tables(tmp_path)

@@ -1,6 +1,5 @@
 """Energy per task: learning apart from evaluation, each component apart, and never the end of a run."""
 
-import csv
 import json
 import warnings
 from pathlib import Path
@@ -13,7 +12,8 @@ import torch
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor, energy_source, physical_gpus
 from tests.command_line import fit
-from tests.killing import Killed, at_call
+from tests.command_line import rows as rows_of
+from tests.killing import Killed, at_call, die
 
 MEASURED = ["--energy.enabled", "true", "--data.max_tasks", "3"]
 
@@ -89,14 +89,9 @@ def tracker(monkeypatch):
     return Tracker
 
 
-def die(*_):
-    raise Killed
-
-
 def results(logs: Path, version: int = 0):
     folder = logs / "default" / f"version_{version}"
-    with (folder / "tasks.csv").open(newline="") as file:
-        return list(csv.DictReader(file)), json.loads((folder / "summary.json").read_text())
+    return rows_of(folder / "tasks.csv"), json.loads((folder / "summary.json").read_text())
 
 
 def test_learning_and_evaluation_are_apart(tracker, tmp_path):

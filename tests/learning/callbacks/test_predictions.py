@@ -17,14 +17,9 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead
 from cifnet_pl.learning.callbacks import PrequentialAccuracy
 from cifnet_pl.learning.callbacks.pictures import read_confusion
-from tests.command_line import BUFFER, checkpoint, fit, learned
+from tests.command_line import BUFFER, checkpoint, fit, learned, rows
 
 KEEP = ["--predictions.every_task", "true"]
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
