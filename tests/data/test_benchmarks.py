@@ -68,7 +68,6 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
     assert (len(source.train), len(source.val)) == (8 * 4 * 2, 3 * 4 * 2)
     assert {name.split("/")[0] for name in source.val.names} == {"s3", "s7", "s10"}
     assert source.val.names[:3] == ["s3/o1/C_03_01_009.png", "s3/o1/C_03_01_019.png", "s3/o2/C_03_02_009.png"]
-    assert source.domains is not None
     for split, group in ((source.train, source.domains.train), (source.val, source.domains.val)):
         for index in range(0, len(split), 7):
             red, green, _ = split.photo(index).square(4)[0, 0]  # type: ignore[attr-defined]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from cifnet_pl import CIFNetDataModule
 from cifnet_pl.data import datamodule
-from cifnet_pl.data.loading import ImageBatch, ImageLoader
+from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import CopiesReport
 from cifnet_pl.utilities.errors import DataError
@@ -28,7 +27,6 @@ def accuracy(data: CIFNetDataModule, tmp_path: Path, invert: bool = False) -> li
         model.backbone.scale.neg_()
         model.backbone.shift.add_(1)
     trainer(tmp_path).fit(model, datamodule=data)
-    assert model.evaluation is not None
     return model.evaluation.task_accuracy
 
 
@@ -48,8 +46,6 @@ def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
     trainer(tmp_path).fit(one, datamodule=data)
     trainer(tmp_path).fit(two, datamodule=digits(class_order=3))
     assert one.class_names != two.class_names
-    assert one.evaluation is not None
-    assert two.evaluation is not None
     known = two.evaluation.accuracy
     trainer(tmp_path).validate(two, datamodule=data, verbose=False)
     assert two.evaluation.accuracy == known
@@ -68,40 +64,24 @@ def test_classes_that_no_task_learns_are_counted(
     assert bool(data.notes) == bool(left)
 
 
-def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path) -> None:
-    model = module(head=RidgeHead, buffer=None)
-    counts: list[int] = []
-    embed = model.backbone.forward
-
-    def count(images: Tensor) -> Tensor:
-        counts.append(len(images))
-        return embed(images)
-
-    model.backbone.forward = count  # type: ignore[method-assign]
-    data = digits()
+def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
+    model, data = module(head=RidgeHead, buffer=None), digits()
+    counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
     assert sum(counts) == len(data.source.train) + len(data.source.val)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_task_is_decoded_while_one_is_solved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_the_next_task_is_decoded_while_one_is_solved(tmp_path: Path, watch: Any, workers: int) -> None:
     """Each task's photos are handed out once: the first task's before it begins, the others' before a solve."""
     model, data, events = module(head=RidgeHead, buffer=None), digits(num_workers=workers), list[object]()
-    decode, solve = ImageLoader.decode, model.head.solve
 
-    def begun(loader: ImageLoader, batches: list[np.ndarray]) -> Iterator[ImageBatch]:
+    def begun(loader: ImageLoader, batches: list[np.ndarray]) -> None:
         if loader is data._train_images:
             events.append(sum(map(len, batches)))
-        return decode(loader, batches)
 
-    def solved() -> None:
-        events.append("solve")
-        solve()
-
-    monkeypatch.setattr(ImageLoader, "decode", begun)
-    monkeypatch.setattr(model.head, "solve", solved)
+    watch(ImageLoader, "decode", begun)
+    watch(model.head, "solve", lambda: events.append("solve"))
     trainer(tmp_path).fit(model, datamodule=data)
     sizes = [int(np.isin(data.source.train.labels, [2 * task, 2 * task + 1]).sum()) for task in range(5)]
     first, *others = sizes

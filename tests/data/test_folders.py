@@ -9,10 +9,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cifnet_pl.data.sets import FileSet, Source, SourceOptions
+from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
 from cifnet_pl.model.class_photos import ClassPhotos
@@ -221,20 +220,6 @@ def test_refused_in_one_sentence(
 
 
 # ---------------------------------------------------------------------- the source itself
-
-
-def keys(source: Source) -> dict[str, int]:
-    """Name → key of each training image."""
-    return dict(zip(source.train.names, source.train.hashes(np.arange(len(source.train))).tolist(), strict=True))
-
-
-def test_identity_survives_another_class_and_another_place(tmp_path: Path) -> None:
-    before = keys(build_source("folder", SourceOptions(class_tree(tmp_path / "a"))))
-    fill(tmp_path / "a" / "amber", COLOURS["white"], 5)  # sorts before all others
-    (tmp_path / "a").rename(tmp_path / "b")
-    grown = build_source("folder", SourceOptions(tmp_path / "b"))
-    assert grown.class_names[0] == "amber"
-    assert {name: key for name, key in keys(grown).items() if not name.startswith("amber")} == before
 
 
 def test_what_is_passed_over(tmp_path: Path) -> None:

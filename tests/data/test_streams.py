@@ -130,9 +130,7 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
     assert [len(task) for task in made.tasks(()).tasks] == [8, 0, 0]
     for part, group in zip(rows(made), (2, 0, 1), strict=True):
         assert set((part % 3).tolist()) <= set(range(3))
-        assert made.source.domains is not None
         assert set(made.source.domains.train[part].tolist()) == {group}
-    assert made.evaluated is not None
     assert made.evaluated.names == ["g2", "g0", "g1"]
     tested = [np.concatenate(made.test_rows(CLASSES, k)) for k in (1, 2, 3)]
     assert [len(part) for part in tested] == [13, 27, 40]

@@ -145,7 +145,6 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
 def test_tasks_and_domains_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(tmp_path, monkeypatch)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
-    assert source.tasks is not None
     assert source.tasks.names == ["9", "10"]  # as numbers
     plan = Plan(source, Listed(), None, 3, None, None)
     numbers = [sorted(int(Path(source.train.names[i]).stem) for i in plan.rows(k, ())) for k in (0, 1)]
