@@ -53,7 +53,8 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     output = tmp_path / "out"
     arguments = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
     assert main(arguments) == 0
-    rows = table_of(output)
+    (path,) = (output / "tables").glob("comparison_*.csv")
+    rows = {row["quantity"]: row for row in rows_of(path)}
     pairs = [(right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)]
     differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
     over_seeds = rows["final accuracy A_K, over seeds"]
@@ -122,11 +123,6 @@ def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tup
         right_answers(path)
 
 
-def table_of(output: Path) -> dict[str, dict[str, str]]:
-    (path,) = (output / "tables").glob("comparison_*.csv")
-    return {row["quantity"]: row for row in rows_of(path)}
-
-
 def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
     """Seeds are drawn, and images, the same ones for all seeds."""
     folder, right = runs
@@ -139,7 +135,6 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
         seeds, images = draw.integers(0, 3, 3), draw.integers(0, IMAGES, IMAGES)
         means.append(difference[seeds][:, images].mean())
     low, high = np.quantile(means, [0.025, 0.975])
-    assert line.interval is not None
     assert line.a - line.b == pytest.approx(difference.mean())
     assert line.interval == pytest.approx((low, high), abs=0.04 * (high - low))
 

@@ -27,7 +27,7 @@ from cifnet_pl.report.page import COST_HEADERS
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Outcome, Study
-from cifnet_pl.report.tables import accuracy_table, efficiency_table, results_table
+from cifnet_pl.report.tables import efficiency_table, results_table
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
@@ -65,7 +65,7 @@ CPU = {"machine": "some CPU, 2 cores"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads on a CPU; of one, seed 3 was killed, and more seeds ran with the cache and on a GPU."""
+    """Two heads on a CPU; of one, more seeds ran with the cache and on a GPU."""
     root = tmp_path_factory.mktemp("runs")
     for seed in (1, 2, 3):
         write_run(
@@ -79,24 +79,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (4, 5):
         write_run(root / f"cached{seed}" / "version_0", seed=seed, final=60.0, kwh=1e-5, minutes=0.01, about=cached)
     write_run(root / "gpu" / "version_0", seed=6, final=60.0, kwh=0.001, minutes=0.1, about=GPU)
-    killed = root / "cifnet3"
-    killed.mkdir()
-    (killed / "point.yaml").write_text("seed_everything: 3\n")
-    (killed / "failure.txt").write_text("killed by SIGKILL, as systems do when memory is short")
     return root
 
 
 @pytest.fixture(scope="module")
 def study(runs: Path) -> Study:
     return read_study([runs])
-
-
-def test_a_missing_seed_is_named_and_lifts_nobody(study: Study) -> None:
-    """Seed for seed CIFNet is one point above; the killed seed hides nothing and bolds nothing by itself."""
-    assert study.missing == ["cifnet3: killed by SIGKILL, as systems do when memory is short"]
-    table = accuracy_table(study)
-    shown = [table.text(i, 2) for i, row in enumerate(table.rows) if row[1] == "measured"]
-    assert [text.split("(")[1] for text in shown] == ["n = 5)", "n = 3)"]
 
 
 def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Path) -> None:

@@ -18,23 +18,12 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import all_pictures
 from cifnet_pl.report.page import to_html, to_latex
-from cifnet_pl.report.runs import find_folders, is_complete, read_run, read_runs
+from cifnet_pl.report.runs import find_folders, is_complete, read_runs
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import learned
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
-
-
-def test_a_whole_run_is_read_as_written(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "e" / "version_0", seed=4, tasks=3, classes=5, activations=True)
-    run = read_run(folder)
-    assert run.seed == 4
-    assert run.classes_seen == (5, 10, 15)
-    assert len(run.summary["A_k"]) == 3
-    assert run.activations is not None
-    assert run.activations.shape == (3, 3)
-    assert run.activations[0, 0] == 0.9
 
 
 def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
     write_run(tmp_path / "e" / "version_1", tasks=3, final=50.0)
     groups, replaced = group_runs(read_runs([tmp_path])[0])
     stat = groups[0].stat("A_K")
-    assert stat is not None
     assert (stat.mean, stat.n) == (pytest.approx(50.0), 1)
     assert len(replaced) == 1
     assert "version_0: the same configuration and seed" in replaced[0]
@@ -100,7 +99,6 @@ def test_of_two_runs_the_one_that_recorded_activations_counts(tmp_path: Path) ->
     write_run(tmp_path / "e" / "version_1", tasks=3)
     groups, replaced = group_runs(read_runs([tmp_path])[0])
     run = groups[0].outcomes[0].run
-    assert run is not None
     assert run.folder.name == "version_0"
     assert "version_1" in replaced[0]
 
