@@ -203,7 +203,6 @@ def test_missing_torchvision_weights(hub: Path, no_network: list[object]) -> Non
     with pytest.raises(CifnetError) as caught:
         build_backbone(RESNET)
     assert str(caught.value).startswith("the weights ResNet18_Weights.IMAGENET1K_V1 are not on this machine")
-    assert f"looked for {hub}/resnet18-f37072fd.pth" in str(caught.value)
     assert "allow the download with --model.download true" in str(caught.value)
     assert not no_network
 
@@ -253,9 +252,6 @@ def test_missing_timm_weights(no_network: list[object]) -> None:
     with pytest.raises(CifnetError) as caught:
         build_backbone("timm:resnet18.a1_in1k")
     assert str(caught.value).startswith("the weights of timm:resnet18.a1_in1k are not on this machine")
-    assert "model.safetensors of timm/resnet18.a1_in1k" in str(caught.value)
-    assert "--model.download true" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not no_network
 
 

@@ -1,5 +1,6 @@
 """What every trained method must do, whatever it is called: learn, go on, count, and take a task of one class."""
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -17,18 +18,14 @@ from cifnet_pl.iterative import (
     TagFexModule,
 )
 from cifnet_pl.learning.callbacks import TaskMetrics
-from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
-from tests.killing import Act, Killed
+from tests.iterative.suite import NAMES, assert_goes_on, assert_same_weights, data, learner, run
+from tests.killing import Act, Killed, die
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
 SAVED = [(0, 3), (1, 12)]
 """Task and number of batches after which a short run saves itself: a task has nine batches in each pass."""
 each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
-
-
-def die(*_):
-    raise Killed
 
 
 @pytest.fixture(scope="module")
@@ -129,21 +126,13 @@ class TestResume:
 def test_augmented_images_are_the_same_after_a_stop(method, tmp_path):
     """The changes of an image follow from what it is, the task and the pass; TagFex learns two views of each."""
     changes = {"flip": True, "crop_padding": 1, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "epochs": 2}
-    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
-    whole, _ = run(method, tmp_path, save, **changes)
-    again = learner(method, **changes)
-    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
-    assert_same_weights(again, whole)
+    assert_goes_on(method, tmp_path, 12, **changes)
 
 
 @pytest.mark.parametrize("batches", [9, 17, 22, 26])
 def test_foster_goes_on_from_any_phase(batches, tmp_path):
     """Boosting, compression, and the pass that chooses exemplars."""
-    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=batches)
-    whole, _ = run(FOSTERModule, tmp_path, save, epochs=2, compression=0.5)
-    again = learner(FOSTERModule, epochs=2, compression=0.5)
-    trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
-    assert_same_weights(again, whole)
+    assert_goes_on(FOSTERModule, tmp_path, batches, epochs=2, compression=0.5)
 
 
 def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
@@ -167,17 +156,13 @@ def test_foster_gives_new_classes_weights_on_the_old_branch(learns, tmp_path):
 
 def test_foster_can_be_evaluated_before_compression(tmp_path):
     options = {"epochs": 2, "evaluated": "branches"}
-    save = Act("on_train_batch_end", 2, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=4)
-    made, _ = run(FOSTERModule, tmp_path, save, given={"max_tasks": 3}, **options)
+    made = assert_goes_on(FOSTERModule, tmp_path, 4, given={"max_tasks": 3}, task=2, **options)
     assert made.exemplars.mean.shape == (6, 64)
     assert len(made.branches) == 2
     assert sum(p.numel() for part in made.extractors() for p in part.parameters()) == 5184
-    again, metrics = learner(FOSTERModule, **options), TaskMetrics()
-    trainer(tmp_path, metrics).fit(again, datamodule=data(max_tasks=3), ckpt_path=tmp_path / "mid.ckpt")
-    assert_same_weights(again, made)
     student, _ = run(FOSTERModule, tmp_path, epochs=2)
     assert student.exemplars.mean.shape == (4, 32)
-    compressed = learner(FOSTERModule, epochs=2, evaluated="branches")
+    compressed = learner(FOSTERModule, **options)
     trainer(tmp_path).fit(compressed, datamodule=data())
     assert_same_weights(compressed.student[0], student.branches[0])  # what is compressed does not depend on it
 
@@ -192,14 +177,17 @@ def test_tagfex_draws_its_attention_anew_in_each_task(tmp_path):
     assert all(not layer.bias.any() for layer in learner(TagFexModule).projector if hasattr(layer, "bias"))
 
 
+def state_after(batches):
+    """What a module holds after so many batches of its second task, and the callback that copies it then."""
+    seen = {}
+    keep = Act("on_train_batch_end", 1, lambda t: seen.update(deepcopy(t.lightning_module.state_dict())), batches)
+    return seen, keep
+
+
 def test_create_tunes_no_weight_of_its_network_but_moves_its_statistics(tmp_path):
     """The first batch after 22 steps is embedded by the network that has learned."""
-    seen = {}
-
-    def keep(t):
-        seen.update({name: value.clone() for name, value in t.lightning_module.state_dict().items()})
-
-    made, _ = run(CREATEModule, tmp_path, Act("on_train_batch_end", 1, keep, batches=22), epochs=2, tuning=1.0)
+    seen, keep = state_after(22)
+    made, _ = run(CREATEModule, tmp_path, keep, epochs=2, tuning=1.0)
     after = made.state_dict()
     assert torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
     assert not torch.equal(after["network.first.1.running_mean"], seen["network.first.1.running_mean"])
@@ -233,14 +221,9 @@ class TestPODNet:
                 seen.append((made(pixels.permute(0, 3, 1, 2)).argmax(1) == torch.tensor(wanted)).float().mean())
             seen.append([float(p.norm(dim=1).mean()) for p in made.cosine.proxies])
 
-        options = {"epochs": 2, "imprint": True}
-        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=5)
-        made, _ = run(PODNetModule, tmp_path, Act("on_train_batch_start", 1, look), save, **options)
+        assert_goes_on(PODNetModule, tmp_path, 5, Act("on_train_batch_start", 1, look), epochs=2, imprint=True)
         assert seen[0] > 0.5  # one in four by chance
         assert seen[1][0] == pytest.approx(seen[1][1], rel=1e-5)
-        again = learner(PODNetModule, **options)
-        trainer(tmp_path).fit(again, datamodule=data(), ckpt_path=tmp_path / "mid.ckpt")
-        assert_same_weights(again, made)
 
     def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
         made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
@@ -257,12 +240,8 @@ class TestPODNet:
 
 def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):
     """The last step before the tuning is that of the weights that are kept here."""
-    seen = {}
-
-    def keep(t):
-        seen.update({name: value.clone() for name, value in t.lightning_module.state_dict().items()})
-
-    made, _ = run(PODNetModule, tmp_path, Act("on_train_batch_end", 1, keep, batches=9 * 2), epochs=2, tuning=1.0)
+    seen, keep = state_after(9 * 2)
+    made, _ = run(PODNetModule, tmp_path, keep, epochs=2, tuning=1.0)
     after = made.state_dict()
     assert not torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
     assert not torch.equal(after["cosine.proxies.1"], seen["cosine.proxies.1"])

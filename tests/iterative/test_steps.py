@@ -11,7 +11,7 @@ from cifnet_pl.iterative import METHODS, CREATEModule, FinetuneModule, ReplayMod
 from cifnet_pl.iterative.descent import Step
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.iterative.suite import NAMES, assert_same_weights, data, learner, run
+from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
 from tests.killing import Act, Killed
 from tests.lightning_runs import trainer
 
@@ -74,17 +74,9 @@ def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
 
 
 @pytest.fixture
-def sizes(monkeypatch):
+def sizes(watch):
     """(task, images) of each step, new images and exemplars together."""
-    seen = []
-    real = IterativeModule.learn
-
-    def watched(self, batch, progress):
-        seen.append((len(self.learned_tasks), len(batch.labels)))
-        return real(self, batch, progress)
-
-    monkeypatch.setattr(IterativeModule, "learn", watched)
-    return seen
+    return watch(IterativeModule, "learn", lambda self, batch, _: (len(self.learned_tasks), len(batch.labels)))
 
 
 class TestOneImage:
@@ -152,11 +144,7 @@ class TestStepsWithoutNewImages:
 
     def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
         self.few(monkeypatch)
-        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=4)
-        whole, _ = run(ReplayModule, tmp_path, save, given={"batch_size": 8}, epochs=2)
-        again = learner(ReplayModule, epochs=2)
-        trainer(tmp_path).fit(again, datamodule=data(batch_size=8), ckpt_path=tmp_path / "mid.ckpt")
-        assert_same_weights(again, whole)
+        assert_goes_on(ReplayModule, tmp_path, 4, given={"batch_size": 8}, epochs=2)
 
 
 # ---------------------------------------------------------------------- precision

@@ -1,6 +1,7 @@
 """The regime that trained methods share: batch statistics, exemplars, rates, and what is refused in one sentence."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.buffer import select_herding
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
@@ -29,16 +29,12 @@ from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import ExemplarSet
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
-from tests.command_line import assert_same_model, make_photos
+from tests.command_line import FAST, assert_same_model, make_photos
 from tests.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
-from tests.killing import Act, Killed, at_call
+from tests.killing import Act, Killed, at_call, die
 from tests.lightning_runs import digits, trainer
 
 CLASSES = list("abcd")
-
-
-def die(*_):
-    raise Killed
 
 
 # ---------------------------------------------------------------------- learning
@@ -58,15 +54,8 @@ class TestStatistics:
         made, _ = run(FinetuneModule, tmp_path, epochs=1)
         assert made.state_dict()["network.first.1.running_mean"].abs().max() > 0
 
-    def test_only_what_learns_is_in_training_mode(self, tmp_path, monkeypatch):
-        modes = []
-        real = DERModule.loss
-
-        def watched(self, batch):
-            modes.append(tuple(branch.training for branch in self.branches))
-            return real(self, batch)
-
-        monkeypatch.setattr(DERModule, "loss", watched)
+    def test_only_what_learns_is_in_training_mode(self, tmp_path, watch):
+        modes = watch(DERModule, "loss", lambda self, batch: tuple(branch.training for branch in self.branches))
         made, _ = run(DERModule, tmp_path, epochs=1)
         assert set(modes) == {(True,), (False, True)}
         assert not any(split.training for split in made.branches.modules())
@@ -84,17 +73,6 @@ class TestExemplars:
     def test_of_each_class(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
         assert torch.bincount(made.exemplars.label).tolist() == [7] * 4
-
-    def test_herding_is_on_the_network_that_has_learned(self, tmp_path):
-        made, _ = run(ReplayModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-        images = data().source.train
-        rows = images.rows_of[images_class(made, 1)]
-        pixels = torch.stack([torch.from_numpy(images.photo(row).square(SIDE)) for row in rows]).permute(0, 3, 1, 2)
-        z = functional.normalize(made.embed(pixels), dim=1)
-        best = select_herding(z, torch.arange(len(rows)), 0, 30)
-        class_images = made.exemplars.image[made.exemplars.label == 1]
-        # The order of images that are as near to the mean as each other depends on the batches of the network.
-        assert torch.allclose(z[best].mean(0), functional.normalize(made.embed(class_images), dim=1).mean(0), atol=1e-3)
 
     def test_random(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, selection="random")
@@ -133,21 +111,13 @@ def images_class(made, label: int) -> int:
 class TestMemoryShare:
     """RMM: exemplars and the task's images share one memory."""
 
-    def test_more_exemplars_leave_fewer_new_images(self, tmp_path, monkeypatch):
-        seen = []
-        real = FOSTERModule.steps
-
-        def watched(self, rows, task):
-            steps = real(self, rows, task)
-            if task == 1 and len(rows):
-                seen.append((len(rows), len(self.exemplars)))
-            return steps
-
-        monkeypatch.setattr(FOSTERModule, "steps", watched)
+    def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
+        steps = watch(FOSTERModule, "steps", lambda self, rows, task: (task, len(rows), len(self.exemplars)))
         run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
         new = len(data().plan.rows(1, [["0", "1"]]))
-        assert seen[0][1] == 2 * ((20 + round(0.1 * new)) // 2)
-        assert sum(seen[0]) == 20 + new
+        learned, exemplars = next(rest for task, *rest in steps if task == 1)
+        assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
+        assert learned + exemplars == 20 + new
 
     def test_new_images_are_left_out_evenly(self, tmp_path):
         made, _ = run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.5, given={"max_tasks": 1})
@@ -181,15 +151,8 @@ class TestParameters:
         assert made.network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
 
 
-def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, monkeypatch):
-    seen = []
-    real = Descent.__init__
-
-    def watched(self, module, parts, rate, momentum, decay):
-        seen.append((rate, decay, module.epochs))
-        real(self, module, parts, rate, momentum, decay)
-
-    monkeypatch.setattr(Descent, "__init__", watched)
+def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
+    seen = watch(Descent, "__init__", lambda self, module, parts, rate, momentum, decay: (rate, decay, module.epochs))
     run(FinetuneModule, tmp_path, epochs=[2, 1], learning_rate=[0.1, 0.01], weight_decay=[0.5e-3, 0.2e-3])
     assert seen == [(0.1, 0.5e-3, 1), (0.01, 0.2e-3, 1)]
 
@@ -201,9 +164,7 @@ def test_icarls_binary_loss_is_the_papers(tmp_path):
 
 # ---------------------------------------------------------------------- the command line
 
-OPTIONS = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2"]
-OPTIONS += ["--data.image_size", "8", "--data.num_workers", "0", "--data.batch_size", "32"]
-OPTIONS += ["--energy.enabled", "false", "--model.backbone", "small"]
+OPTIONS = [*FAST, "--data.max_tasks", "2", "--data.batch_size", "32", "--model.backbone", "small"]
 
 
 class TestCommandLine:
@@ -242,8 +203,7 @@ class TestCommandLine:
 # ---------------------------------------------------------------------- bad input
 
 
-def full(*_):
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+FULL = Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory"))
 
 
 class TestRefused:
@@ -311,7 +271,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_way"])
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
-        monkeypatch.setattr(PODNetModule, where, full)
+        monkeypatch.setattr(PODNetModule, where, FULL)
         said = (
             r"^the GPU's memory is full: start a new experiment with a smaller --data\.batch_size \(now 32\), "
             r"or with --trainer\.precision 16-mixed$"
@@ -321,7 +281,7 @@ class TestRefused:
 
     def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
         made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
-        monkeypatch.setattr(WAModule, "probabilities_by_way", full)
+        monkeypatch.setattr(WAModule, "probabilities_by_way", FULL)
         with pytest.raises(CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"):
             trainer(tmp_path).validate(made, datamodule=data(max_tasks=1), verbose=False)
 
