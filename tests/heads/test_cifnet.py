@@ -226,20 +226,6 @@ def test_one_class_alone_scores_its_target_everywhere(count: int, ridge: float |
         assert head.weights()[1:].norm() < 1e-8
 
 
-def test_merge_refuses_what_would_count_the_buffer_twice() -> None:
-    rng = torch.Generator().manual_seed(0)
-    z, y = torch.randn(8, 3, generator=rng), torch.tensor([0, 1] * 4)
-    sites = [CIFNetHead(3) for _ in range(2)]
-    for site in sites:
-        teach(site, z, y)
-        site.begin_task([2, 3])
-        site.observe(z, y + 2)
-        site.observe_past(z[:2], y[:2])
-        site.solve()
-    with pytest.raises(UsageError, match="buffer's samples would count twice"):
-        sites[0].merge_(sites[1])
-
-
 def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences() -> None:
     z, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4)
     first = teach(CIFNetHead(3), z, y)

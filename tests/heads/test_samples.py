@@ -50,6 +50,17 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     assert sorted(map(tuple, z.tolist())) == sorted(map(tuple, once.z.tolist()))
 
 
+def test_sorting_does_not_look_at_labels_of_different_embeddings() -> None:
+    z, y, weight = torch.randn(8, 3, dtype=torch.float64), torch.arange(8), torch.ones(8)
+    renamed = torch.tensor([5, -3, 77, 0, 2**60, -9, 4, 1])
+    one, other = Samples(3, torch.float64), Samples(3, torch.float64)
+    one.add(z, y, weight)
+    other.add(z, renamed[y], weight)
+    for each in (one, other):
+        each.sort()
+    assert torch.equal(renamed[one.y], other.y)
+
+
 def test_what_is_added_is_copied() -> None:
     samples = Samples(2, torch.float64)
     z, y = torch.ones(3, 2, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.int64)
@@ -226,6 +237,24 @@ def test_sgd_goes_on_from_the_weights_it_had() -> None:
     teach(head, Z[Y == 2], Y[Y == 2])
     assert torch.allclose(head.weights[:, :2], before, atol=1e-6)
     assert head.weights[:, 2].abs().max() < 1e-6
+
+
+@HEADS
+def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
+    one, two = learned(make(64)), learned(make(64))
+    assert torch.equal(one(REST), two(REST))
+    mixed = make(64)
+    order = torch.randperm(len(Y), generator=torch.Generator().manual_seed(0))
+    for k in range(5):
+        mixed.begin_task([2 * k, 2 * k + 1])
+        if k:
+            z, y = buffer(list(range(2 * k)))
+            for batch in torch.split(torch.arange(len(y)).flip(0), 3):
+                mixed.observe_past(z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64))
+        for batch in torch.split(order[Y[order] // 2 == k], 9):
+            mixed.observe(Z[batch], Y[batch])
+        mixed.solve()
+    assert torch.equal(mixed(REST), one(REST))
 
 
 def test_the_seed_changes_the_order_of_the_steps() -> None:

@@ -23,6 +23,7 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads import HEADS
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.cli.test_option_errors import one_sentence
 from tests.command_line import FAST, fit, make_photos
 from tests.models import config_of, forge
 
@@ -152,9 +153,7 @@ def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
     finally:
         if loaded is not None:
             sys.modules["my_parts"] = loaded
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "would import my_parts.MyHead and my_parts.MyNet: add --trust" in error
+    assert "would import my_parts.MyHead and my_parts.MyNet: add --trust" in one_sentence(capsys)
 
 
 def test_trusted_it_is_a_model_like_any_other(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
