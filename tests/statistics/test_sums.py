@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.linalg.lapack import dtrttf
 from torch import Tensor
 
-from cifnet_pl.statistics import Sums
+from cifnet_pl.statistics import Sums, augment
 from cifnet_pl.statistics.sums import BLOCK, add_lower_, mirror_, pack, packed_shape, unpack
 
 
