@@ -181,7 +181,7 @@ class CIFNetDataModule(LightningDataModule):
             copies = find_copies(self.source, self.plan.all_rows(()))
             self.plan.left_out, self.plan.untested = copies.left_out(self.source)
         for number, new in enumerate(stream.tasks):
-            rows, known = self.plan.rows(number, ()), stream[: number + 1].classes()
+            rows, known = self.plan.rows(number, ()), TaskStream(stream.tasks[: number + 1]).classes()
             rows = np.sort(rows) if train.sequential else rows
             tested = np.concatenate([rows[:0], *self.plan.test_rows(known, number + 1)])
             numbers = list(range(len(known) - len(new), len(known)))

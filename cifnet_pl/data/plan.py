@@ -99,7 +99,7 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
 
 @dataclass(frozen=True)
 class TaskStream:
-    """The new classes of each task, as tuples of class names; a slice is a stream again."""
+    """The new classes of each task, as tuples of class names."""
 
     tasks: tuple[tuple[str, ...], ...]
 
@@ -152,9 +152,6 @@ class TaskStream:
 
     def __len__(self) -> int:
         return len(self.tasks)
-
-    def __getitem__(self, tasks: slice) -> TaskStream:
-        return TaskStream(self.tasks[tasks])
 
     def classes(self) -> list[str]:
         """Return all class names of the stream, in the order learned."""
@@ -254,7 +251,7 @@ class Plan:
                 "the tasks that were learned before are not those of this stream: use the same data and settings"
             )
         count = max(self.max_tasks or len(rows), len(past))
-        return learned[:count], rows[:count]
+        return TaskStream(learned.tasks[:count]), rows[:count]
 
     def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Return the names of the classes that each task is the first to bring, in the order of learning."""

@@ -228,10 +228,8 @@ def make_app(service: Service, access: Access) -> Guard:
     app.mount("/page", StaticFiles(directory=PAGE))
     app.add_api_route("/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False)
     app.add_api_route("/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False)
-    app.add_exception_handler(CifnetError, _explain)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(AnyHTTPException, _http)
-    app.add_exception_handler(Exception, _failed)
+    for kind in (CifnetError, RequestValidationError, AnyHTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
 
     return Guard(app, access, service.options.limits.body_bytes)
 
@@ -247,25 +245,16 @@ def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": sentence}, status, {**OF_STATUS.get(status, {}), **(headers or {})})
 
 
-async def _explain(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, CifnetError)
-    refusal = explained(error)
-    return refused(refusal.status, str(refusal))
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(step) for step in first["loc"])[:100]
-    return refused(422, f"the request is wrong at {field}: {first['msg']}")
-
-
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, AnyHTTPException)
-    sentence = {404: "there is nothing here; /docs lists what there is", 405: "this path takes another method"}
-    return refused(error.status_code, sentence.get(error.status_code, str(error.detail)), dict(error.headers or {}))
-
-
-async def _failed(request: Request, error: Exception) -> JSONResponse:
-    """Answer an unexpected error; Starlette raises it again afterwards, and uvicorn writes it to the log."""
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer an error; an unexpected one is raised again by Starlette afterwards, and uvicorn writes it to the log."""
+    if isinstance(error, CifnetError):
+        refusal = explained(error)
+        return refused(refusal.status, str(refusal))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"])[:100]
+        return refused(422, f"the request is wrong at {field}: {first['msg']}")
+    if isinstance(error, AnyHTTPException):
+        sentence = {404: "there is nothing here; /docs lists what there is", 405: "this path takes another method"}
+        return refused(error.status_code, sentence.get(error.status_code, str(error.detail)), dict(error.headers or {}))
     return refused(500, FAILED)
