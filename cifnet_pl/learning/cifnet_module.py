@@ -248,7 +248,8 @@ class CIFNetModule(TaskModule):
 
         Engines may change, as their embeddings agree.
         """
-        self.head.expect(state_of(checkpoint.get("state_dict", {}), "head."))
+        with explained(CheckpointError, "the checkpoint does not fit the head"):
+            self.head.expect(state_of(checkpoint["state_dict"], "head."))
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         self.model.class_names = list(self.class_names)
