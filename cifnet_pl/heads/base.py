@@ -7,7 +7,8 @@ import inspect
 import operator
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -214,7 +215,6 @@ class Derived:
     Attributes:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
-        left_out: rule of :class:`~cifnet_pl.heads.RidgeHead` → the samples last left out, their columns, and how.
         regression: of it, weights and ridge.
         factors, discriminant: of it, too, as far as they were asked for.
         inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
@@ -223,7 +223,6 @@ class Derived:
     def __init__(self) -> None:
         self.distances: ClassDistances | None = None
         self.measure: Callable[[Tensor], Tensor] | None = None
-        self.left_out: dict[str, tuple[Tensor, Tensor, LeftOut]] = {}
         self.regression: tuple[Tensor, Choice] | None = None
         self.factors: Tensor | None = None
         self.discriminant: Discriminant | None = None
@@ -231,13 +230,6 @@ class Derived:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
         return Derived()
-
-    def prepared(self, rule: str, z: Tensor, columns: Tensor, prepare: Callable[[], LeftOut]) -> LeftOut:
-        """Return what ``prepare`` gives for these samples, and keep it: one calibration asks for it several times."""
-        held = self.left_out.get(rule)
-        if held is None or not (torch.equal(held[0], z) and torch.equal(held[1], columns)):
-            held = self.left_out[rule] = z, columns, prepare()
-        return held[2]
 
 
 class Head(nn.Module, ABC):
@@ -292,6 +284,7 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.derived = Derived()
+        self.kept: dict[tuple[str, bool], tuple[Tensor, Tensor, LeftOut]] | None = None
         self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
@@ -709,6 +702,18 @@ class Head(nn.Module, ABC):
         self._require_solved()
         left_out = self._leaving_out(z.to(self.dtype), self._columns(y))
         return lambda groups: left_out(groups).double()
+
+    @contextmanager
+    def keeping_left_out(self) -> Iterator[None]:
+        """Within the block, keep what was prepared to leave samples out: a calibration asks for the same several times.
+
+        It is as large as the samples' features, several times.
+        """
+        self.kept = {}
+        try:
+            yield
+        finally:
+            self.kept = None
 
     # ------------------------------------------------------------------ novelty
 

@@ -91,7 +91,9 @@ class CalibrationSamples:
         if not self.learned:
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         counts = torch.tensor(list(self.head.class_counts().values()), device=self.y.device)
-        return photo_weights(self.y, self.head.labels, counts)
+        weights = torch.zeros(len(self.y), dtype=torch.float64, device=self.y.device)
+        weights[self.counted] = photo_weights(self.y[self.counted], self.head.labels, counts)
+        return weights
 
     def accuracy(self) -> float | None:
         """Return how many percent are named right; None if nothing is known without any group.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -117,7 +117,7 @@ class RidgeHead(SumsHead):
         if products == "auto":
             products = 0.0 if remember else products  # a Gram matrix of them for each class would be gigabytes
         else:
-            check_that(0 <= products <= 10, "products", products, "a multiple of the features from 0 to 10, or auto")
+            check_products(products)
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge, self.epsilon, self.limit = check_ridge(ridge), epsilon, target_limit(epsilon)
         self.transform, self.balanced, self.decision, self.remember = transform, balanced, decision, remember
@@ -244,8 +244,10 @@ class RidgeHead(SumsHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         sums = state.get("sums.class_sums")
-        if self.products == "auto" and isinstance(sums, Tensor) and len(sums):
-            self._settle(max(sums.shape[1] - 1 - self.in_features, 0) / self.in_features)
+        if self.products == "auto" and isinstance(sums, Tensor) and sums.ndim == 2 and len(sums):
+            count = max(sums.shape[1] - 1 - self.in_features, 0)
+            usual = count == round(PRODUCTS * self.in_features)  # which need not be a whole multiple
+            self._settle(check_products(PRODUCTS if usual else count / self.in_features))
         super()._before_load(state)
 
     def choices(self) -> list[Choice]:
@@ -264,7 +266,7 @@ class RidgeHead(SumsHead):
             weight = self.scale_used * self.class_weight[columns]
             return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns, weight)
 
-        return self.derived.prepared("discriminant", z, columns, prepare)
+        return self._kept("discriminant", z, columns, prepare)
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         def prepare() -> LeftOut:
@@ -279,7 +281,17 @@ class RidgeHead(SumsHead):
             weight = self.scale_used * self.class_weight[columns]
             return partial(left_out_together, features @ weights, half, weight, targets)
 
-        return self.derived.prepared("regression", z, columns, prepare)
+        return self._kept("regression", z, columns, prepare)
+
+    def _kept(self, rule: str, z: Tensor, columns: Tensor, prepare: Callable[[], LeftOut]) -> LeftOut:
+        """Return what ``prepare`` gives for these samples, from before where it is kept."""
+        held = (self.kept or {}).get((rule, bool(self.scaled)))
+        if held is not None and torch.equal(held[0], z) and torch.equal(held[1], columns):
+            return held[2]
+        left_out = prepare()
+        if self.kept is not None:
+            self.kept[rule, bool(self.scaled)] = z, columns, left_out
+        return left_out
 
     def _learned_weight(self, columns: Tensor) -> Tensor:
         return self.class_weight[columns]
@@ -392,6 +404,13 @@ class RidgeHead(SumsHead):
         elements = super().state_elements()
         elements["moments"] += self.removed_sums.numel()
         return elements | ({"remembered": self.sums.class_grams.numel()} if self.remember else {})
+
+
+def check_products(products: float) -> float:
+    """Return a number of products for each feature, once it is checked; UsageError for what is none."""
+    number = isinstance(products, int | float) and 0 <= products <= 10
+    check_that(number, "products", str(products)[:20], "a multiple of the features from 0 to 10, or auto")
+    return products
 
 
 def left_out_losses(scores: Tensor, columns: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class Calibration(GrowingModule):
         if stored is None:
             return None
         z, y, key = stored
-        samples = CalibrationSamples(head, z, y, counted=~torch.isin(key, self.chosen))
+        samples = CalibrationSamples(head, z, y, counted=self.counted(y, key))
         known = len(self.groups) == len(samples.y)
         return samples.grouped(self.groups if known else occasions(samples)[1])
 
@@ -118,10 +118,23 @@ class Calibration(GrowingModule):
         """Note photos (n,), by content hash, that someone chose to be learned, and left others undecided.
 
         Who is shown the most doubtful photos first learns those: how many of them are named right, and how surely, says
-        nothing of the photos of another day. They count for nothing here, until those others are learned, too: with
-        no ``key`` at all every photo counts again.
+        nothing of the photos of another day. They count for nothing here (:meth:`counted`), until those others are
+        learned, too: with no ``key`` at all every photo counts again.
         """
         self.chosen = torch.unique(torch.cat([self.chosen, key.to(self.chosen)])) if len(key) else self.chosen[:0]
+
+    def counted(self, y: Tensor, key: Tensor) -> Tensor:
+        """Return which stored photos calibrate a model: (n,) bool.
+
+        Chosen ones do not, but where their class has fewer than ``ENOUGH`` others: of so few nothing could be said.
+
+        Args:
+            y: (n,) labels.
+            key: (n,) int64 content hashes.
+        """
+        others, numbers = ~torch.isin(key, self.chosen), torch.unique(y, return_inverse=True)[1]
+        few: Tensor = numbers.bincount(others.double()) < ENOUGH
+        return others | few[numbers]
 
     def give(self, key: Tensor, given: Tensor) -> None:
         """Take in occasions (n,) that the user gave for photos with content hashes ``key`` (n,)."""
@@ -169,8 +182,7 @@ class Calibration(GrowingModule):
             kind, groups = occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
-        self.chosen = self.chosen[torch.isin(self.chosen, key)]
-        samples = CalibrationSamples(head, z, y, counted=~torch.isin(key, self.chosen))
+        samples = CalibrationSamples(head, z, y, counted=self.counted(y, key))
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
         if len(head.classes) == 1:  # every photo is named right
             self._note("unknown", None, None)
@@ -211,17 +223,17 @@ class Calibration(GrowingModule):
             return "of these days, and of another day as far as can be told"
         return "of the new place" if self.known == "measured" else "like those that were learned"
 
-    def sentences(self, learned: int) -> list[str]:
+    def sentences(self, learned: int, counted: int) -> list[str]:
         """Say how many photos of these days and of another day are named right, and what helps most there.
 
         Args:
             learned: number of photos that the model has learned.
+            counted: number of stored photos that calibrate it.
 
         Returns:
             Nothing where nothing was measured.
         """
         here, there = f"{self.these_days or 0:.1f} %", f"{self.another_day or 0:.1f} %"
-        counted = len(self.groups) - len(self.chosen)
         part = f" of the {counted} stored photos, on average over classes,"
         first = f"photos of these days: {here}{part} are named right, each judged without itself"
         if self.known == "measured":

@@ -279,7 +279,9 @@ class Model:
 
     def about_days(self) -> list[str]:
         """Say how many photos of these days and of another day the model names right, as far as that is known."""
-        return self.calibration.sentences(sum(self.head.class_counts().values()))
+        buffer = self.buffer
+        counted = 0 if buffer is None else int(self.calibration.counted(buffer.y, buffer.key).sum())
+        return self.calibration.sentences(sum(self.head.class_counts().values()), counted)
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept, by component: the head's own, and the buffer's."""
@@ -540,13 +542,13 @@ class Model:
         """
         buffer, wanted = self.buffer, self.fits_temperature
         self.calibration.forget_stored()
-        if buffer is not None and len(buffer.y) and self.calibrates:
-            self.calibration.find(self.head, buffer.z, buffer.y, buffer.key, groups)
-        self.calibration.measure(self.head, self.photos.content)
-        samples = self.calibration_samples() if wanted else None
-        if samples is not None and (not samples.learned or self.head.leaves_one_out):
-            calibrate(samples)
-        self.head.derived.left_out.clear()  # as large as the samples' features, several times
+        with self.head.keeping_left_out():
+            if buffer is not None and len(buffer.y) and self.calibrates:
+                self.calibration.find(self.head, buffer.z, buffer.y, buffer.key, groups)
+            self.calibration.measure(self.head, self.photos.content)
+            samples = self.calibration_samples() if wanted else None
+            if samples is not None and (not samples.learned or self.head.leaves_one_out):
+                calibrate(samples)
 
     @property
     def fits_temperature(self) -> bool:

@@ -146,7 +146,9 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     declared = settings.get("in_features")
     problem = f"head.in_features is {shown(declared)}, expected the backbone's width {features}"
     _require(declared == features, where, problem)
-    width = max(features, settings.get("width", 0))
+    products = settings.get("products", 0.0)
+    beside = features * products if isinstance(products, float) and 0 <= products < math.inf else 0
+    width = max(features + int(beside), settings.get("width", 0))
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     small = 8 * width**2 <= max(FREE_BYTES, 4 * stored)
     _require(small, where, f"it declares a head of width {width}, but stores only {stored} bytes")

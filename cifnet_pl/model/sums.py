@@ -331,8 +331,10 @@ class ShardLearner:
             rows = rows[~self.left_out[rows]]
         if images:
             model.note_engines([model.engine])
-        model.begin_task(self.source.class_names)
-        labels = torch.arange(len(self.source.class_names))
+        names = self.source.class_names
+        counts = np.bincount(samples.labels, minlength=len(names)).tolist()  # of all shards, which so agree
+        model.begin_task(names, counts if min(counts) else None)
+        labels = torch.arange(len(names))
         side, size = (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)
         options = (size, side, self.workers, self.skip_unreadable, model.crop_ratio)
         model.observe_all(Batches(samples, rows, labels, *options))

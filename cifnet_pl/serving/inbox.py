@@ -107,7 +107,6 @@ class Decided:
     Attributes:
         folder: holds their files.
         photos: each once.
-        others: number of photos that wait beside them.
 
     Raises:
         RequestError: the name of a class cannot be stored.
@@ -115,7 +114,6 @@ class Decided:
 
     folder: Path
     photos: list[DecidedPhoto]
-    others: int = 0
 
     def __post_init__(self) -> None:
         class_names(self.names, "the request", UsageError)
@@ -133,8 +131,8 @@ class Decided:
 
     @property
     def chosen(self) -> list[int]:
-        """Hashes of the photos that were chosen among others; the folder that one was sent in is no choice."""
-        return [one.hash for one in self.photos if self.others and folder_of(one.sent) != one.name]
+        """Hashes of the photos that someone named, and not the folder that they were sent in."""
+        return [one.hash for one in self.photos if _bare(folder_of(one.sent) or "") != _bare(one.name)]
 
     def of_class(self, name: str) -> list[str]:
         """Return the file names of the photos of one class."""
@@ -294,7 +292,6 @@ class Inbox:
         return Decided(
             folder,
             [DecidedPhoto(here[f], f, tidy(names[f]), content_hash((folder / f).read_bytes())) for f in files],
-            len(here) - len(files),
         )
 
 

@@ -202,7 +202,8 @@ def class_answers(model: Classifier) -> Answers:
         if high - low <= WIDEST:
             seen.right, seen.between = 100 * share, (low, high)
         found.append(seen)
-    return Answers(classes=found, margin=margin(samples), ten_more=ten_more(samples))
+    least = 100 - forecast(1.0, len(torch.unique(groups[counted])))[0]  # where all are right, too
+    return Answers(classes=found, margin=max(margin(samples), least), ten_more=ten_more(samples))
 
 
 def forecast(share: float, occasions: int) -> tuple[float, float]:

@@ -247,8 +247,9 @@ class Service:
 
     def _extend(self, decided: Decided, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
         start, old = time.perf_counter(), self.model.clone()
-        if decided.chosen or not decided.others:
-            old.calibration.choose(torch.tensor(decided.chosen, dtype=torch.int64))
+        others = {one.file for one in self.workspace.waiting()} - {one.file for one in decided.photos}
+        if decided.chosen or not others:
+            old.calibration.choose(torch.tensor(decided.chosen if others else [], dtype=torch.int64))
         lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
         model, score, learned = lesson.model, lesson.score, lesson.learned
         before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)

@@ -160,6 +160,19 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     assert torch.equal(again(z), head(z))
 
 
+def test_a_state_of_an_odd_width_settles_what_the_first_task_settled() -> None:
+    z, y = torch.randn(30, 7), torch.arange(30) % 3
+    head = RidgeHead(7, products="auto")
+    head.begin_task([0, 1, 2], [100] * 3)
+    head.observe(z, y)
+    head.solve()
+    again = RidgeHead(7, products="auto")
+    again.load_state_dict(head.state_dict())
+    assert again.settings() == head.settings()
+    with pytest.raises(UsageError, match="products is 9"):
+        RidgeHead(7, products="auto").expect({"sums.class_sums": torch.zeros(1, 1).expand(2, 70_000)})
+
+
 @pytest.mark.parametrize("remember", [False, True])
 def test_products_that_are_asked_for(remember: bool) -> None:
     assert RidgeHead(4, products="auto", remember=remember).products == (0 if remember else "auto")

@@ -225,12 +225,18 @@ def test_photos_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     assert len(chosen) > 3
     assert (model.calibration.another_day or 0) > (plain.calibration.another_day or 0)
     assert torch.equal(model.calibration.groups, plain.calibration.groups)
+    assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(len(samples.y))
     scores = model.head.leave_one_out(*model.buffer.items(), model.calibration.groups)  # type: ignore[union-attr]
     counted = ~torch.isin(plain.buffer.key, chosen)
     assert calibrated_by(model) == pytest.approx(fit_probabilities(scores[counted], samples.columns[counted]), rel=1e-9)
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert again.calibration.another_day == model.calibration.another_day
+    again.calibration.choose(chosen[:0])
+    again.calibration.choose(plain.buffer.key[plain.buffer.y > 0])  # of all but one class nothing else would be left
+    again.solve()
+    assert again.calibration.counted(plain.buffer.y, plain.buffer.key).all()
+    assert (again.calibration_samples() or samples).weights().sum() == len(plain.buffer.y)
     again.calibration.choose(chosen[:0])
     again.solve()
     assert again.calibration.another_day == plain.calibration.another_day
