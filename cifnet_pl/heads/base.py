@@ -215,8 +215,7 @@ class Derived:
     Attributes:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
-        regression: of it, weights and ridge.
-        factors, discriminant: of it, too, as far as they were asked for.
+        regression, factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they were asked for.
         inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
     """
 

@@ -140,6 +140,8 @@ class RidgeHead(SumsHead):
     def _settle(self, products: float) -> None:
         """Make room for so many products for each feature in the sums, which are empty."""
         self.products, count, device = float(products), round(products * self.in_features), self.labels.device
+        if not count:
+            return
         width = 1 + self.in_features + count
         directions = math.sqrt(3 * self.in_features) * draw_projection(2 * count, self.in_features, seed=0)
         self.directions = directions.to(device, self.dtype)
@@ -270,11 +272,8 @@ class RidgeHead(SumsHead):
 
     def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         def prepare() -> LeftOut:
-            features, regression, ridge = (
-                self._factors() * self._features(z),
-                self._regression(),
-                self.ridge_used.item(),
-            )
+            features, regression = self._factors() * self._features(z), self._regression()
+            ridge = self.ridge_used.item()
             weights = regression.solve(ridge)[0] if self.shares[1] else self.weights
             half = regression.half_products(features[:, 1:], ridge, self.scale_used * self.sums.mass)
             targets = signed_targets(columns, len(self.labels), self.limit)

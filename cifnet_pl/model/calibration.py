@@ -174,7 +174,8 @@ class Calibration(GrowingModule):
             key: (n,) int64 content hashes.
             groups: (n,) int64 number of each one's occasion, if they were found already.
         """
-        samples, given = CalibrationSamples(head, z, y), self._given_groups(key)
+        counted, given = self.counted(y, key), self._given_groups(key)
+        samples = CalibrationSamples(head, z, y, counted=counted)
         kind: Kind = "found"
         if given is not None:
             kind, groups = "given", given
@@ -182,7 +183,7 @@ class Calibration(GrowingModule):
             kind, groups = occasions(samples)
         if head.decides:
             head.decide(z, y, groups)
-        samples = CalibrationSamples(head, z, y, counted=self.counted(y, key))
+            samples = CalibrationSamples(head, z, y, counted=counted)
         self.groups = torch.arange(len(y), device=y.device) if groups is None else groups
         if len(head.classes) == 1:  # every photo is named right
             self._note("unknown", None, None)
