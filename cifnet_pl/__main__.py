@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from cifnet_pl.utilities.errors import CifnetError
 
 INTERRUPTED, UNREAD = 130, 141
 """Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody reads."""
+
+STOPPED = "stopped; no file is left half written. Give the command again"
 
 SPINS = 40_000
 """Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its core."""
@@ -28,14 +34,15 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
-        _run(words)
-        sys.stdout.flush()
+        with _interrupts_reach_main():
+            _run(words)
+            sys.stdout.flush()
     except CifnetError as error:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         again = ", with --ckpt_path last to go on where it was" if words[:1] == ["fit"] else ""
-        print(f"cifnet: stopped; no file is left half written. Give the command again{again}", file=sys.stderr)
+        print(f"cifnet: {STOPPED}{again}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not _output_is_unread():
@@ -60,6 +67,33 @@ def _run(words: list[str]) -> None:
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
         run(words)
+
+
+@contextmanager
+def _interrupts_reach_main() -> Iterator[None]:
+    """Make Ctrl-C end a program that is importing at once; at any other time it raises `KeyboardInterrupt` as usual.
+
+    Compiled modules turn what is raised while they are set up into an `ImportError`, and their importers go on without
+    them, or fail with a traceback that has nothing to do with Ctrl-C.
+    """
+    usual = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+    if not usual or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, f"cifnet: {STOPPED}\n".encode())
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _output_is_unread() -> bool:

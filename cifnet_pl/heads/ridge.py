@@ -48,8 +48,10 @@ LEAST = 0.1
 Transform = Literal["none", "sqrt_l2"]
 """What is done to each embedding, see :class:`RidgeHead`."""
 
-MANY, PRODUCTS = 100, 1.5
-"""Samples of a class, the median of the first task, from which on "auto" takes so many products for each feature."""
+PRODUCTS = {100: 1.5, 400: 3.0}
+"""Products for each feature that "auto" takes, by the samples of a class in the first task from which on it does.
+
+Three with fewer samples cost as much as with many, and are worth less (``python -m benchmarks.studies.few_photos``)."""
 
 PRODUCTS_NORM = 0.5
 """Norm of the products of an embedding, as a share of the embedding's (``python -m benchmarks.studies.bound``)."""
@@ -73,8 +75,8 @@ class RidgeHead(SumsHead):
         epsilon: clip of the one-hot targets; scales all scores alike.
         transform: "none"; or "sqrt_l2", the signed square root followed by L2 normalisation.
         products: how many random products of features stand beside each embedding, as a multiple of d; they pay where
-            there are many samples of a class. "auto" takes ``PRODUCTS`` if the first task has ``MANY`` of a class, by
-            the ``counts`` that ``begin_task`` gets, else none; from then on that is what :meth:`settings` have.
+            there are many samples of a class. "auto" takes as many as ``PRODUCTS`` has for the median of the ``counts``
+            that the first ``begin_task`` gets, none without counts; from then on that is what :meth:`settings` have.
         balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
             ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
@@ -159,7 +161,8 @@ class RidgeHead(SumsHead):
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         if self.products == "auto":
-            self._settle(PRODUCTS if counts is not None and statistics.median(counts) >= MANY else 0.0)
+            samples = 0 if counts is None else statistics.median(counts)
+            self._settle(max((each for least, each in PRODUCTS.items() if samples >= least), default=0.0))
         super()._begin(new, counts)
         weight = 1 / self.class_weight.new_tensor(counts) if self.balanced else self.class_weight.new_ones(new)
         self.class_weight = torch.cat([self.class_weight, weight])
@@ -248,8 +251,8 @@ class RidgeHead(SumsHead):
         sums = state.get("sums.class_sums")
         if self.products == "auto" and isinstance(sums, Tensor) and sums.ndim == 2 and len(sums):
             count = max(sums.shape[1] - 1 - self.in_features, 0)
-            usual = count == round(PRODUCTS * self.in_features)  # which need not be a whole multiple
-            self._settle(check_products(PRODUCTS if usual else count / self.in_features))
+            usual = {round(each * self.in_features): each for each in PRODUCTS.values()}  # may not be whole multiples
+            self._settle(check_products(usual.get(count, count / self.in_features)))
         super()._before_load(state)
 
     def choices(self) -> list[Choice]:

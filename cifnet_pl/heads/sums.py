@@ -12,6 +12,9 @@ from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import ClassMoments, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
+AT_ONCE = 4096
+"""Samples whose features are computed at once: features may be many times as wide as embeddings."""
+
 
 class SumsHead(Head):
     """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before.
@@ -62,7 +65,10 @@ class SumsHead(Head):
         self.sums.grow(new)
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self._open_increment().add(self._features(z), columns, weight)
+        increment = self._open_increment()
+        for start in range(0, max(len(z), 1), AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            increment.add(self._features(z[rows]), columns[rows], None if weight is None else weight[rows])
 
     def _note_copies(self, count: int) -> None:
         self._open_increment().note_copies(count)

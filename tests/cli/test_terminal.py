@@ -16,6 +16,15 @@ from cifnet_pl.utilities.memory import keep_freed_memory
 from tests.command_line import FAST, call_in_turn, command, environment, make_photos
 from tests.killing import in_a_process
 
+CHANGES_THE_ERROR = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    raise ImportError("cannot be set up") from None
+"""
+
 CLASSES = ["Süßes", "→", "Ā 猫"]
 
 
@@ -41,18 +50,22 @@ def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("when", ["starting", "learning"])
+@pytest.mark.parametrize("when", ["starting", "importing", "learning"])
 def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
+    """While importing as well, where compiled modules turn the interrupt into an error of their own."""
     # A shell that starts programs in the background has them ignore the signal.
     slow = "import signal, time, torch; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     slow += "def wait(*a, **k):\n    print('solving', flush=True); time.sleep(60)\n"
     slow += "torch.linalg.cholesky_ex = wait\n" if when == "learning" else "print('begun', flush=True)\n"
+    if when == "importing":
+        (tmp_path / "lightning.py").write_text(CHANGES_THE_ERROR)
+        slow = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + slow
     args = ["fit", *FAST, "--logs", str(tmp_path)]
     code = slow + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
     with subprocess.Popen(
         [*command()[:1], "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        sign = {"starting": "begun", "learning": "solving"}[when]
+        sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[when]
         while sign not in process.stdout.readline():
             assert process.poll() is None
         time.sleep(0.3)

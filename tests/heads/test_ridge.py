@@ -139,7 +139,9 @@ def test_products_approximate_a_polynomial_kernel() -> None:
     assert error.abs().mean() < 0.03
 
 
-@pytest.mark.parametrize(("counts", "expected"), [([100, 101, 5], 1.5), ([99, 99, 900], 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([400, 399, 900], 3.0), ([100, 399, 900], 1.5), ([99, 99, 900], 0), (None, 0)]
+)
 def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     counts: list[int] | None, expected: float
 ) -> None:
@@ -160,10 +162,11 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     assert torch.equal(again(z), head(z))
 
 
-def test_a_state_of_an_odd_width_settles_what_the_first_task_settled() -> None:
+@pytest.mark.parametrize("samples", [100, 400])
+def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: int) -> None:
     z, y = torch.randn(30, 7), torch.arange(30) % 3
     head = RidgeHead(7, products="auto")
-    head.begin_task([0, 1, 2], [100] * 3)
+    head.begin_task([0, 1, 2], [samples] * 3)
     head.observe(z, y)
     head.solve()
     again = RidgeHead(7, products="auto")
@@ -178,6 +181,19 @@ def test_products_that_are_asked_for(remember: bool) -> None:
     assert RidgeHead(4, products="auto", remember=remember).products == (0 if remember else "auto")
     with pytest.raises(UsageError, match="products is -1, expected a multiple of the features"):
         RidgeHead(4, products=-1, remember=remember)
+
+
+def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y, weight = torch.randn(50, 5), torch.arange(50) % 3, torch.rand(50)
+    whole, pieces = RidgeHead(5, products=1.5), RidgeHead(5, products=1.5)
+    for head, rows in ((whole, 50), (pieces, 7)):
+        monkeypatch.setattr("cifnet_pl.heads.sums.AT_ONCE", rows)
+        head.begin_task([0, 1, 2])
+        head.observe(z, y, weight)
+        head.solve()
+    assert torch.equal(whole.sums.counts, pieces.sums.counts)
+    assert torch.allclose(whole.sums.gram, pieces.sums.gram, rtol=1e-12)
+    assert torch.allclose(whole(z), pieces(z), rtol=1e-9)
 
 
 def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
