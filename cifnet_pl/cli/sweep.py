@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
@@ -95,14 +95,8 @@ def sweep(
         for job in jobs:
             print(f"{job.folder.name}: {'not run yet' if job.run() is None else f'complete already, {job.result()}'}")
         return
-    from cifnet_pl.report.runs import read_run
-    from cifnet_pl.report.settings import about_small_ridge
-
     failed = _run_all(jobs)
-    complete_runs = [run for job in jobs if (run := job.run()) is not None]
-    for note in about_small_ridge(map(read_run, complete_runs)):
-        print(f"note: {note}")
-    if output is not None and complete_runs:
+    if output is not None and any(job.run() for job in jobs):
         from cifnet_pl.report import report
 
         report([str(job.folder) for job in jobs if job.folder.is_dir()], output, external)
@@ -493,7 +487,7 @@ class Job(NamedTuple):
 def _run_all(jobs: Sequence[Job]) -> list[Path]:
     """Run all points that are not complete; return the folders of those that failed."""
     for job in jobs:
-        if not (job.folder / POINT).is_file():
+        if job.run() is None:
             job.write()
     failed = []
     with _stopped_by_sigterm():
@@ -506,30 +500,20 @@ def _run_all(jobs: Sequence[Job]) -> list[Path]:
 
 
 def complete(job: Job) -> str:
-    """Run a point, unless another process makes it complete first, and say what came of it.
-
-    A file ``failure.txt`` in its folder says why it failed. A sweep that waits for another one, and a run that a killed
-    sweep started, hold locks of that folder.
-    """
-    with waiting_lock(job.folder / ".lock"):
-        with waiting_lock(job.folder / ".running"):
-            pass
-        if job.run() is not None:
-            return f"complete already, {job.result()}"
-        (job.folder / FAILURE).unlink(missing_ok=True)
-        start, log = time.monotonic(), job.folder / LOG
-        before = log.stat().st_size if log.is_file() else 0
-        code = run_process(job)
-        if job.run() is not None:
-            return f"done in {timedelta(seconds=round(time.monotonic() - start))}, {job.result()}"
-        why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
-        write_text(job.folder / FAILURE, why + "\n")
-        return f"failed ({why})"
+    """Run a point, and say what came of it; a file ``failure.txt`` in its folder says why it failed."""
+    (job.folder / FAILURE).unlink(missing_ok=True)
+    start, log = time.monotonic(), job.folder / LOG
+    before = log.stat().st_size if log.is_file() else 0
+    code = run_process(job)
+    if job.run() is not None:
+        return f"done in {timedelta(seconds=round(time.monotonic() - start))}, {job.result()}"
+    why = reason(code, log.read_bytes()[before:].decode("utf-8", errors="replace"))
+    write_text(job.folder / FAILURE, why + "\n")
+    return f"failed ({why})"
 
 
 def run_process(job: Job) -> int:
     """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
-    job.write()
     command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(job.folder / POINT)]
     with (job.folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -543,12 +527,15 @@ def run_process(job: Job) -> int:
 def run_point(config: Path) -> int:
     """Learn from a configuration, starting from the last checkpoint if there is one; return the exit code.
 
-    The lock of its folder is held meanwhile, even if the sweep is killed.
+    The lock of its folder is held meanwhile, even if the sweep is killed: the process of another sweep, or of the same
+    one that is started again, waits here, and leaves alone what has become complete.
     """
     from cifnet_pl.__main__ import main
 
     # Lightning starts this module again for each further process of the run: they belong to the one with the lock.
-    with nullcontext() if "LOCAL_RANK" in os.environ else waiting_lock(config.parent / ".running"):
+    with nullcontext() if "LOCAL_RANK" in os.environ else FileLock(config.parent / ".running"):
+        if complete_run(config.parent) is not None:
+            return 0
         return main(["fit", "--config", str(config), "--ckpt_path", "last"])
 
 
@@ -564,26 +551,6 @@ def reason(code: int, log: str) -> str:
         return f"killed by {signal.Signals(number).name}"
     sentences = [found[1] or found[2] for line in log.splitlines() if (found := ERROR.match(line.strip()))]
     return f"exit code {code}: {printable(sentences[-1])}" if sentences else f"exit code {code}, without saying why"
-
-
-@contextmanager
-def waiting_lock(file: Path) -> Iterator[None]:
-    """Hold a lock in an experiment's folder; if another process holds it, say so and wait.
-
-    Args:
-        file: of the lock.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        print(f"waiting for {file.parent}, which another process is running", flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

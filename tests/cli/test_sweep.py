@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli.sweep import Job, Point, complete, complete_run, read_points, reason, run_point, waiting_lock
+from cifnet_pl.cli.sweep import Job, Point, complete_run, read_points, reason, run_point
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 from tests.killing import ended, start
@@ -151,7 +151,6 @@ FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 def fake_run(job: Job) -> int:
     """Stands in for the process of a point: the head decides how it ends."""
     point, folder = job
-    job.write()
     (folder / "output.log").write_text("loading\ncifnet: error: no such data\n\n")
     if point.config["model"]["init_args"]["head"]["class_path"] == "RidgeHead":
         return 1
@@ -171,17 +170,6 @@ def run(tmp_path, monkeypatch, capsys):
         return said.out + said.err
 
     return sweep
-
-
-def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run):
-    def learned(job: Job) -> int:
-        job.write()
-        write_run(job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000})
-        return 0
-
-    monkeypatch.setattr(sweeping, "run_process", learned)
-    write(tmp_path, seeds=[1, 2])
-    assert run().count("note: 1,000 images were learned, about as many as an embedding has numbers") == 1
 
 
 def test_failures_do_not_stop_the_others(tmp_path, run):
@@ -246,20 +234,20 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(tmp_pat
     assert len(after) == 6
 
 
-def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # An orphan of a killed sweep: its process holds the lock as long as it lives.
-    hold = "import pathlib, sys, time\nfrom cifnet_pl.cli.sweep import waiting_lock\n"
-    hold += "with waiting_lock(pathlib.Path(sys.argv[1])):\n print('held', flush=True)\n time.sleep(60)"
+    hold = (
+        "import filelock, sys, time\nwith filelock.FileLock(sys.argv[1]):\n print('held', flush=True)\n time.sleep(60)"
+    )
     words = [sys.executable, "-c", hold, str(tmp_path / ".running")]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
     with orphan.stdout:
         assert orphan.stdout.readline() == b"held\n"
     threading.Timer(0.5, orphan.kill).start()
     write_run(tmp_path / "version_0")
-    (point,) = read_points(write(tmp_path))
-    assert complete(Job(point, tmp_path)).startswith("complete already")
+    monkeypatch.setattr("cifnet_pl.__main__.main", lambda words: pytest.fail("it is complete already"))
+    assert run_point(tmp_path / "point.yaml") == 0
     assert orphan.wait(0.1) == -signal.SIGKILL
-    assert "which another process is running" in capsys.readouterr().out
 
 
 def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +266,7 @@ def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytes
     # Lightning's further processes of the same run do not wait for the first one.
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("cifnet_pl.__main__.main", lambda words: 0)
-    with waiting_lock(tmp_path / ".running"):
+    with FileLock(tmp_path / ".running"):
         assert run_point(tmp_path / "point.yaml") == 0
 
 
