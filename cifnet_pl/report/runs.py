@@ -233,7 +233,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         left_out += run.doubts
         predictions = folder / "predictions.parquet"
         try:
-            if predictions.is_file():
+            if predictions.exists():
                 right_answers(predictions)
                 run = replace(run, predictions=predictions)
         except DataError as error:  # the rest of the run is whole

@@ -109,9 +109,9 @@ DAMAGED: list[tuple[Change, str]] = [
     (lambda run: (run / "config.yaml").unlink(), "no config.yaml"),
     (lambda run: (run / "tasks.csv").unlink(), "no tasks.csv"),
 ]
+PREDICTIONS = "predictions.parquet/task_0005.parquet"
 KEPT: list[tuple[Change, str]] = [
-    (cut("predictions.parquet"), "predictions.parquet is damaged, so its run is not compared over test images"),
-    (garbage("predictions.parquet"), "predictions.parquet is damaged"),
+    (cut(PREDICTIONS), "predictions.parquet is damaged, so its run is not compared over test images"),
     (changed(ece=math.nan, nll=math.inf), "summary.json: not finite, shown as not measured: ece, nll"),
     (changed(A_K=math.nan, A_k=[90.0, math.nan, 80.0, 70.0, math.nan]), "not finite, shown as not measured: A_K, A_k"),
 ]
