@@ -29,9 +29,7 @@ def die(*_: Any) -> NoReturn:
     raise Killed
 
 
-def at_call(
-    number: int, function: Callable[..., Any], then: Callable[[], Any], after: bool = False
-) -> Callable[..., Any]:
+def at_call(number, function, then, after=False):
     """``function``, which calls ``then`` at its call ``number`` (from 1), before or after it has done its work."""
     calls = 0
 

@@ -1,7 +1,5 @@
 """How large the tensors are that an operation makes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

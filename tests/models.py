@@ -1,7 +1,5 @@
 """Small learned models in plain torch, and bundles that an attacker has changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

@@ -11,14 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.svm import LinearSVC
 
-from benchmarks import (
-    bare_loop,
-    fit_overhead,
-    gpu,
-    growth,
-    head_update,
-    http_load,
-)
+from benchmarks import bare_loop, fit_overhead, gpu, growth, head_update, http_load
 from benchmarks.__main__ import LETTERS, PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
 from benchmarks.studies import few_photos, trained

@@ -1,7 +1,5 @@
 """The calibration buffer: sizes, order, randomness and state, and how its strategies choose."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Everything runs on another device than the CPU as it does there: on a simulated one, where there is no GPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

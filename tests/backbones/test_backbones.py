@@ -1,7 +1,5 @@
 """Frozen backbones: what they compute, where their weights come from, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import socket
 from collections.abc import Callable
@@ -262,13 +260,7 @@ def test_missing_timm_weights(no_network: list[object]) -> None:
         ("mobilenetv3_small_050.lamb_in1k", "timm/mobilenetv3_small_050.lamb_in1k", 1024),
     ],
 )
-def test_cached_timm_weights(
-    name: str,
-    repository: str,
-    features: int,
-    timm_cache: Callable[[str, dict[str, Tensor]], None],
-    no_network: list[object],
-) -> None:
+def test_cached_timm_weights(name, repository, features, timm_cache, no_network):
     """The second one has a layer between pooling and classifier: its width is that of what comes out."""
     torch.manual_seed(1)
     state = timm.create_model(name, pretrained=False).state_dict()
@@ -310,9 +302,7 @@ def save(content: Any, tmp_path: Path) -> str:
         ("module.backbone.", ("teacher",)),
     ],
 )
-def test_prefixes_and_nesting_of_frameworks(
-    prefix: str, nesting: tuple[str, ...], resnet_state: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_prefixes_and_nesting_of_frameworks(prefix, nesting, resnet_state, tmp_path):
     content: Any = {prefix + key: value for key, value in resnet_state.items()}
     content["module.queue"] = torch.zeros(3)  # what frameworks store besides
     for second in ("module.encoder_k.", "momentum_backbone.", "module.momentum_encoder."):

@@ -1,7 +1,5 @@
 """Engines: which one runs a network, that both give the same embeddings, and what a run makes of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Graphs of networks in the cache folder: never a damaged one, never a wrong one, and never a failure over a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,9 +70,7 @@ def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[
 
 
 @pytest.mark.parametrize("trouble", ["file", "full"])
-def test_a_folder_that_cannot_be_written(
-    trouble: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
     """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root could write to."""
     if trouble == "file":
         folder.parent.write_text("no folder")
@@ -116,9 +112,7 @@ def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], 
     assert exports == ["small", "small"]
 
 
-def test_waiting_for_another_process_is_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_waiting_for_another_process_is_said(folder, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(graphs, "SILENT", 0.01)
     monkeypatch.setattr(graphs, "WAIT", 0.02)

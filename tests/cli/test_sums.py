@@ -1,7 +1,5 @@
 """Sums of shards: the same bits whoever makes them and in whatever order they come, and each sample once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

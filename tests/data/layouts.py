@@ -3,8 +3,6 @@
 To add a source, add one line to ``CASES``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

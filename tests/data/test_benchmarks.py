@@ -1,7 +1,5 @@
 """Benchmark sets as they are handed out: what is read, which options they have, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,9 +200,7 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_bad_parquet_files_of_cifar100(
-    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
     cifar100_parquet(tmp_path, monkeypatch)
     spoil(tmp_path)
     with pytest.raises(DataError, match=sentence) as caught:
@@ -258,9 +254,7 @@ def test_other_classes_for_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}], ["left.xml"]])
-def test_sets_without_one_label_an_image(
-    targets: list[object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_without_one_label_an_image(targets, tmp_path, monkeypatch):
     class Unlabelled(_Fake):
         def __init__(self, root: str, train: bool = True):
             super().__init__(root)

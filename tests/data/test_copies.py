@@ -1,7 +1,5 @@
 """A run learns a photo once, whatever its names and the batches, and says what stands twice."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -51,9 +49,7 @@ def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
     return learned(logs, *FOLDER, "--data.root", str(root), *options, version=version)
 
 
-def test_copies_are_named_and_left_out(
-    photos: Path, repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copies_are_named_and_left_out(photos, repeated, tmp_path, caplog):
     (repeated / "train" / "cow" / "wrong.png").unlink()
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
     assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out" in caplog.text
@@ -68,9 +64,7 @@ def test_copies_are_named_and_left_out(
     assert cifnet_pl.load(folder).counts["bee"] == 9
 
 
-def test_a_photo_in_two_classes_is_learned_as_neither(
-    repeated: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_photo_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
     """And where it stands three times, each of the three is named."""
     shutil.copy(repeated / "train" / "cow" / "wrong.png", repeated / "train" / "cow" / "wrong too.png")
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")

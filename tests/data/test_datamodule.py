@@ -1,7 +1,5 @@
 """The data module between runs: nothing of one learner reaches the next, and no process outlives its run."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
@@ -52,9 +50,7 @@ def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "left"), [({}, 7), ({"initial_classes": 2}, 5), ({"max_tasks": 1}, 0)])
-def test_classes_that_no_task_learns_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, int], left: int
-) -> None:
+def test_classes_that_no_task_learns_are_counted(tmp_path, caplog, options, left):
     data = digits(classes_per_task=[1, 2], **options)
     logged = trainer(tmp_path, CopiesReport(), max_epochs=1)
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):

@@ -1,7 +1,5 @@
 """Folders of photos as people have them, through the command line: learned, or refused in one sentence."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -63,9 +61,7 @@ def test_names_of_all_kinds(tmp_path: Path) -> None:
     assert all((root / row["file"]).is_file() for row in rows)
 
 
-def test_names_that_are_not_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_that_are_not_text(tmp_path, capsys, caplog):
     """Bytes that are not UTF-8, as old archives and memory cards leave them."""
     root, logs = tmp_path / "photos", tmp_path / "logs"
     latin = os.fsdecode(b"K\xe4tzchen")
@@ -108,9 +104,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")])
-def test_unreadable_image(
-    name: str, workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     """An error that names the file; or, if told so, it is left out and counted."""
     content, reason = UNREADABLE[name]
     root = class_tree(tmp_path / "photos")
@@ -127,9 +121,7 @@ def test_unreadable_image(
     assert summary(tmp_path / "skip")["n_classes"] == 3
 
 
-def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, caplog):
     root = class_tree(tmp_path / "pictures" / "photos", 4)
     assert run(root.parent, tmp_path / "logs") == 0
     said = (
@@ -208,9 +200,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "sentence"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_refused_in_one_sentence(
-    spoil: Callable[[Path], None], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_in_one_sentence(spoil, sentence, tmp_path, capsys):
     root = class_tree(tmp_path / "photos", 2)
     spoil(root)
     assert run(root, tmp_path / "logs") == 1

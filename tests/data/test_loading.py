@@ -1,7 +1,5 @@
 """From positions to batches: exact shards, images decoded in threads ahead of the reader, memory."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -117,9 +115,7 @@ def settled(images: Numbers) -> int:
 
 
 @pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("meta", 2, False)])
-def test_decoders_rest_while_several_threads_of_a_network_run(
-    monkeypatch: pytest.MonkeyPatch, device: str, threads: int, alternate: bool
-) -> None:
+def test_decoders_rest_while_several_threads_of_a_network_run(monkeypatch, device, threads, alternate):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     images = Numbers(12)
     taken, begun = ImageLoader(images, 2, 1.0, 1, device).decode(np.split(np.arange(12), 12)), []

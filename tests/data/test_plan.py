@@ -1,7 +1,5 @@
 """Plans: every class once, nothing that was learned ever moves, and a split for tuning leaves test images alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +69,7 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
 
 
 @given(plans(), st.data())
-def test_learned_tasks_never_move_when_classes_are_added(
-    plan: tuple[list[str], int, int, int | None], data: st.DataObject
-) -> None:
+def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     classes, seed, per_task, initial = plan
     before = TaskStream.plan(classes, seed, per_task, initial)
     learned = before.tasks[: data.draw(st.integers(0, len(before)))]
@@ -101,9 +97,7 @@ def test_learned_tasks_never_move_when_classes_are_added(
         (3, [1, 0], None, "every task needs at least one class"),
     ],
 )
-def test_impossible_sizes_are_usage_errors(
-    classes: int, per_task: int | list[int], initial: int | None, sentence: str
-) -> None:
+def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         task_sizes(classes, per_task, initial)
     assert caught.value.exit_code == 2

@@ -1,7 +1,5 @@
 """Arrays and torch data sets as a source, and a stream of them without a Trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +139,7 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
         (["ant.png", "bee.png"], "the data are no pairs of a sample and its label"),
         ([3, 4, 5], "the data are no pairs of a sample and its label"),
         (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of a sample and its label"),
-        (
-            [(PIXELS[0] / 255, 0)] * 4,
-            r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out",
-        ),
+        ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out"),
     ],
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:

@@ -1,7 +1,5 @@
 """What every data source promises, and what single ones do besides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

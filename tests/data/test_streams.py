@@ -1,7 +1,5 @@
 """Streams: every kind divides the samples as it says, the same way each time, and no sample comes twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

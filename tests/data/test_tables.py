@@ -1,7 +1,5 @@
 """Tables of embeddings and of image files: what is read, what is refused, and a model of given embeddings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +127,7 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(b"x")
     assert "unknown kind of file of embeddings" in refused(tmp_path / "a.pkl")
     whole = write(tmp_path).read_bytes()
-    for name, content in {
-        "cut.npz": whole[:200],
-        "a.parquet": b"no",
-    }.items():
+    for name, content in {"cut.npz": whole[:200], "a.parquet": b"no"}.items():
         (tmp_path / name).write_bytes(content)
         assert f"cannot read {tmp_path / name}" in refused(tmp_path / name)
     with pytest.raises(UsageError, match=r"no file was given: set --data\.root to a file of embeddings"):

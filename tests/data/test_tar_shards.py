@@ -1,7 +1,5 @@
 """Tar shards: the same photos as in folders, each once, and one sentence for what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import os
 import tarfile

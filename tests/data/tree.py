@@ -1,7 +1,5 @@
 """Class folders and images that tests write, and the quick run over them through the command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

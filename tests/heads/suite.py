@@ -4,9 +4,7 @@ A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its de
 ``VARIANTS`` for each other set of arguments that changes what it keeps or can do.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -84,9 +82,7 @@ def scans() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images / 16), torch.from_numpy(targets).long()
 
 
-def teach(
-    learner: Head, z: Tensor, y: Tensor, weight: Tensor | None = None, classes: Sequence[int] | None = None
-) -> Any:
+def teach(learner, z, y, weight=None, classes=None):
     """Learn one task of all these samples and return the head; the labels rise unless ``classes`` are given."""
     classes = torch.unique(y).tolist() if classes is None else classes
     learner.begin_task(classes, [int((y == label).sum()) for label in classes])

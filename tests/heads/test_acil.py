@@ -1,7 +1,5 @@
 """ACIL and DS-AL against the authors' recursions and golden vectors."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,9 +79,7 @@ def test_scores_of_the_official_recursion(name: str, batch: int) -> None:
     ("kind", "ridge", "least", "most"),
     [(ACILHead, 0.1, 2, 3.6), (ACILHead, "gcv", 2, 4.1), (DSALHead, 0.1, 4, 5.1), (DSALHead, "gcv", 4, 7.1)],
 )
-def test_few_matrices_of_the_full_width_are_alive_at_a_time(
-    kind: type[ACILHead], ridge: float | str, least: int, most: float
-) -> None:
+def test_few_matrices_of_the_full_width_are_alive_at_a_time(kind, ridge, least, most):
     """The sums before the task, as triangles, and what the task adds to them; of two streams the cross product, too."""
 
     def run() -> None:

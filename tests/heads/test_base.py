@@ -1,7 +1,5 @@
 """What all heads have in common: abilities, and the sizes of stored tensors."""
 
-from __future__ import annotations
-
 import pytest
 
 from cifnet_pl.heads import HEADS, Head, RidgeHead

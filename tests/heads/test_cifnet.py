@@ -1,7 +1,5 @@
 """CIFNetHead against the paper's equations word by word, and against golden vectors of the authors' released code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +150,7 @@ def distance(ours: Any, theirs: Any) -> float:
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
 @given(stream=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0]))
-def test_agrees_with_a_literal_svd_per_class_and_batch(
-    stream: Stream, pieces: int, ridge: float, update_past: bool, weighting: str
-) -> None:
+def test_agrees_with_a_literal_svd_per_class_and_batch(stream, pieces, ridge, update_past, weighting):
     literal = LiteralCIFNet(stream.features, ridge, EPSILON, update_past, weighting)
     for k, classes in enumerate(stream.classes):
         z, y, copies = stream.past[k]

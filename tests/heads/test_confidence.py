@@ -1,7 +1,5 @@
 """Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what they promise."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -19,15 +17,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import (
-    ACILHead,
-    CIFNetHead,
-    DSALHead,
-    Head,
-    KLDAHead,
-    RidgeHead,
-    SLDAHead,
-)
+from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KLDAHead, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
     AnswerSets,
@@ -509,9 +499,7 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
         ([*BUFFER, "--model.head", "NCMHead"], "NCMHead has no leave-one-out scores"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_at_once(
-    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_calibrated_is_refused_at_once(options, words, tmp_path, capsys):
     assert fit(tmp_path, *options, "--model.calibrate", "true") == 2
     assert words in capsys.readouterr().err
 

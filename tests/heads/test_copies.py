@@ -1,7 +1,5 @@
 """Heads that choose their ridge by the number of samples, where some of these are copies."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

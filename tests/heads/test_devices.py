@@ -1,7 +1,5 @@
 """Every head lives on another device as it does on the CPU: a simulated one, and a real one where there is one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from functools import cache

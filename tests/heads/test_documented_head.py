@@ -1,7 +1,5 @@
 """The steps of docs/adding_a_head.md, done one by one in a copy of the package, work as the page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Prototype heads against scikit-learn, and against what their papers compute, written out sample by sample."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression and SGD."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """The one suite that every head passes: the public checks of ``cifnet_pl.testing``, and what the base class refuses."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

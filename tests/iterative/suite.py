@@ -1,13 +1,9 @@
 """What the tests of trained methods share: a small network, the ten methods on it, and runs on digits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 import cifnet_pl.backbones
@@ -15,7 +11,6 @@ from cifnet_pl import CIFNetDataModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.iterative import METHODS, FinetuneModule, IterativeModule, TagFexModule
 from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.learning.callbacks.task_metrics import RunRecord
 from tests.killing import Act
 from tests.lightning_runs import digits, trainer
 
@@ -68,13 +63,7 @@ def data(**options: Any) -> CIFNetDataModule:
     return digits(**{"max_tasks": 2, "batch_size": 32, "image_size": SIDE, **options})
 
 
-def run(
-    method: type[IterativeModule],
-    folder: Path,
-    *callbacks: Callback,
-    given: dict[str, Any] | None = None,
-    **options: Any,
-) -> tuple[IterativeModule, RunRecord]:
+def run(method, folder, *callbacks, given=None, **options):
     """(module, record) of a run through all tasks."""
     made, metrics = learner(method, **options), TaskMetrics()
     trainer(folder, metrics, *callbacks).fit(made, datamodule=data(**(given or {})))
@@ -89,15 +78,7 @@ def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(value, theirs[key]), key
 
 
-def assert_goes_on(
-    method: type[IterativeModule],
-    folder: Path,
-    batches: int,
-    *callbacks: Callback,
-    given: dict[str, Any] | None = None,
-    task: int = 1,
-    **options: Any,
-) -> IterativeModule:
+def assert_goes_on(method, folder, batches, *callbacks, given=None, task=1, **options):
     """A run that goes on from a checkpoint within a task ends as one that never stopped, which is returned."""
     save = Act("on_train_batch_end", task, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=batches)
     whole, _ = run(method, folder, save, *callbacks, given=given, **options)

@@ -1,7 +1,5 @@
 """docs/arrays_to_figure.md: the page is one script that ends in the figure and the table that it shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

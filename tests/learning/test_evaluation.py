@@ -1,7 +1,5 @@
 """Counts of an evaluation: equal to torchmetrics on everything at once, whatever the batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """docs/plain_python.md: the page is one script, and its run is one that the command line could have made."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

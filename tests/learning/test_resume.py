@@ -31,16 +31,7 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import (
-    BUFFER,
-    FAST,
-    assert_same_model,
-    checkpoint,
-    fit,
-    learned,
-    make_photos,
-    measurements,
-)
+from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos, measurements
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
 

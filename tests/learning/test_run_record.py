@@ -1,7 +1,5 @@
 """A run's record: tables and summary, with a gap where something was not measured, and where its numbers come from."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

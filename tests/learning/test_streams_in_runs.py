@@ -1,7 +1,5 @@
 """Streams in whole runs: exact heads absorb what returns, others refuse, metrics stay defined, runs go on."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -38,9 +36,7 @@ def test_what_returns_is_learned_as_if_it_had_come_at_once(kind: Stream, head: A
 
 
 @pytest.mark.parametrize("head", ["CIFNetHead", "DSALHead", "LogisticHead"])
-def test_heads_that_cannot_say_so_before_anything_is_embedded(
-    head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_that_cannot_say_so_before_anything_is_embedded(head, tmp_path, capsys):
     options = ["--model.head", head, "--model.buffer", "CalibrationBuffer", "--data.stream", "Returning"]
     assert fit(tmp_path, *options) == 1
     said = f"with --data.stream Returning classes return with new samples, which {head} cannot add"

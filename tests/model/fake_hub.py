@@ -1,7 +1,5 @@
 """A server that answers as the Hugging Face hub does, as far as models are pushed and fetched."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The audit's numbers against refits, planted errors, a known curve."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A bundle: the same scores after a round trip, never half of one, and a description that is checked strictly."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A model is calibrated by photos that do not vouch for each other, or by those of a new place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

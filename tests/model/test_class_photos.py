@@ -1,7 +1,5 @@
 """Photos are recognised by their contents: learned before, twice in a folder, or in two classes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

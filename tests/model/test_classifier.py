@@ -1,7 +1,5 @@
 """Verdicts of a learned model: what they say, when they change, what they need; AUROC and FPR95 by counting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

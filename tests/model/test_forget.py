@@ -1,7 +1,5 @@
 """Forgetting in plain torch: exact with the photos, less without them, and it changes no model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

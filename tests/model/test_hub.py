@@ -1,7 +1,5 @@
 """Models on the Hugging Face hub, against a server on this machine: pushed, fetched, refused, offline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``extend`` and ``learn``: what they return, the score of the held-back fifth, and that no model is changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Merging in plain torch: equals one model of all samples, changes no model, counts no photo twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from cifnet_pl.model.merge import merge

@@ -1,7 +1,5 @@
 """Figures of runs and of answers to labelled photos, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

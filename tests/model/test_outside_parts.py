@@ -1,7 +1,5 @@
 """Heads, backbones, sources and trained methods from a file of the user's own, or an installed package."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -61,9 +61,7 @@ class {}(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("name", "edited"), [("Net", "torch.relu(pooled - 0.5)"), ("Other", "pooled[:, [0] * 12]")])
-def test_a_network_whose_code_changed_is_another_cache(
-    tmp_path: Path, photos: Path, embedded: list[int], monkeypatch: pytest.MonkeyPatch, name: str, edited: str
-) -> None:
+def test_a_network_whose_code_changed_is_another_cache(tmp_path, photos, embedded, monkeypatch, name, edited):
     """Its weights are the same, as are those of two classes without any; the model is that of a run without a cache."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

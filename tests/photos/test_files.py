@@ -1,7 +1,5 @@
 """Which photos are found in folders, patterns and Zip archives, and what an attacker may put into these."""
 
-from __future__ import annotations
-
 import glob
 import io
 import stat

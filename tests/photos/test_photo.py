@@ -1,7 +1,5 @@
 """One image → one square: against torchvision's transforms, over all modes, orientations and shapes; damaged files."""
 
-from __future__ import annotations
-
 import io
 import resource
 import struct

@@ -1,7 +1,5 @@
 """Many photos, one after the other and by several threads: in order, with the reasons of those that cannot be read."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable
@@ -114,9 +112,7 @@ def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, ope
     assert once(opened, tmp_path / "photos" / "train")
 
 
-def test_what_does_not_fit_into_memory_is_read_again(
-    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_into_memory_is_read_again(tmp_path, opened, monkeypatch):
     files = sorted(make_photos(tmp_path, ["ant"], 3).rglob("*.png"))
     monkeypatch.setattr(reading, "KEPT", files[0].stat().st_size)
     opened.clear()

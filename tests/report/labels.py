@@ -1,7 +1,5 @@
 """Find the texts of a drawn figure, and check that each can be read."""
 
-from __future__ import annotations
-
 import itertools
 
 import matplotlib

@@ -1,7 +1,5 @@
 """Run folders in the exact format of a run, with numbers chosen by the test instead of measured."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

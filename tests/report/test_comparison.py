@@ -1,7 +1,5 @@
 """Two methods over the same seeds and test images, recomputed by hand from the files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ whose energy was not measured, and methods that were run elsewhere. ``tests/soak
 tests on such a sweep itself.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Figures show the numbers that they are given; times and energies are compared only where they can be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

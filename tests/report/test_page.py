@@ -1,7 +1,5 @@
 """Tables as CSV, Markdown, LaTeX and HTML, and the page of an audit."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Run folders as disks and people leave them: no traceback, every doubt said, the page and its figures legible."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

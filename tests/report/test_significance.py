@@ -7,15 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cifnet_pl.report.significance import (
-    Stat,
-    bootstrap,
-    marked,
-    paired_test,
-    seed_interval,
-    stat_of,
-    worse_p,
-)
+from cifnet_pl.report.significance import Stat, bootstrap, marked, paired_test, seed_interval, stat_of, worse_p
 
 
 def of(**values: float) -> Stat:

@@ -1,7 +1,5 @@
 """Which runs are one configuration, and what it and its settings are called."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What stands in one row, what a table leaves to be opened, and what is said of single classes and of data."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables of images and labels as Hugging Face ``datasets`` writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data sources of large packages: the shared suite, the same photos in every format, and what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile
@@ -61,12 +59,7 @@ WRITTEN: dict[str, Path] = {}
 """Where each layout was written, once for all tests."""
 
 
-def laid_out(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Case:
+def laid_out(request, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
     case, name = request.param, request.param.write.__name__
     if name not in WRITTEN:

@@ -1,7 +1,5 @@
 """64 shards by Ray on two cores, one worker killed in the middle: the sums of one run, and nothing counted twice."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.app import Access, make_app
-from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
 
@@ -136,13 +136,7 @@ def saved(folder: Path) -> Path:
 
 
 @contextmanager
-def client(
-    folder: Path,
-    access: Access | None = None,
-    options: Options | None = None,
-    begun: Classifier | None = None,
-    images: Path | None = None,
-) -> Iterator[TestClient]:
+def client(folder, access=None, options=None, begun=None, images=None):
     """A client of a service on a workspace, in this process."""
     begun = begun or model()
     workspace = Workspace(folder, begun, images=images)
@@ -181,14 +175,7 @@ class Address:
 class ThreadServer(Address):
     """A service in a thread of this process, with a real port: a browser can ask it, and it starts at once."""
 
-    def __init__(
-        self,
-        folder: Path,
-        access: Access | None = None,
-        begun: Classifier | None = None,
-        options: Options | None = None,
-        connections: int | None = None,
-    ):
+    def __init__(self, folder, access=None, begun=None, options=None, connections=None):
         begun = begun or model()
         self.folder = folder
         self.service = Service(Workspace(folder, begun), begun, options)

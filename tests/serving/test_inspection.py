@@ -1,7 +1,5 @@
 """What a model says of its own stored samples, and groups of photos that look alike."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

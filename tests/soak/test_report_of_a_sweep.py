@@ -1,7 +1,5 @@
 """Every number of a report on a sweep that was run, with a killed seed, a filled cache, two widths and two machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

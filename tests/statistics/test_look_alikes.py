@@ -1,7 +1,5 @@
 """Near-copies: the same in blocks as at once. Occasions: found where twins vouch for each other, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

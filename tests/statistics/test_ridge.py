@@ -1,7 +1,5 @@
 """Ridge solves, generalised cross-validation, scores without a group, and the eigendecomposition below them."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -274,9 +272,7 @@ def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Ten
 @pytest.mark.parametrize("columns", [0, 1000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_eigenvalues_and_rotations_make_up_the_matrix(
-    width: int, dtype: torch.dtype, tolerance: float, columns: int
-) -> None:
+def test_eigenvalues_and_rotations_make_up_the_matrix(width, dtype, tolerance, columns):
     gram = gram_of(2 * width, width, dtype)
     before = gram.clone()
     result = spectrum(gram, 2 * width, columns)

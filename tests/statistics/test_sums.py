@@ -1,7 +1,5 @@
 """Sums over rows, and the triangles that hold them: against LAPACK, and against what they were made from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

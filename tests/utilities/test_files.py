@@ -1,7 +1,5 @@
 """Files are there whole or not at all, and a disk that refuses is one sentence."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

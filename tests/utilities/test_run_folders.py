@@ -1,14 +1,9 @@
 """Where a run learns and which one is evaluated."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 
-from cifnet_pl.utilities.run_folders import (
-    experiment_of,
-    versions,
-)
+from cifnet_pl.utilities.run_folders import experiment_of, versions
 
 
 def test_versions_are_numbers_in_their_order(tmp_path: Path):

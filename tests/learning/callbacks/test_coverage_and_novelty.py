@@ -1,7 +1,5 @@
 """What a run measures of unknown things and of sets of answers, against the model that it leaves behind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,9 +27,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_calibrated_run_with_foreign_photos(
-    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibrated_run_with_foreign_photos(foreign, tmp_path, capsys):
     run = learned(tmp_path, *RIDGE, *BUFFER, "--model.calibrate", "true", "--data.unknown", str(foreign))
     table, summary = rows(run / "tasks.csv"), json.loads((run / "summary.json").read_text())
     assert [name for name in table[0] if name in COLUMNS] == COLUMNS
@@ -66,9 +62,7 @@ def test_a_calibrated_run_with_foreign_photos(
     assert detection(model.head.novelty(model.buffer.z), model.head.novelty(z))[0] > 95
 
 
-def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_foreign_photos_or_calibration_there_is_nothing_to_say(tmp_path, capsys):
     run = learned(tmp_path, *RIDGE)
     row = rows(run / "tasks.csv")[-1]
     assert not (run / "answer_sets.csv").exists()

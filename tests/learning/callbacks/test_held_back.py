@@ -1,7 +1,5 @@
 """Photos that a run holds back for its score are learned afterwards, and the run's own model stays as it was."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run keeps of each class, image and neuron, however it was interrupted and in however many processes."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
