@@ -41,7 +41,6 @@ from cifnet_pl.learning.callbacks import (
     standard_callbacks,
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
-from cifnet_pl.learning.callbacks.screen import Words
 from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
@@ -116,12 +115,6 @@ class CIFNetCLI(LightningCLI):
         """Add the experiment's name and the energy options, and link options that follow from others."""
         parser.add_argument("--experiment", default="default", help="name of the run's folder under lightning_logs/")
         parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
-        parser.add_argument(
-            "--words",
-            type=Words | None,
-            default=None,
-            help="what the screen calls its numbers; null: plain for folders of photos, research for all else",
-        )
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
@@ -196,10 +189,9 @@ class CIFNetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         folder, options = self.place.folder, self._get(self.config_init, "trainer")
-        words: Words = self._own.get("words") or ("plain" if self._own.data.source == "folder" else "research")
         bar = options.get("enable_progress_bar")
         kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
-        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar), words)
+        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
         if self.subcommand == "fit":
             board = TensorBoardLogger(
                 folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False

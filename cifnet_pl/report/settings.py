@@ -31,7 +31,7 @@ DATASETS = {
 
 NOT_SETTINGS = (
     "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "method", "download",
-    "words", "data.cache", "data.cache_folder", "data.num_workers", "data.unknown",
+    "data.cache", "data.cache_folder", "data.num_workers", "data.unknown",
     "data.on_corrupt", "energy.enabled", "energy.tracking_mode", "predictions.every_task",
     "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices",
     "trainer.num_nodes", "trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps",

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -176,14 +177,18 @@ class TestScreen:
         assert lines.err == ""
         shown = lines.out.splitlines()
         assert shown[0] == f"4 classes in 2 tasks on cpu; run folder {folder}"
-        assert [line[:13] for line in shown[1:3]] == ["task 1/2: A_k", "task 2/2: A_k"]
-        header = [cell.strip() for cell in shown[4].strip("┃").split("┃")]
-        assert header == ["task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB"]
+        for task, line in enumerate(shown[1:3], 1):
+            assert re.fullmatch(
+                rf"task {task}/2: [\d.]+ % of the test photos of {2 * task} classes are named right", line
+            )
+        header = [cell.strip() for cell in shown[6].strip("┃").split("┃")]
+        assert header == ["task", "known", "(A_k)", "(Ā)", "(forgetting)", "(ECE)", "seconds"]
         summary = json.loads((folder / "summary.json").read_text())
-        assert f"Ā {summary['A_bar']:.1f} %   A_K {summary['A_K']:.1f} %" in lines.out
+        assert f"{summary['A_K']:.1f} % are named right among all 4 classes (A_K)" in lines.out
+        assert f"over all tasks {summary['A_bar']:.1f} % on average (Ā)" in lines.out
         stored = summary["buffer_elements"]  # float32; the statistics are float64
         size = (summary["state_elements"] - stored) * 8 + stored * 4
-        assert f"state {size / 1e6:.2f} MB" in lines.out
+        assert f"The model keeps {size / 1e6:.2f} MB" in lines.out
         assert shown[-2] == f"run folder {folder}"
         assert shown[-1] == f"next: cifnet export --model {folder} --output MODEL"
 

@@ -237,8 +237,8 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
 
 
 def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> None:
-    """What the words on screen were, how often it was stored, on which devices it ran."""
-    watched = {"words": "research", "checkpoint": {"every_minutes": 5}}
+    """How often it was stored, on which devices it ran."""
+    watched = {"checkpoint": {"every_minutes": 5}}
     watched["trainer"] = {"devices": 1, "num_nodes": 1, "enable_progress_bar": True}
     for seed, more in ((1, {}), (2, watched)):
         path = write_run(tmp_path / f"e{seed}" / "version_0", seed=seed, tasks=2) / "config.yaml"

@@ -15,17 +15,15 @@ from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy as Preq
 from cifnet_pl.learning.callbacks.screen import CopiesReport as CopiesReport
 from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
 from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar
-from cifnet_pl.learning.callbacks.screen import Words as Words
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics as TaskMetrics
 
 
-def standard_callbacks(bar: bool, words: Words = "research") -> list[Callback]:
+def standard_callbacks(bar: bool) -> list[Callback]:
     """Return the callbacks of every run of the command line, in their order.
 
     Args:
         bar: whether there is a progress bar.
-        words: what the screen calls its numbers, see :class:`RunTable`.
     """
-    shown = [CopiesReport(), *[TaskProgressBar()] * bar, RunTable(words)]
+    shown = [CopiesReport(), *[TaskProgressBar()] * bar, RunTable()]
     measured = [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot()]
     return [*measured, HeldBackPhotos(), *shown]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -15,7 +15,7 @@ from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
-from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
+from cifnet_pl.model.metrics import FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable, table
@@ -75,69 +75,46 @@ def megabytes(row: TaskRow, module: TaskModule) -> float:
     return (statistics * module.bytes_of("statistics") + row.buffer_elements * module.bytes_of("buffer")) / 1e6
 
 
-Words = Literal["plain", "research"]
-"""Whether the screen speaks to the owner of photos, or with the field's symbols."""
-
-COLUMNS: dict[Words, tuple[str, ...]] = {
-    "research": ("task", "classes", "A_k %", "Ā %", "forgetting %", "ECE %", "learning s", "kWh", "state MB"),
-    "plain": (
-        *("step", "classes\nknown", "named\nright %", "average\nso far %", "lost since\nbest %"),
-        *("confidence\noff by %", "seconds"),
-    ),
-}
-"""Heads of the columns; in plain words energy and memory are in the sentences below, so that 80 columns are enough."""
+COLUMNS = (
+    *("task", "classes\nknown", "named\nright %\n(A_k)", "average\nso far %\n(Ā)", "lost since\nbest %\n(forgetting)"),
+    *("confidence\noff by %\n(ECE)", "seconds"),
+)
+"""Heads of the columns; energy and memory are in the sentences below, so that 80 columns of a terminal are enough."""
 
 
-def record_table(record: RunRecord, module: TaskModule, words: Words, console: Console) -> Table:
-    """Return the table of a run, a row for each task, with as many columns as fit: no number is cut short.
-
-    Args:
-        record: what was measured.
-        module: that learned.
-        words: how columns are called.
-        console: where it is to be printed.
-    """
-    unlimited = console.options.update(max_width=1000)
-    for count in range(len(COLUMNS[words]), 1, -1):
-        table = Table(caption=None if count == len(COLUMNS[words]) else "all columns: tasks.csv")
-        for name in COLUMNS[words][:count]:
-            table.add_column(name, justify="right")
-        for row in record.rows:
-            measured = [number(value) for value in (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)]
-            costs = [number(row.energy_kwh, ".1e"), number(megabytes(row, module), ".2f")]
-            table.add_row(*[str(row.task), str(row.classes_seen), *measured, *costs][:count])
-        if console.measure(table, options=unlimited).maximum <= console.width:
-            break
+def record_table(record: RunRecord) -> Table:
+    """Return the table of a run, a row for each task."""
+    table = Table()
+    for name in COLUMNS:
+        table.add_column(name, justify="right", overflow="fold")  # on a narrow screen no number is cut short
+    for row in record.rows:
+        measured = [number(value) for value in (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)]
+        table.add_row(str(row.task), str(row.classes_seen), *measured)
     return table
 
 
-def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[str]:
-    """Return the lines about the run as a whole, below the table.
+def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
+    """Return the sentences about the run as a whole, below the table.
 
     Args:
         record: what was measured.
         module: that learned.
-        words: how numbers are called.
     """
     s = record.summary()
-    energy = f"{number(s['energy_kwh'], '.1e')} kWh" + (f" ({s['energy_source']})" if s["energy_source"] else "")
-    size = f"{megabytes(record.rows[-1], module):.2f} MB"
-    if words == "research":
-        return [
-            f"Ā {number(s['A_bar'], unit=' %')}   A_K {number(s['A_K'], unit=' %')}   "
-            f"forgetting {number(s['forgetting'])}   ECE {number(s['ece'], unit=' %')} ({BINS} bins)",
-            f"learning {s['train_seconds']:.1f} s, {energy}; evaluation {s['eval_seconds']:.1f} s",
-            f"state {size} ({s['state_elements']:,} numbers)",
-        ]
-    used = f"and {energy}" if s["energy_kwh"] is not None else "(energy not measured)"
-    costs = f"Learning took {s['train_seconds']:.1f} s {used}; the model keeps {size} between steps."
+    measured = f"and {number(s['energy_kwh'], '.1e')} kWh ({s['energy_source']})"
+    used = measured if s["energy_kwh"] is not None else "(energy not measured)"
+    kept = f"{megabytes(record.rows[-1], module):.2f} MB ({s['state_elements']:,} numbers)"
+    costs = [
+        f"Learning took {s['train_seconds']:.1f} s {used}, evaluation {s['eval_seconds']:.1f} s.",
+        f"The model keeps {kept} between tasks.",
+    ]
     if s["A_K"] is None:
-        return ["No photo was held back for testing: nothing is known of how well the model names photos.", costs]
+        return ["No photo was held back for testing: nothing is known of how well the model names photos.", *costs]
     known = "the only class" if s["n_classes"] == 1 else f"all {s['n_classes']} classes"
+    own = module.data.learns_held_back
+    tested = "photos held back for testing (photos of these days)" if own else f"test {sample(module)}s"
     lines = [
-        f"Of the photos held back for testing (photos of these days, unless you chose others), "
-        f"{number(s['A_K'], unit=' %')} are named right among "
-        f"{known} (A_K); over all steps "
+        f"Of the {tested}, {number(s['A_K'], unit=' %')} are named right among {known} (A_K); over all tasks "
         f"{number(s['A_bar'], unit=' %')} on average (Ā).",
     ]
     if s["n_classes"] == 1:
@@ -152,33 +129,28 @@ def summary_lines(record: RunRecord, module: TaskModule, words: Words) -> list[s
     )
     if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
         lines.append("Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages.")
-    return [*lines, costs]
+    return [*lines, *costs]
+
+
+def sample(module: TaskModule) -> str:
+    """Return what the screen calls an image or an embedding."""
+    return "photo" if module.backbone.takes_images else "sample"
 
 
 class RunTable(TaskCallback):
-    """One line per task where there is no terminal to draw a bar on, and one table at the end.
+    """One line per task where there is no terminal to draw a bar on, and one table at the end."""
 
-    Args:
-        words: "plain" for the owner of the photos, "research" for the field's symbols.
-    """
-
-    def __init__(self, words: Words = "research") -> None:
-        self.words: Words = words
+    def __init__(self) -> None:
         console = Console()
         self.console = console if console.is_terminal else Console(width=LOG_WIDTH)
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Print the result of the task, unless the progress bar shows it."""
-        evaluation = module.evaluation
-        assert evaluation is not None
+        assert module.evaluation is not None
         if trainer.is_global_zero and not self.console.is_terminal:
-            ece, right = number(evaluation.ece, unit=" %"), number(evaluation.accuracy, unit=" %")
+            right, known = number(module.evaluation.accuracy, unit=" %"), number_of(len(module.class_names), "class")
             done = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
-            if self.words == "research":
-                self._say(f"task {done}: A_k {right}, ECE {ece}")
-            else:
-                known = len(module.class_names)
-                self._say(f"step {done}: {right} of the test photos of {number_of(known, 'class')} are named right")
+            self._say(f"task {done}: {right} of the test {sample(module)}s of {known} are named right")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
@@ -216,13 +188,12 @@ class RunTable(TaskCallback):
         counts = module.data.test_counts(module.class_names)
         few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
         shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
-        sample = "photo" if module.backbone.takes_images else "sample"
-        says = f"Fewer than {FEW} test {sample}s, too few to say how good a class is"
+        says = f"Fewer than {FEW} test {sample(module)}s, too few to say how good a class is"
         lines = [f"{says}: {shown}."] if few else []
         if module.evaluation is not None:
             matrix = module.evaluation.confusion
             hardly = hardly_answered(matrix.diagonal(), matrix.sum(axis=1)).tolist()
-            sentence = about_hardly_answered([module.class_names[label] for label in hardly], sample)
+            sentence = about_hardly_answered([module.class_names[label] for label in hardly], sample(module))
             lines += [f"{sentence}."] if sentence else []
         return lines
 
@@ -242,8 +213,8 @@ class RunTable(TaskCallback):
         if not trainer.is_global_zero or metrics is None or not metrics.record.rows:
             return
         module = cast(TaskModule, pl_module)
-        self.console.print(record_table(metrics.record, module, self.words, self.console))
-        lines = summary_lines(metrics.record, module, self.words)
+        self.console.print(record_table(metrics.record))
+        lines = summary_lines(metrics.record, module)
         for about in (callback_of(trainer, CoverageAndNoveltyMetrics), callback_of(trainer, HeldBackPhotos)):
             lines += about.sentences() if about else []
         lines += module.model.about_days() if isinstance(module, CIFNetModule) else []
