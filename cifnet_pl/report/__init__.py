@@ -97,7 +97,7 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
     from cifnet_pl.report.figures import all_pictures, render
     from cifnet_pl.report.page import latex, report_markdown, report_page, to_csv_table, to_latex, to_markdown
     from cifnet_pl.report.settings import about_small_ridge, notes_of
-    from cifnet_pl.report.tables import all_tables, report_notes, seldom_notes
+    from cifnet_pl.report.tables import all_tables, report_notes
 
     compared = {"Comparison": [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
     tables, pictures = {**compared, **all_tables(study)}, all_pictures(study)
@@ -119,7 +119,6 @@ def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
         *(f"{note}." for note in about_small_ridge(runs)),
-        *seldom_notes(study),
         *notes_of(study.settings),
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cifnet_pl.learning.callbacks.pictures import read_confusion
 from cifnet_pl.model.bundle import Number, Table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_yaml
@@ -83,13 +81,11 @@ class Run:
     Attributes:
         folder: where it was read from.
         config: content of ``config.yaml``.
-        summary: content of ``summary.json``, with None for numbers that are not finite.
+        summary: content of ``summary.json``.
         classes_seen: number of classes after each task.
         activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
             of task i of the largest activation among the neurons of task j.
-        confusion: by class the numbers of test images "tested", "answers" and "right", if the run counted them.
         predictions: its ``predictions.parquet`` if it kept one.
-        doubts: sentences about what of it is not shown.
     """
 
     folder: Path
@@ -97,9 +93,7 @@ class Run:
     summary: dict[str, Any]
     classes_seen: tuple[int, ...]
     activations: np.ndarray | None = None
-    confusion: pd.DataFrame | None = None
     predictions: Path | None = None
-    doubts: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int | None:
@@ -121,8 +115,7 @@ def read_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}, {meaning}")
     with _damaged(folder / "summary.json") as path:
-        text = path.read_text(encoding="utf-8")
-        content, summary = json.loads(text), json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity
+        summary = json.loads(path.read_text(encoding="utf-8"))
         SummaryTable.model_validate(summary)
         TypeAdapter(dict[str, Number | None]).validate_python({key: summary.get(key) for key in MEASURED})
     with _damaged(folder / "config.yaml") as path:
@@ -137,18 +130,11 @@ def read_run(folder: Path) -> Run:
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != summary["n_classes"]:
             raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
-    activations = confusion = None
+    activations = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
             activations = pd.read_csv(path, index_col=0).to_numpy(float)
-    with _damaged(folder / "confusion.csv") as path:
-        if path.is_file():
-            names, matrix = read_confusion(path)
-            sums = {"tested": matrix.sum(axis=1), "answers": matrix.sum(axis=0), "right": matrix.diagonal()}
-            confusion = pd.DataFrame(sums, index=names)
-    doubtful = ", ".join(key for key in content if content[key] != summary[key])
-    doubts = (f"{folder}/summary.json: not finite, shown as not measured: {doubtful}",) if doubtful else ()
-    return Run(folder, config, summary, seen, activations, confusion, doubts=doubts)
+    return Run(folder, config, summary, seen, activations)
 
 
 @contextmanager
@@ -160,7 +146,7 @@ def _damaged(path: Path) -> Iterator[Path]:
         first = error.errors(include_url=False)[0]
         entry = ".".join(printable(str(key))[:60] for key in first["loc"])
         raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, csv.Error, UsageError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, UsageError) as error:
         raise DataError(f"{path} is damaged: {first_line(error)}") from error
 
 
@@ -230,7 +216,6 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         except DataError as error:
             left_out.append(str(error))
             continue
-        left_out += run.doubts
         predictions = folder / "predictions.parquet"
         try:
             if predictions.exists():

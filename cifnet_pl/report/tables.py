@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from cifnet_pl.report.external_results import published_of
 from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
@@ -15,16 +13,9 @@ from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
 from cifnet_pl.report.significance import SHARED, Stat, fixed
 from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
 from cifnet_pl.utilities.files import rendered
-from cifnet_pl.utilities.text import listed, printable
 
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
 COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
-SELDOM = 0.25
-"""A class with fewer answers than this share of its test images is hardly ever answered."""
-
-SHOWN = 10
-"""Classes of a method that are named at most."""
-
 ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
 
 
@@ -259,23 +250,6 @@ def results_table(study: Study, setting: Setting) -> Table:
 
 
 # ---------------------------------------------------------------------- settings and runs
-
-
-def seldom_notes(study: Study) -> list[str]:
-    """Return a sentence for each compared group that hardly ever answers some classes over its seeds, the rarest first.
-
-    Such a class has few photos, or looks like another one.
-    """
-    sentences = []
-    for group in (group for setting in study.settings for group in study.compared(setting)):
-        counted = [run.confusion for run in group.runs if run.confusion is not None]
-        total = pd.concat(counted).groupby(level=0).sum() if counted else pd.DataFrame({"tested": [], "answers": []})
-        seldom = total[total["answers"] < SELDOM * total["tested"]].sort_values("answers", kind="stable")
-        shown = [f"{printable(str(name))} ({own.answers:g} of {own.tested:g})" for name, own in seldom.iterrows()]
-        if shown:
-            names = listed(shown, SHOWN)
-            sentences.append(f"{group.label} hardly ever answers {names} ({study.names[group.setting]}).")
-    return sentences
 
 
 def settings_table(study: Study) -> Table:

@@ -10,13 +10,11 @@ from typing import Any
 import matplotlib
 import pytest
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import SETTINGS, trajectories
 from cifnet_pl.report.page import Table, to_csv_table, to_html, to_latex, to_markdown
 from cifnet_pl.report.settings import JOINT
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
-from cifnet_pl.utilities.files import to_csv
 from tests.report.synthetic import write_run
 
 BOUND: dict[str, Any] = {
@@ -131,22 +129,6 @@ def test_a_trained_network_is_counted_without_one_backbone(head, networks, param
         "parameters (M)": kept, "buffer (M)": 6.0, "total (M)": kept + 6, "stored (MB)": 4 * kept + 6,
         "backbone (M)": 11.0,
     })  # fmt: skip
-
-
-def test_classes_that_are_hardly_ever_answered_are_named(tmp_path: Path) -> None:
-    """Over both seeds: of 20 photos of each class, two are called rare; three names of them are right, once never."""
-    for seed, matrix in ((1, [[9, 1, 0], [8, 2, 0], [3, 7, 0]]), (2, [[10, 0, 0], [4, 5, 1], [0, 9, 1]])):
-        run = write_run(tmp_path / "runs" / f"few{seed}" / "version_0", seed=seed, tasks=3, classes=1)
-        names = ["cup", "<b>jar</b>", "rare"]
-        rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
-        (run / "confusion.csv").write_text(to_csv(["true_class", *names], rows))
-    fair = write_run(tmp_path / "runs" / "fair" / "version_0", head="NCMHead", tasks=3, classes=1)
-    (fair / "confusion.csv").write_text(to_csv(["true_class", "cup", "jar"], [["cup", 9, 1], ["jar", 7, 3]]))
-    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert re.findall(r"(\w+) hardly ever answers ([^.]*) \(CIFAR", page.partition("<h2")[0]) == [
-        ("CIFNet", "rare (2 of 20)")
-    ]
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
