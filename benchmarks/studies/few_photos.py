@@ -78,11 +78,9 @@ def default_head(photos: Photos, products: float | Literal["auto"] = "auto") -> 
     return model.head
 
 
-def exact(decision: str, balanced: bool = False) -> Rule:
+def exact(decision: str) -> Rule:
     """The exact head with a given decision."""
-    return lambda photos: learned(partial(RidgeHead, decision=decision, balanced=balanced), photos).predict(
-        photos.val_z
-    )
+    return lambda photos: learned(partial(RidgeHead, decision=decision), photos).predict(photos.val_z)
 
 
 def nearest_mean(photos: Photos) -> Tensor:
@@ -189,7 +187,6 @@ RULES: dict[str, Rule] = {
 }
 UNEVEN: dict[str, Rule] = {
     **{name: RULES[name] for name in ("default", "ridge", "discriminant")},
-    "ridge, balanced": exact("ridge", balanced=True),
     "logistic regression, balanced": scikit(partial(logistic, weight="balanced")),
 }
 

@@ -393,10 +393,6 @@ class Head(nn.Module, ABC):
         """Return the moments of these features over all that was learned."""
         raise NotImplementedError
 
-    def _learned_weight(self, columns: Tensor) -> Tensor:
-        """Return (n,) weight in the Gram matrix that samples of the classes at ``columns`` (n,) have."""
-        return torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-
     # ------------------------------------------------------------------ learning
 
     @in_full_precision
@@ -779,7 +775,7 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, None, self.in_features)
         distances, columns = self.distances(), self._columns(y)
-        near, overall = distances.left_out(self._rows(z), columns, self._learned_weight(columns), groups)
+        near, overall = distances.left_out(self._rows(z), columns, groups)
         return near - OVERALL * overall
 
     # ------------------------------------------------------------------ labels

@@ -113,7 +113,7 @@ class SLDAHead(SumsHead):
         alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
         ridge = alpha / (1 - alpha) * (sums.mass * scale).item()  # that of the scatter; it stays as it is
         rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
-        left_out = rule.leaving_out(self._rows(z), columns, self._learned_weight(columns))
+        left_out = rule.leaving_out(self._rows(z), columns)
         return lambda groups: left_out(groups) / (1 - alpha)
 
     def within_scatter(self) -> Tensor:

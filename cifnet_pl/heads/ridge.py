@@ -45,9 +45,6 @@ UNEVEN = 4
 LEAST = 0.1
 """Least standard deviation of a feature for its scaling, as a share of the root mean square of all."""
 
-Transform = Literal["none", "sqrt_l2"]
-"""What is done to each embedding, see :class:`RidgeHead`."""
-
 PRODUCTS = {100: 1.5, 400: 3.0}
 """Products for each feature that "auto" takes, by the samples of a class in the first task from which on it does.
 
@@ -73,12 +70,9 @@ class RidgeHead(SumsHead):
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
         epsilon: clip of the one-hot targets; scales all scores alike.
-        transform: "none"; or "sqrt_l2", the signed square root followed by L2 normalisation.
         products: how many random products of features stand beside each embedding, as a multiple of d; they pay where
             there are many samples of a class. "auto" takes as many as ``PRODUCTS`` has for the median of the ``counts``
             that the first ``begin_task`` gets, none without counts; from then on that is what :meth:`settings` have.
-        balanced: weigh each sample by (mean class count) / (count of its class). Needs ``counts`` in
-            ``begin_task``, and refuses ``merge_`` and ``subtract_``: a class's count must be final.
         dtype: of the sums, "float64" or "float32".
         decision: "ridge"; "discriminant"; or "auto", the discriminant or the sum of both rules, on features as they are
             or scaled, whatever says most of stored samples that are left out (:meth:`decide`).
@@ -86,9 +80,7 @@ class RidgeHead(SumsHead):
             forgotten exactly without their samples.
 
     Buffers, besides those of :class:`SumsHead`:
-        class_weight: (C,) weight of each sample of a class in the sums: 1, or with ``balanced`` 1 / (its count).
         ridge_used: () float64, λ of the last solve.
-        scale_used: () by which the sums were multiplied there, so that the weights of all samples average to one.
         removed_sums: (R, d+1) sums of classes that were removed, for the discriminant: what is left of the scatter
             within classes is the scatter around their means.
         shares: (2,) float64, factors of ridge regression and of the discriminant in the weights; a rule whose factor is
@@ -105,32 +97,21 @@ class RidgeHead(SumsHead):
         in_features: int,
         ridge: Ridge = "gcv",
         epsilon: float = 0.05,
-        transform: Transform = "none",
-        balanced: bool = False,
         dtype: Dtype = "float64",
         decision: Decision = "ridge",
         remember: bool = False,
         products: float | Literal["auto"] = 0.0,
     ):
         check_choice("decision", decision, Decision)
-        check_choice("transform", transform, Transform)
-        if remember and balanced:
-            raise UsageError("remember needs samples that can be taken out again, which balanced=True has not")
         if products == "auto":
             products = 0.0 if remember else products  # a Gram matrix of them for each class would be gigabytes
         else:
             check_products(products)
         super().__init__(in_features, in_features + 1, dtype, per_class=remember)
         self.ridge, self.epsilon, self.limit = check_ridge(ridge), epsilon, target_limit(epsilon)
-        self.transform, self.balanced, self.decision, self.remember = transform, balanced, decision, remember
-        self.decides = decision == "auto"
-        if balanced:
-            self.merges = self.pools = self.subtracts = False
-            self.reason = "balanced=True weighs samples by final class counts"
+        self.decision, self.remember, self.decides = decision, remember, decision == "auto"
         self.position: Position = "given"
-        self.class_weight: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
         self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
-        self.scale_used: Tensor = nn.Buffer(torch.ones((), dtype=self.dtype))
         self.removed_sums: Tensor = nn.Buffer(torch.zeros(0, in_features + 1, dtype=self.dtype))
         self.shares: Tensor = nn.Buffer(torch.tensor([1.0, 0.0] if decision == "ridge" else [0.0, 1.0]).double())
         self.scaled: Tensor = nn.Buffer(torch.tensor(False))
@@ -153,23 +134,13 @@ class RidgeHead(SumsHead):
 
     # ------------------------------------------------------------------ sums
 
-    def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
-        """Open a task (see :meth:`Head.begin_task`); with ``balanced``, ``counts`` must be given."""
-        if self.balanced and counts is None:
-            raise UsageError("balanced=True needs the class counts before the samples: begin_task(classes, counts)")
-        super().begin_task(classes, counts)
-
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         if self.products == "auto":
             samples = 0 if counts is None else statistics.median(counts)
             self._settle(max((each for least, each in PRODUCTS.items() if samples >= least), default=0.0))
         super()._begin(new, counts)
-        weight = 1 / self.class_weight.new_tensor(counts) if self.balanced else self.class_weight.new_ones(new)
-        self.class_weight = torch.cat([self.class_weight, weight])
 
     def _features(self, z: Tensor) -> Tensor:
-        if self.transform == "sqrt_l2":
-            z = sqrt_l2(z.to(self.dtype))
         if len(self.directions):
             z = with_products(z.to(self.dtype), self.directions)
         return augment(z, self.dtype)
@@ -182,18 +153,10 @@ class RidgeHead(SumsHead):
         gram, sums = self.sums.gram[:rows, :rows], self.sums.class_sums[:, :rows]
         return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        if self.balanced:
-            balance = self.class_weight[columns]
-            weight = balance if weight is None else balance * weight.to(balance)
-        super()._observe(z, columns, weight)
-
     # ------------------------------------------------------------------ solve
 
     def _solve(self) -> None:
         self._fold()
-        # Of all classes of this solve: one of them may be removed before the next.
-        self.scale_used = (1 / self.class_weight).mean()
         if self.derived.regression is None:
             self.derived.regression = self._regression().solve(self.ridge)
         regression, choice = self.derived.regression
@@ -226,11 +189,10 @@ class RidgeHead(SumsHead):
 
     def _regression(self) -> Centred:
         """Return G_c, Q_c, μ and t̄ of the features, scaled or not."""
-        factors = self._factors()
-        gram = self.scale_used * self.sums.gram
+        factors, gram = self._factors(), self.sums.gram
         gram *= factors
         gram *= factors[:, None]
-        moment = self.limit * (2 * self.scale_used * factors * self.sums.class_sums - gram[0]).T
+        moment = self.limit * (2 * factors * self.sums.class_sums - gram[0]).T
         target_square = self.limit**2 * gram[0, 0] * len(self.labels)
         return Centred.from_augmented(gram, moment, target_square, int(self.sums.seen))
 
@@ -238,12 +200,11 @@ class RidgeHead(SumsHead):
         """Return μ_c and the factors of S + λI of the features, scaled or not, with the ridge of the last solve."""
         if self.derived.discriminant is not None:
             return self.derived.discriminant
-        scale, factors = self.scale_used, self._factors()
-        within = scale * self._within()
+        factors, within = self._factors(), self._within()
         within *= factors[1:]
         within *= factors[1:, None]
-        sums = scale * factors * self.sums.class_sums
-        found = Discriminant.from_sums(within, sums, scale * self.sums.mass, self.ridge_used.item(), True)
+        sums = factors * self.sums.class_sums
+        found = Discriminant.from_sums(within, sums, self.sums.mass, self.ridge_used.item(), True)
         self.derived.discriminant = found
         return found
 
@@ -268,8 +229,7 @@ class RidgeHead(SumsHead):
 
     def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         def prepare() -> LeftOut:
-            weight = self.scale_used * self.class_weight[columns]
-            return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns, weight)
+            return self._discriminant().leaving_out((self._factors() * self._features(z))[:, 1:], columns)
 
         return self._kept("discriminant", z, columns, prepare)
 
@@ -278,10 +238,9 @@ class RidgeHead(SumsHead):
             features, regression = self._factors() * self._features(z), self._regression()
             ridge = self.ridge_used.item()
             weights = regression.solve(ridge)[0] if self.shares[1] else self.weights
-            half = regression.half_products(features[:, 1:], ridge, self.scale_used * self.sums.mass)
+            half = regression.half_products(features[:, 1:], ridge, self.sums.mass)
             targets = signed_targets(columns, len(self.labels), self.limit)
-            weight = self.scale_used * self.class_weight[columns]
-            return partial(left_out_together, features @ weights, half, weight, targets)
+            return partial(left_out_together, features @ weights, half, torch.ones_like(half[:, 0]), targets)
 
         return self._kept("regression", z, columns, prepare)
 
@@ -294,9 +253,6 @@ class RidgeHead(SumsHead):
         if self.kept is not None:
             self.kept[rule, bool(self.scaled)] = z, columns, left_out
         return left_out
-
-    def _learned_weight(self, columns: Tensor) -> Tensor:
-        return self.class_weight[columns]
 
     @in_full_precision
     def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
@@ -368,7 +324,6 @@ class RidgeHead(SumsHead):
             gone[columns] = False
             self.removed_sums = torch.cat([self.removed_sums, self.sums.class_sums[gone]])
         super()._keep(columns)
-        self.class_weight = self.class_weight[columns]
 
     def _merge(self, other: SumsHead) -> None:
         super()._merge(other)
@@ -437,11 +392,6 @@ def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
             return None
         kept[matches[0]] = False
     return rows[kept]
-
-
-def sqrt_l2(z: Tensor) -> Tensor:
-    """Return the signed square root of (n, d) embeddings, L2-normalised."""
-    return torch.nn.functional.normalize(z.sign() * z.abs().sqrt(), dim=1)
 
 
 def with_products(z: Tensor, directions: Tensor) -> Tensor:

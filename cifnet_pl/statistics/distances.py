@@ -114,19 +114,19 @@ class Products(NamedTuple):
 class Removable:
     """Learned rows that can be taken out of a scatter within classes and of the class means again, group by group.
 
-    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without rows of class c of weights ω, W in all, and
-    ``v = z − μ_c``, the scatter loses ``Σ ω vvᵀ + ssᵀ/(n_c − W)`` with ``s = Σ ω v``, and the mean loses
-    ``s/(n_c − W)``. So it loses ``VᵀDV`` with V the rows v, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury;
+    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without k rows of class c, each of weight 1, and
+    ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)`` with ``s = Σ v``, and the mean loses
+    ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury;
     Sherman and Morrison where one is left out): a system of as many equations as the group has rows. λ stays the same.
 
     Args:
         factor: (p, p) L.
         means: (C, p) of the classes, and class_mass: (C,) n_c.
-        x: (n, p) the rows, columns: (n,) int64 class of each, and weight: (n,) ω of each.
+        x: (n, p) the rows, and columns: (n,) int64 class of each.
     """
 
-    def __init__(self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor, weight: Tensor):
-        self.factor, self.class_mass, self.columns, self.weight = factor, class_mass, columns, weight
+    def __init__(self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor):
+        self.factor, self.class_mass, self.columns = factor, class_mass, columns
         self.means, self.away = self.half(means), self.half(x - means[columns])
         self.along, self.square = self.away @ self.means.T, self.means.square().sum(dim=1)
 
@@ -142,12 +142,12 @@ class Removable:
             rows: (g, k) positions of the rows of g groups of k.
             q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
         """
-        away, columns, weight = self.away[rows], self.columns[rows], self.weight[rows]
-        own = torch.nn.functional.one_hot(columns, len(self.means)) * weight[..., None]  # (g, k, C)
+        away = self.away[rows]
+        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(away)  # (g, k, C)
         remaining = self.class_mass - own.sum(dim=1)
         gone = remaining <= ROUNDING * self.class_mass
         shift = own / torch.where(gone, torch.inf, remaining)[:, None]
-        lost = torch.diag_embed(weight) + own @ shift.mT  # D: shift is zero where another class's
+        lost = torch.eye(rows.shape[1]).to(own) + own @ shift.mT  # D: shift is zero where another class's
         root = torch.linalg.cholesky(lost)
         values, vectors = torch.linalg.eigh(root.mT @ (away @ away.mT) @ root)
         turn = (root @ vectors / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]).mT
@@ -210,33 +210,30 @@ class ClassDistances:
 
         return measure
 
-    def left_out(
-        self, x: Tensor, columns: Tensor, weight: Tensor, groups: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the distances near and overall of learned rows, each as if it, or its group, had not been learned.
 
         Args:
-            x: (n, p).
+            x: (n, p), each of weight 1 in the sums.
             columns: (n,) class of each.
-            weight: (n,) ω of each in the sums.
             groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
             (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN where there is no
             other.
         """
-        x, moments, weight = x.double(), self.moments, weight.double()
+        x, moments = x.double(), self.moments
         away, mass = x - self.centre, moments.weights
         kinds = (
-            Removable(self.within_factor, self.means, mass[: moments.classes], away, columns, weight),
-            Removable(self.total_factor, away.new_zeros(1, x.shape[1]), mass.sum()[None], away, 0 * columns, weight),
+            Removable(self.within_factor, self.means, mass[: moments.classes], away, columns),
+            Removable(self.total_factor, away.new_zeros(1, x.shape[1]), mass.sum()[None], away, 0 * columns),
         )
-        unit, squares = torch.nn.functional.normalize(x, dim=1), weight * x.square().sum(dim=1)
+        unit, squares = torch.nn.functional.normalize(x, dim=1), x.square().sum(dim=1)
         halves = [(kind.half(unit), kind.half(self.centre[None])) for kind in kinds]
         result = x.new_empty(2, len(x))
         for rows in equal_groups(groups, len(x)):
-            left = moments.mass - weight[rows].sum(dim=1)
-            left = left.masked_fill(left <= ROUNDING * moments.mass, torch.nan)[:, None]
+            left = moments.mass - rows.shape[1]
+            left = left.masked_fill(left <= ROUNDING * moments.mass, torch.nan)
             length = ((moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left).sqrt()
             for distances, kind, (direction, centre) in zip(result, kinds, halves, strict=True):
                 q = length.nan_to_num()[..., None] * direction[rows] - centre
@@ -327,20 +324,18 @@ class Discriminant:
         freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
         return freedom
 
-    def leaving_out(self, z: Tensor, columns: Tensor, weight: Tensor) -> Callable[[Tensor | None], Tensor]:
+    def leaving_out(self, z: Tensor, columns: Tensor) -> Callable[[Tensor | None], Tensor]:
         """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at the same λ.
 
         Args:
-            z: (n, d) rows that are in the sums.
+            z: (n, d) rows that are in the sums, each of weight 1.
             columns: (n,) int64 class of each.
-            weight: (n,) ω of each.
 
         Returns:
             Function from the number of each row's group (n,) int64, or None where each stands alone, to scores (n, C);
             NaN for a class that had no other row.
         """
-        weight = weight.double()
-        removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns, weight)
+        removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns)
         half = removable.away + removable.means[columns]
         if self.unbiased:
             freedom = self.freedom
@@ -351,7 +346,7 @@ class Discriminant:
             for rows in equal_groups(groups, len(z)):
                 p = removable.without(rows, half[rows])
                 score = p.inner - p.square / 2 + p.rows @ p.means - p.means.square().sum(dim=1, keepdim=True) / 2
-                score = (self.mass - weight[rows].sum(dim=1))[:, None, None] * score
+                score = (self.mass - rows.shape[1]) * score
                 if self.unbiased:  # the trace of the inverse grows by that of what is added to it
                     lost = self.ridge * (p.turn @ further[rows]).square().sum(dim=(1, 2))
                     score = score + (freedom - lost)[:, None, None] / (2 * p.remaining)

@@ -87,10 +87,10 @@ class TestHeads:
 
     def test_options_before_and_after_the_class_count(self):
         head = head_of(
-            *self.LOCKED, "--model.head.transform", "sqrt_l2", "--model.head.ridge", "2", "--model.head", "RidgeHead",
+            *self.LOCKED, "--model.head.dtype", "float32", "--model.head.ridge", "2", "--model.head", "RidgeHead",
             "--model.head.epsilon", "0.2",
         )  # fmt: skip
-        assert head["init_args"] | {"ridge": 2.0, "epsilon": 0.2, "transform": "sqrt_l2"} == head["init_args"]
+        assert head["init_args"] | {"ridge": 2.0, "epsilon": 0.2, "dtype": "float32"} == head["init_args"]
 
 
 def test_fast_is_the_default_without_the_mirror():

@@ -136,7 +136,7 @@ def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("head", ["ridge-sqrt-l2", "ridge-products", "acil-float32"])
+@pytest.mark.parametrize("head", ["ridge-fixed", "ridge-products", "acil-float32"])
 def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)
     content, check = onnx_bytes(model)

@@ -129,9 +129,8 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     [
         ("cifnet", "cifnet", "after calibration"),
         ("ridge", "ncm", "their heads differ: RidgeHead and NCMHead"),
-        ("ridge", "ridge-sqrt-l2", "cannot combine heads with different"),
+        ("ridge", "ridge-fixed", "cannot combine heads with different"),
         ("dsal", "dsal", "cannot merge"),
-        ("ridge-balanced", "ridge-balanced", "balanced"),
     ],
 )
 def test_refused(head: str, other: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

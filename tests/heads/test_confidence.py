@@ -104,11 +104,8 @@ def assert_as_refits(found: Tensor, expected: Tensor) -> None:
 RIDGES = {
     "plain": {},
     "epsilon": {"epsilon": 0.2},
-    "sqrt_l2": {"transform": "sqrt_l2"},
-    "balanced": {"balanced": True},
     "discriminant": {"decision": "discriminant"},
     "products": {"products": 1.5},
-    "discriminant, balanced, sqrt_l2": {"decision": "discriminant", "balanced": True, "transform": "sqrt_l2"},
 }
 SLOPES = [(weighting, update_past) for weighting in ("derivative", "released") for update_past in (True, False)]
 EXACT = {

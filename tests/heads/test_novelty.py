@@ -62,12 +62,10 @@ class Literal:
 def literal(head: Head, tasks: list[Task], removed: int | None = None) -> Literal:
     """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer knows."""
     z, y = torch.cat([task.z for task in tasks]), torch.cat([task.y for task in tasks])
-    count = (y[:, None] == y).sum(dim=1).double()
-    weight = 1 / count if getattr(head, "balanced", False) else torch.ones_like(count)
     groups = torch.unique(y, return_inverse=True)[1]
     if removed is not None:
         groups[y == removed] = -1
-    return Literal(rows(head, z), groups.numpy(), weight.numpy())
+    return Literal(rows(head, z), groups.numpy(), np.ones(len(y)))
 
 
 def rows(head: Head, z: torch.Tensor) -> np.ndarray:

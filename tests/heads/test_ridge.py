@@ -25,7 +25,7 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.testing import difference, halves, learn, queries, stream
-from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests import models
 from tests.command_line import fit, make_photos
 from tests.heads.suite import scans, teach
@@ -84,11 +84,6 @@ def dense_ridge(z: Array, target: Array, ridge: float, weight: Array | None = No
     return np.linalg.lstsq(stacked, wanted, rcond=None)[0]
 
 
-def sqrt_l2(z: Array) -> Array:
-    root = np.sign(z) * np.sqrt(np.abs(z))
-    return root / np.linalg.norm(root, axis=1, keepdims=True)
-
-
 def distance(ours: Any, theirs: Any) -> float:
     """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry the weights may be zero, so not below 1e-3."""
     return float(np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / max(np.linalg.norm(np.asarray(theirs)), 1e-3))
@@ -100,16 +95,6 @@ def test_equals_a_dense_joint_ridge_over_all_data(stream: Tasks, ridge: float) -
     classes, z, y = pooled(stream)
     assert head.classes == classes
     assert distance(head.weights, dense_ridge(z, targets(classes, y), ridge)) < 1e-9
-
-
-@given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
-def test_transform_is_applied_to_every_embedding(stream: Tasks, ridge: float) -> None:
-    head = learn_arrays(stream, ridge=ridge, transform="sqrt_l2")
-    classes, z, y = pooled(stream)
-    expected = dense_ridge(sqrt_l2(z), targets(classes, y), ridge)
-    assert distance(head.weights, expected) < 1e-9
-    scores = sqrt_l2(z) @ expected[1:] + expected[0]
-    assert distance(head(torch.from_numpy(z)), scores) < 1e-9
 
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
@@ -202,15 +187,6 @@ def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
     assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
 
 
-@given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
-def test_balanced_weighs_every_class_alike(stream: Tasks, ridge: float) -> None:
-    head = learn_arrays(stream, ridge=ridge, balanced=True)
-    classes, z, y = pooled(stream)
-    counts = np.array([(y == c).sum() for c in classes])
-    weight = (counts.mean() / counts)[[classes.index(c) for c in y]]
-    assert distance(head.weights, dense_ridge(z, targets(classes, y), ridge, weight)) < 1e-9
-
-
 @given(stream=tasks(), seed=st.integers(0, 999))
 def test_sample_weights_are_weights_of_the_least_squares(stream: Tasks, seed: int) -> None:
     classes, z, y = pooled(stream)
@@ -267,23 +243,10 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-9
 
 
-def test_balanced_needs_counts_and_leaves_nothing_behind_without() -> None:
-    head = RidgeHead(3, balanced=True)
-    with pytest.raises(UsageError, match="class counts"):
-        head.begin_task([1, 2])
-    assert head.classes == []
-    teach(head, torch.randn(2, 3), torch.tensor([1, 2]))
-    for combine in (head.merge_, head.subtract_):
-        with pytest.raises(UnsupportedError, match="balanced=True"):
-            combine(head)
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"transform": "sqrt_l1"}, "did you mean sqrt_l2"),
         ({"decision": "diskriminant"}, "did you mean discriminant"),
-        ({"remember": True, "balanced": True}, "balanced"),
     ],
 )
 def test_arguments_that_are_refused(wrong: dict[str, Any], words: str) -> None:
@@ -496,7 +459,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ridge": {},
     "fixed": {"ridge": 1.0},
     "discriminant": {"decision": "discriminant"},
-    "sqrt_l2": {"transform": "sqrt_l2"},
     "products": {"products": 1.5},
 }
 

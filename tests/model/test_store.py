@@ -154,7 +154,7 @@ def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: 
         ("sgd", "seed", None),
         ("sgd", "epochs", 2.5),
         ("knn", "neighbours", True),
-        ("ridge", "balanced", 1),
+        ("ridge", "remember", 1),
     ],
 )
 def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):

@@ -16,7 +16,7 @@ from cifnet_pl.utilities.files import to_csv, write_json, write_text
 SOURCE = "cpu estimated (cpu_load), ram estimated"
 HEADS: dict[str, dict[str, Any]] = {
     "CIFNetHead": {"ridge": 0.01, "epsilon": 0.05, "update_past": True, "weighting": "derivative", "dtype": "float64"},
-    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05, "transform": "none", "balanced": False, "dtype": "float64"},
+    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05, "dtype": "float64"},
     "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1, "dtype": "float64"},
     "DSALHead": {"width": 8192, "ridge": 0.1, "compensation_ratio": 0.6, "seed": 1, "dtype": "float64"},
     "NCMHead": {"dtype": "float64"},
