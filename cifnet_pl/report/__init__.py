@@ -11,7 +11,7 @@ from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
 
 if TYPE_CHECKING:
-    from cifnet_pl.report.comparison import Pair
+    from cifnet_pl.report.page import Table
     from cifnet_pl.report.study import Study
 
 
@@ -37,14 +37,13 @@ def report(
     from cifnet_pl.report.comparison import in_words
 
     study = read_study(runs, external, reference)
-    pairs = compared(study, compare) if compare is not None else []
+    comparisons = compared(study, compare) if compare is not None else []
     for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
         for sentence in sentences:
             print(f"{kind}: {sentence}")
-    write_report(study, Path(output), pairs)
-    for pair in pairs:
-        for line in pair.lines:
-            print(in_words(pair, line))
+    write_report(study, Path(output), comparisons)
+    for line in (line for table in comparisons for line in in_words(table)):
+        print(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
     print(f"{run_count(study)} runs of {configurations} configurations: {Path(output) / 'report.html'}")
 
@@ -85,21 +84,20 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
     return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs), reference)
 
 
-def write_report(study: Study, folder: Path, pairs: Sequence[Pair] = ()) -> None:
+def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) -> None:
     """Write the report; each file is written atomically, and the same study gives the same bytes.
 
     Args:
         study: all results.
         folder: where the files are written.
-        pairs: comparisons of two methods.
+        comparisons: of two methods.
     """
-    from cifnet_pl.report.comparison import comparison_table
     from cifnet_pl.report.figures import all_pictures, render
     from cifnet_pl.report.page import latex, report_markdown, report_page, to_csv_table, to_latex, to_markdown
     from cifnet_pl.report.settings import about_small_ridge, notes_of
     from cifnet_pl.report.tables import all_tables, report_notes
 
-    compared = {"Comparison": [comparison_table(pair).without_empty() for pair in pairs]} if pairs else {}
+    compared = {"Comparison": list(comparisons)} if comparisons else {}
     tables, pictures = {**compared, **all_tables(study)}, all_pictures(study)
     parts = []
     for name in dict.fromkeys([*tables, *pictures]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,63 +18,19 @@ from cifnet_pl.utilities.text import slug
 NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
 
 
-@dataclass(frozen=True)
-class Line:
-    """One row of a comparison; accuracies and differences in percentage points, None where not known.
-
-    Attributes:
-        what: the quantity, and what it is compared over.
-        a, b: mean of each method over what they have in common.
-        interval: 95 % interval of the difference a − b.
-        seeds, images: number of common seeds, and of common test images (of each seed).
-        only_a, only_b: images that only one of both has right.
-        p: of a paired t-test over seeds, or of McNemar's exact test.
-    """
-
-    what: str
-    a: float
-    b: float
-    interval: tuple[float, float] | None
-    seeds: int
-    images: int | None = None
-    only_a: int | None = None
-    only_b: int | None = None
-    p: float | None = None
-
-    @property
-    def p_value(self) -> str | None:
-        """The p in words."""
-        return None if self.p is None else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two groups on the same data, and the rows of their comparison.
-
-    Attributes:
-        title: the setting, or what both settings share.
-        a, b: the groups.
-        lines: of their comparison.
-        notes: what a reader must know of these two.
-    """
-
-    title: str
-    a: Group
-    b: Group
-    lines: list[Line] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 # ---------------------------------------------------------------------- which groups
 
 
-def compare(study: Study, names: Sequence[str]) -> list[Pair]:
+def compare(study: Study, names: Sequence[str]) -> list[Table]:
     """Compare two methods wherever both were run on the same data.
 
     Args:
         study: all results.
         names: two methods, each a label as the tables have it, also with its network, or the name of a method, for its
             reference in each setting.
+
+    Returns:
+        A table for each pair of groups that have a seed in common.
 
     Raises:
         UsageError: not two names, an unknown one, or no data and seed that both have.
@@ -87,11 +42,11 @@ def compare(study: Study, names: Sequence[str]) -> list[Pair]:
     if not alike:
         data = [", ".join(dict.fromkeys(study.names[group.setting] for group in groups)) for groups in (first, second)]
         raise UsageError(f"{names[0]} and {names[1]} were run on different data: {data[0]}, and {data[1]}")
-    pairs = [_pair(study, *_told_apart(a, b)) for a, b in alike]
-    if not any(pair.lines for pair in pairs):
+    tables = [table for a, b in alike if (table := comparison_table(study, a, b)).rows]
+    if not tables:
         seeds = [", ".join(f"seed {outcome.seed}" for outcome in group.outcomes) for group in alike[0]]
         raise UsageError(f"{names[0]} and {names[1]} have no common seed and class order: {seeds[0]}, and {seeds[1]}")
-    return [pair for pair in pairs if pair.lines]
+    return [table.without_empty() for table in tables]
 
 
 def _groups_named(study: Study, name: str) -> list[Group]:
@@ -112,107 +67,98 @@ def _with_network(group: Group) -> str:
     return f"{group.label}, {group.setting.network}"
 
 
-def _told_apart(a: Group, b: Group) -> tuple[Group, Group]:
-    """Return two groups with labels that differ: by their networks where these do."""
-    if a.setting.network == b.setting.network:
-        return a, b
-    return replace(a, conditions_label=a.setting.network), replace(b, conditions_label=b.setting.network)
-
-
 # ---------------------------------------------------------------------- their differences
 
 
-def _pair(study: Study, a: Group, b: Group) -> Pair:
-    """Compute the differences of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images.
+def comparison_table(study: Study, a: Group, b: Group) -> Table:
+    """Tabulate the differences of two groups on the same data; there is no row without a common seed.
 
-    There is no line without a common seed, and a note for each seed whose images differ.
+    Of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images.
+
+    Args:
+        study: that has them.
+        a, b: the groups; networks tell them apart where these differ.
     """
-    pair = Pair(study.names[a.setting] if a.setting == b.setting else a.setting.short, a, b)
+    told_apart = a.setting.network != b.setting.network
+    first, second = (_with_network(group) if told_apart else group.label for group in (a, b))
+    title = study.names[a.setting] if a.setting == b.setting else a.setting.short
+    columns = [
+        Column("quantity"), Column(first, 2), Column(second, 2), Column("difference (points)", 2),
+        Column("95 % from", 2), Column("95 % to", 2), Column("seeds", 0), Column("images", 0),
+        Column(f"only {first} right", 0), Column(f"only {second} right", 0), Column("p"),
+    ]  # fmt: skip
+    answers, notes = _common_answers(a, b)
+    said = (
+        f"{title}. Difference: {first} minus {second}, over the seeds and class orders, and the test images, that "
+        "both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 resamples of the test "
+        "images, the same ones for all seeds, and of the seeds). p: over seeds of a paired t-test (neither where all "
+        "seeds have the same difference), over images of McNemar's exact test. An interval that leaves zero out is a "
+        "difference beyond chance; the column before it says how large it is."
+    )
+    rows = [*_over_seeds(a, b), *_over_images(answers)]
+    notes = [said, *notes, *([] if answers else [NO_IMAGES])]
+    return Table(f"comparison_{slug(title.lower())}", f"{first} against {second}: {title}", columns, rows, notes)
+
+
+def _row(
+    what: str, a: float, b: float, interval: tuple[float, float] | None, counts: Sequence[int | None], p: float | None
+) -> list[Cell]:
+    """Return a row: the means of both, their difference, its interval, counts (seeds, images, right by one), and p."""
+    numbers = [a, b, a - b, *(interval or (None, None)), *counts]
+    return [what, *map(fixed, numbers), None if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"]
+
+
+def _over_seeds(a: Group, b: Group) -> Iterator[list[Cell]]:
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
         ours, theirs = (stat.by_seed if (stat := group.stat(key)) else {} for group in (a, b))
         common = [seed for seed in ours if seed in theirs]
         if common:
             first, second = (np.array([by_seed[seed] for seed in common]) for by_seed in (ours, theirs))
             interval, p = seed_interval(first - second), paired_test(first - second)
-            pair.lines.append(Line(f"{title}, over seeds", first.mean(), second.mean(), interval, len(common), p=p))
-    answers = _common_answers(pair)
+            seeds = (len(common), None, None, None)
+            yield _row(f"{title}, over seeds", first.mean(), second.mean(), interval, seeds, p)
+
+
+def _over_images(answers: Mapping[int | None, pd.DataFrame]) -> Iterator[list[Cell]]:
+    """Yield a row over all seeds, if there are several, and one for each, from what both answered to its images."""
     if len(answers) > 1:
         each = list(answers.values())
         first, second = (100 * np.mean([both[side].mean() for both in each]) for side in "ab")
+        seeds, images = len(each), min(map(len, each))
         what = "final accuracy A_K, over seeds and images"
-        pair.lines.append(Line(what, first, second, bootstrap(each), len(each), min(map(len, each))))
+        yield _row(what, first, second, bootstrap(each), (seeds, images, None, None), None)
     for seed, both in answers.items():
         only_a, only_b, p = mcnemar(both)
-        accuracies, what = 100 * both.mean(), f"final accuracy A_K, over images, seed {seed}"
-        interval = bootstrap([both])
-        pair.lines.append(Line(what, accuracies["a"], accuracies["b"], interval, 1, len(both), only_a, only_b, p))
-    return pair
+        first, second = 100 * both["a"].mean(), 100 * both["b"].mean()
+        what = f"final accuracy A_K, over images, seed {seed}"
+        yield _row(what, first, second, bootstrap([both]), (1, len(both), only_a, only_b), p)
 
 
-def _common_answers(pair: Pair) -> dict[int | None, pd.DataFrame]:
-    """Return each common seed's answers to the images that both have, with a note where one has others too.
+def _common_answers(a: Group, b: Group) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
+    """Return each common seed's answers to the images that both have, and a note where one has others too.
 
     A seed that ran on two machines, or with and without the cache, counts once.
     """
     ours, theirs = (
         {o.key: (o.seed, o.run.predictions) for o in group.outcomes if o.run is not None and o.run.predictions}
-        for group in (pair.a, pair.b)
+        for group in (a, b)
     )
-    answers = {}
+    answers, notes = {}, []
     for key in (key for key in ours if key in theirs):
         (seed, path), (_, rival) = ours[key], theirs[key]
         both, sizes = paired(path, rival), [len(right_answers(path)), len(right_answers(rival))]
         if len(both):
             answers[seed] = both
         if len(both) < max(sizes):
-            pair.notes.append(f"Seed {seed}: {len(both)} test images are common to both, of {sizes[0]} and {sizes[1]}.")
-    return answers
+            notes.append(f"Seed {seed}: {len(both)} test images are common to both, of {sizes[0]} and {sizes[1]}.")
+    return answers, notes
 
 
-# ---------------------------------------------------------------------- in words, and as a table
-
-
-def in_words(pair: Pair, line: Line) -> str:
-    """Return a line for the screen: the difference, its interval, and the number of seeds and images.
-
-    Args:
-        pair: the two groups.
-        line: one row of their comparison.
-    """
-    interval = " (95 %: {:+.2f} to {:+.2f})".format(*line.interval) if line.interval is not None else ""
-    seeds = f"{line.seeds} common seed{'s' if line.seeds > 1 else ''}"
-    images = f", {line.images} images" if line.images else ""
-    p = "" if line.p_value is None else f", p {line.p_value if line.p_value[0] == '<' else f'= {line.p_value}'}"
-    first = f"{pair.a.label} minus {pair.b.label}, {line.what}"
-    return f"{first}: {line.a - line.b:+.2f} points{interval}; {seeds}{images}{p}"
-
-
-def comparison_table(pair: Pair) -> Table:
-    """Tabulate a comparison: the difference with its interval, the numbers of seeds and images, then p.
-
-    Args:
-        pair: the two groups.
-    """
-    first, second = pair.a.label, pair.b.label
-    columns = [
-        Column("quantity"), Column(first, 2), Column(second, 2), Column("difference (points)", 2),
-        Column("95 % from", 2), Column("95 % to", 2), Column("seeds", 0), Column("images", 0),
-        Column(f"only {first} right", 0), Column(f"only {second} right", 0), Column("p"),
-    ]  # fmt: skip
-    rows: list[list[Cell]] = []
-    for line in pair.lines:
-        numbers = [line.a, line.b, line.a - line.b, *(line.interval or (None, None))]
-        numbers += [line.seeds, line.images, line.only_a, line.only_b]
-        rows.append([line.what, *map(fixed, numbers), line.p_value])
-    notes = [
-        f"{pair.title}. Difference: {first} minus {second}, over the seeds and class orders, and the test images, that "
-        "both have. Interval: over seeds of a t distribution; over images by bootstrap (10,000 resamples of the test "
-        "images, the same ones for all seeds, and of the seeds). p: over seeds of a paired t-test (neither where all "
-        "seeds have the same difference), over images of McNemar's exact test. An interval that leaves zero out is a "
-        "difference beyond chance; the column before it says how large it is.",
-        *pair.notes,
-        *([] if any(line.images for line in pair.lines) else [NO_IMAGES]),
+def in_words(table: Table) -> list[str]:
+    """Return the rows of a comparison for the screen, one line each."""
+    headers = [column.header for column in table.columns]
+    rows = [[table.text(i, j) for j in range(len(headers))] for i in range(len(table.rows))]
+    return [
+        f"{what}: " + "; ".join(f"{name} {text}" for name, text in zip(headers[1:], cells, strict=True) if text != "–")
+        for what, *cells in rows
     ]
-    return Table(
-        f"comparison_{slug(pair.title.lower())}", f"{first} against {second}: {pair.title}", columns, rows, notes
-    )
