@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import DataError, unknown_name
+from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
 
@@ -19,7 +19,6 @@ def report(
     runs: list[str],
     output: str = "report",
     external: str | None = None,
-    reference: str = "CIFNet",
     compare: list[str] | None = None,
 ) -> None:
     """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
@@ -29,14 +28,13 @@ def report(
         output: folder for report.html, report.md, tables/ and figures/.
         external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty); where
             one fits several settings, the columns dataset, classes_per_task and backbone say which.
-        reference: method whose energy the others are divided by.
         compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their differences over the same
             seeds and test images, with 95 % intervals.
     """
     from cifnet_pl.report.comparison import compare as compared
     from cifnet_pl.report.comparison import in_words
 
-    study = read_study(runs, external, reference)
+    study = read_study(runs, external)
     comparisons = compared(study, compare) if compare is not None else []
     for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
         for sentence in sentences:
@@ -53,22 +51,20 @@ def run_count(study: Study) -> int:
     return sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
 
 
-def read_study(runs: Sequence[str | Path], external: str | Path | None = None, reference: str = "CIFNet") -> Study:
+def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -> Study:
     """Read runs and external results, and group them by configuration.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
         external: CSV file of methods run elsewhere, or None.
-        reference: label of the method whose energy the others are divided by.
 
     Raises:
-        UsageError: a path that does not exist, external results that belong to no setting, or a reference that no
-            method is called.
+        UsageError: a path that does not exist, or external results that belong to no setting.
         DataError: there is no complete run.
     """
     from cifnet_pl.report.external_results import published_groups, read_external
     from cifnet_pl.report.runs import find_missing, read_runs
-    from cifnet_pl.report.study import REFERENCE, Study, group_order, group_runs
+    from cifnet_pl.report.study import Study, group_order, group_runs
 
     whole, left_out = read_runs(runs)
     if not whole:
@@ -78,10 +74,7 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None, r
     settings = Study(groups).settings
     if external is not None:
         groups = sorted(groups + read_external(Path(external), settings), key=group_order)
-    names = [name for group in groups for name in (group.label, group.name)]
-    if reference not in (REFERENCE, *names):
-        raise unknown_name("method for --reference", reference, dict.fromkeys(names))
-    return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs), reference)
+    return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs))
 
 
 def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) -> None:

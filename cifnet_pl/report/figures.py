@@ -101,14 +101,11 @@ def fitted(label: str, width: int, lines: int = 2) -> str:
         >>> fitted("a method with a name that is far too long, width 64", 16)
         'a method with a\\n… long, width 64'
     """
-    taken, text = len(label), label
-    while True:
-        broken = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-        if taken <= 2 or (len(broken) <= lines and max(map(len, broken), default=0) <= width):
-            return "\n".join(broken).replace("$", r"\$")
-        taken -= 1
-        first = taken // 2
-        text = f"{label[:first].rstrip()} … {label[len(label) - taken + first :].lstrip()}"
+    broken = textwrap.wrap(label, width, break_on_hyphens=False)
+    if len(broken) > lines:
+        end = textwrap.wrap(label[::-1], width - 2, break_on_hyphens=False)[0][::-1]
+        broken = [*broken[: lines - 1], f"… {end}"]
+    return "\n".join(broken).replace("$", r"\$")
 
 
 def plain_log_ticks(axes: Axes) -> None:

@@ -135,7 +135,7 @@ class Table:
             row, column: position of the cell.
         """
         cell, plain = self.rows[row][column], cell_text(self.rows[row][column], self.columns[column])
-        costs = self.columns[column].header.startswith((*COST_HEADERS, "energy ÷"))
+        costs = self.columns[column].header.startswith(COST_HEADERS)
         if cell and costs and SHARED in str(self._under(CONDITIONS)[row]):
             plain += f" {SHARED}"
         if not isinstance(cell, Stat) or not self.columns[column].spread or row not in self.measured:
@@ -252,7 +252,7 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "λ": r"$\lambda$", "ε": r"$\epsilon$", "±": r"$\pm$",
     "×": r"$\times$", "–": "--", "…": r"\dots{}", "Ā": r"$\bar{A}$", "≤": r"$\le$", "<": r"$<$",
-    ">": r"$>$", "|": r"$|$", "→": r"$\to$", "₂": r"$_2$", "÷": r"$\div$", "·": r"$\cdot$", "−": r"$-$",
+    ">": r"$>$", "|": r"$|$", "→": r"$\to$", "₂": r"$_2$", "·": r"$\cdot$", "−": r"$-$",
     **{high: rf"\textsuperscript{{{plain}}}" for plain, high in zip(PLAIN, HIGH, strict=True)},
 }  # fmt: skip
 """Characters that LaTeX would not print as they are."""

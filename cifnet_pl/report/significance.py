@@ -73,14 +73,6 @@ def fixed(value: float | None, seeds: int = 1) -> Stat | None:
     return None if value is None else Stat(float(value), None, seeds)
 
 
-def ratio(cell: Stat | None, reference: Stat | None) -> Stat | None:
-    """Return ``cell`` / ``reference``, over common seeds if there are any; None if one of them is missing."""
-    if cell is None or reference is None or not reference.mean:
-        return None
-    common = {key: x / reference.by_seed[key] for key, x in cell.by_seed.items() if reference.by_seed.get(key)}
-    return stat_of(common) or Stat(cell.mean / reference.mean, None, min(cell.n, reference.n))
-
-
 # ---------------------------------------------------------------------- over seeds
 
 

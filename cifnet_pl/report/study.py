@@ -28,16 +28,13 @@ from cifnet_pl.report.settings import (
     setting_of,
     words,
 )
-from cifnet_pl.report.significance import SHARED, Stat, fixed, ratio, stat_of
+from cifnet_pl.report.significance import SHARED, Stat, stat_of
 
 COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 """Values that depend on the machine, on how energy was measured, and on the embedding cache."""
 
 EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
 """Conditions of the rows of an external file."""
-
-REFERENCE = "CIFNet"
-"""Method whose energy others are divided by, unless another one is asked for."""
 
 KINDS = ("measured", "external", "published")
 """Where numbers are from, in the order of rows."""
@@ -374,14 +371,12 @@ class Study:
         published: the paper's rows of every setting.
         left_out: a sentence for each folder that was not read, or not used.
         missing: a sentence for each point of a sweep that has no complete run.
-        reference: label of the method whose energy others are divided by.
     """
 
     groups: list[Group]
     published: list[Group] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    reference: str = REFERENCE
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -447,30 +442,6 @@ class Study:
         """Return the settings other than those of the paper's ablations that some groups vary by themselves."""
         changed = {next(iter(group.changes)) for group in self.groups if len(group.changes) == 1}
         return sorted(changed - {*LACKING, "buffer.capacity", "buffer.strategy"})
-
-    # ------------------------------------------------------------------ costs
-
-    def energy_ratios(self, groups: Sequence[Group]) -> list[Stat | None]:
-        """Return the energy of each group divided by that of the reference under the same conditions.
-
-        That is the reference on the same network, else the one on another network if there is only one.
-        """
-        ratios: list[Stat | None] = []
-        references = [group for group in groups if self._is_reference(group) and len(group.conditions) == 1]
-        for group in groups:
-            fitting = [r for r in references if (r.kind, r.conditions) == (group.kind, group.conditions)]
-            near = [r for r in fitting if r.setting == group.setting]
-            single = near or (fitting if len({r.setting for r in fitting}) == 1 else [])
-            energy, other = (g.stat("energy_kwh") for g in (group, single[0] if single else group))
-            if group in single:
-                ratios.append(fixed(1.0, group.seeds) if energy else None)
-            else:
-                ratios.append(ratio(energy, other) if single else None)
-        return ratios
-
-    def _is_reference(self, group: Group) -> bool:
-        names = {group.label, replace(group, conditions_label="").label}
-        return self.reference in names or (self.reference == group.name and not group.changes)
 
     def conditions_of(self, groups: Sequence[Group]) -> dict[tuple[str, Conditions], tuple[str, str]]:
         """Return a letter and words for each kind of row and its conditions."""

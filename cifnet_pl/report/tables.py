@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from cifnet_pl.report.external_results import published_of
@@ -46,7 +45,6 @@ def report_notes(study: Study) -> list[str]:
     measured = [group for group in study.groups if group.kind == "measured"]
     text = rendered(
         NOTES,
-        reference=study.reference,
         published=bool(study.published),
         locked=any(group.config.get("head.update_past") is False for group in measured),
         energy=any(outcome.values.get("energy_kwh") for group in measured for outcome in group.outcomes),
@@ -162,7 +160,6 @@ EFFICIENCY = (
     ("epochs", Column("epochs", 0, None, 1.0, False)),
     ("train_seconds", Column("training (min)", None, "min", 1 / 60)),
     ("energy_kwh", Column("energy (kWh)", None, "min")),
-    ("ratio", Column("energy ÷ {reference}", 3)),
     ("A_K", Column("A_K (%)", 2, "max")),
     ("A_K_per_kwh", Column("A_K per kWh", None, "max")),
     ("co2_kg", Column("CO₂ (kg)", None, "min")),
@@ -212,14 +209,14 @@ def efficiency_table(study: Study, setting: Setting) -> Table:
     ]  # fmt: skip
     said = study.conditions_of(groups)
     rows: list[list[Cell]] = []
-    for group, factor in zip(groups, study.energy_ratios(groups), strict=True):
+    for group in groups:
         seeds = "" if group.kind == "published" else str(group.seeds)
         network = group.setting.network if group.kind == "measured" and len(beside) > 1 else ""
-        numbers = [factor if key == "ratio" else group.stat(key) for key, _ in EFFICIENCY]
+        numbers = [group.stat(key) for key, _ in EFFICIENCY]
         letter, _ = said[group.kind, group.conditions[0]]
         rows.append([group.label, group.kind, seeds, network, *numbers, letter])
-    shown = [replace(column, header=column.header.format(reference=study.reference)) for _, column in EFFICIENCY]
-    columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *shown, Column(CONDITIONS)]
+    columns = [*map(Column, ("method", "numbers", SEEDS, "network")), *(column for _, column in EFFICIENCY)]
+    columns.append(Column(CONDITIONS))
     notes = [
         *_conditions_notes(said),  # first, where a caption has room: letters mean something in this table alone
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",

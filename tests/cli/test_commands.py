@@ -62,7 +62,7 @@ def test_engines_of_commands_are_those_of_runs():
         (["forget", "--model.engine=tensorrt"], 2, "--engine is 'tensorrt', expected one of 'auto'"),
         (["report", "runs", "--output"], 2, "cifnet: error: --output needs a value\n"),
         (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
-        (["report", "--refrence", "A"], 2, "unknown option --refrence: did you mean --reference?"),
+        (["report", "--extrenal", "A"], 2, "unknown option --extrenal: did you mean --external?"),
         (["merge", "--output", "x"], 2, "no models are given: name them before the options, cifnet merge MODELS"),
         (["extend", "--model", "x", "--images", "a", "b", "--output", "c"], 2, "'b' is one word too many"),
         (["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"], 2, "--images is given twice"),
