@@ -146,7 +146,7 @@ class RidgeHead(SumsHead):
         return augment(z, self.dtype)
 
     def _rows(self, z: Tensor) -> Tensor:
-        return super()._rows(z)[:, : self.in_features]  # how foreign a sample is, its products need not say
+        return z.to(self.dtype)  # how foreign a sample is, its products need not say
 
     def _moments(self) -> ClassMoments:
         rows = 1 + self.in_features
