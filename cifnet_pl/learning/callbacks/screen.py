@@ -15,7 +15,7 @@ from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
-from cifnet_pl.model.metrics import FEW, about_hardly_answered, hardly_answered
+from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable, table
@@ -125,7 +125,8 @@ def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
             "them (forgetting)."
         )
     lines.append(
-        f"How sure the model is differs from how often it is right by {number(s['ece'])} points on average (ECE)."
+        f"How sure the model is differs from how often it is right by {number(s['ece'])} points on average "
+        f"(ECE, {BINS} bins)."
     )
     if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
         lines.append("Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages.")
