@@ -100,14 +100,24 @@ def audit(
             )
         curve = learning_curve(z, labels, len(names))
         warn(source.notes, unreadable)
-        write_audit(target, result, curve, files, undecided, loaded)
-    low, high = result.scored.interval
-    right = f"{result.scored.accuracy:.1f} % right"
-    photos = f"{number_of(len(files), 'photo')} of {len(names)} classes"
-    print(f"{photos}, each judged by all others but its look-alikes: {right}")
-    print(f"(with 95 % certainty {low:.1f} to {high:.1f} %); {number_of(len(result.doubtful()), 'doubtful label')}")
-    print(*about_undecided(undecided), *notes(result), *loaded.about_days(), more_photos(curve, names), sep="\n")
+        said = findings(result, undecided, loaded)
+        write_audit(target, result, curve, files, undecided, said)
+    print(*said, number_of(len(result.doubtful()), "doubtful label"), more_photos(curve, names), sep="\n")
     print(f"the page: {target / 'audit.html'}")
+
+
+def findings(result: Audit, undecided: Mapping[Path, str], model: Classifier) -> list[str]:
+    """Return what screen and page say first: how many photos are right, and which are special.
+
+    Args:
+        result: verdict on each photo.
+        undecided: other photos, which lie in two classes → these classes, in words.
+        model: whose embeddings were used.
+    """
+    (low, high), classes = result.scored.interval, number_of(len(result.scored.class_names), "class")
+    judged = f"{number_of(len(result.judged), 'photo')} of {classes}, each judged by all others but its look-alikes"
+    right = f"{result.scored.accuracy:.1f} % right (with 95 % certainty {low:.1f} to {high:.1f} %)"
+    return [f"{judged}: {right}", *about_undecided(undecided), *notes(result), *model.about_days()]
 
 
 def notes(result: Audit) -> list[str]:
@@ -179,7 +189,7 @@ def write_audit(
     curve: LearningCurve,
     files: list[Path],
     undecided: Mapping[Path, str],
-    model: Classifier,
+    said: Sequence[str],
 ) -> None:
     """Write the page, its pictures and tables.
 
@@ -189,7 +199,7 @@ def write_audit(
         curve: accuracy by number of photos.
         files: the photos.
         undecided: other photos, which lie in two classes → these classes, in words.
-        model: whose embeddings were used.
+        said: of all of them, see :func:`findings`.
     """
     from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
     from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, show
@@ -204,14 +214,8 @@ def write_audit(
     for name, table in tables_of(evaluation, result.unjudged).items():
         write_text(target / name, table)
     write_text(target / "photos.csv", photos_csv(result, files))
-    low, high = evaluation.interval
-    lead = [
-        f"{number_of(len(files), 'photo')} of {number_of(len(names), 'class')}. Each is judged by a classifier that "
-        f"learned all the others but its look-alikes: {evaluation.accuracy:.1f} % are named right (with 95 % "
-        f"certainty {low:.1f} to {high:.1f} %).",
-        *map(_sentence, [*about_undecided(undecided), *notes(result), *model.about_days()]),
-        "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers.",
-    ]
+    files_say = "photos.csv has every photo with what is said of it here, classes.csv and confusion.csv the numbers."
+    lead = [*map(_sentence, said), files_say]
     sections = [
         _doubtful(result, files),
         _pairs(result, files),

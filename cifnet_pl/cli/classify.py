@@ -92,8 +92,6 @@ def classify(
     if precision is not None:
         check_precision(precision)
     target, picture = Path(output).expanduser(), Path(gallery).expanduser() if gallery else None
-    if picture is not None:
-        check_picture(picture, target)
     with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:
@@ -141,14 +139,6 @@ def about_verdicts(table: Table, unknown: float | None, warning: str | None, cov
             f"of photos of known classes {day}, the right one is among the answers with a chance of {100 * coverage:g} "
             f"%; they are {size}"
         )
-
-
-def check_picture(picture: Path, target: Path) -> None:
-    """Check the name of the gallery; UsageError unless it is a PNG file beside the CSV file ``target``."""
-    if picture.suffix.lower() != ".png":
-        raise UsageError(f"--gallery {picture} is a PNG picture: give it a name that ends in .png")
-    if picture.resolve() == target.resolve():
-        raise UsageError(f"--output and --gallery are one file, {target}: give two names")
 
 
 class Table:

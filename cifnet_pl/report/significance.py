@@ -6,13 +6,10 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy import stats
-
-from cifnet_pl.report.runs import paired
 
 LEVEL = 0.05
 SHARED = "†"
@@ -32,22 +29,19 @@ class Stat:
         sd: standard deviation (n − 1); None for a single seed.
         n: number of seeds.
         by_seed: value of each seed.
-        predictions: files of the predictions of each seed, for values that are a share of right answers.
     """
 
     mean: float
     sd: float | None
     n: int
     by_seed: Mapping[str, float] = field(default_factory=dict, compare=False)
-    predictions: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
 
-def stat_of(values: Mapping[str, float | None], predictions: Mapping[str, Path] | None = None) -> Stat | None:
+def stat_of(values: Mapping[str, float | None]) -> Stat | None:
     """Return the mean and sample standard deviation of the values that are not None.
 
     Args:
         values: one for each seed.
-        predictions: files of the predictions of seeds.
 
     Returns:
         None if all are None.
@@ -60,7 +54,7 @@ def stat_of(values: Mapping[str, float | None], predictions: Mapping[str, Path] 
     if not known:
         return None
     sd = statistics.stdev(known.values()) if len(known) > 1 else None
-    return Stat(statistics.fmean(known.values()), sd, len(known), known, predictions or {})
+    return Stat(statistics.fmean(known.values()), sd, len(known), known)
 
 
 def fixed(value: float | None, seeds: int = 1) -> Stat | None:
@@ -158,7 +152,7 @@ def bootstrap(answers: Sequence[pd.DataFrame]) -> tuple[float, float]:
 
 
 def worse_p(cell: Stat, leader: Stat, better: str) -> float | None:
-    """Compute the p that one cell is no worse than another, over common seeds or over one seed's test images.
+    """Compute the p that one cell is no worse than another, over common seeds.
 
     Args:
         cell, leader: of one column.
@@ -169,11 +163,7 @@ def worse_p(cell: Stat, leader: Stat, better: str) -> float | None:
     """
     differences = common_differences(cell, leader)
     p = paired_test(differences)
-    both = [key for key in cell.predictions if key in leader.predictions]
-    if p is None and both:
-        answers = paired(cell.predictions[both[0]], leader.predictions[both[0]])
-        p = mcnemar(answers)[2] if len(answers) else None
-    if p is None or not len(differences):
+    if p is None:
         return None
     behind = differences.mean() < 0 if better == "max" else differences.mean() > 0
     return p if behind else 1.0

@@ -177,9 +177,7 @@ class Group:
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
-        values = {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
-        kept = {o.key: o.run.predictions for o in self.outcomes if o.run is not None and o.run.predictions is not None}
-        stat = stat_of(values, kept if key == "A_K" else None)
+        stat = stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
         if key != "A_K_per_kwh" or stat is None or self.kind == "published":
             return stat
         accuracy, energy = (
@@ -268,12 +266,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         # The same seed on another machine, or with the cache, is another measurement of time and energy.
         earlier = same.pop((used.key, used.conditions), None)
         if earlier is not None and earlier.run is not None:
-            pair = [earlier, used]
-            if earlier.run.activations is not None and run.activations is None:
-                pair.reverse()
-            used = pair[1]
-            folders = [outcome.run.folder for outcome in pair if outcome.run is not None]
-            replaced.append(f"{folders[0]}: the same configuration and seed as {folders[1]}, which is used instead")
+            folder = earlier.run.folder
+            replaced.append(f"{folder}: the same configuration and seed as {run.folder}, which is used instead")
         same[used.key, used.conditions] = used
     by_method: dict[str, list[Group]] = defaultdict(list)
     for same in outcomes.values():

@@ -77,17 +77,6 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     assert "Comparison" in (output / "report.html").read_text()
 
 
-def test_a_single_run_is_marked_by_its_images(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:
-    folder, _ = runs
-    study = read_study([folder / "CIFNetHead1", folder / "RidgeHead1"])
-    from cifnet_pl.report.tables import accuracy_table
-
-    table = accuracy_table(study)
-    final = next(j for j, column in enumerate(table.columns) if column.header.endswith("A_K"))
-    ridge = next(i for i, row in enumerate(table.rows) if row[0] == "Exact ridge" and row[1] == "measured")
-    assert {cell for cell in table.best if cell[1] == final} == {(ridge, final)}
-
-
 def test_images_are_matched_by_name(tmp_path: Path) -> None:
     a, b = np.array([True, False, True, True]), np.array([True, True, False, True])
     for name, answers, order in (("a", a, [3, 1, 0, 2]), ("b", b, [0, 2, 1])):

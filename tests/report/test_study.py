@@ -92,15 +92,6 @@ def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
     assert "version_0: the same configuration and seed" in replaced[0]
 
 
-def test_of_two_runs_the_one_that_recorded_activations_counts(tmp_path: Path) -> None:
-    write_run(tmp_path / "e" / "version_0", tasks=3, activations=True)
-    write_run(tmp_path / "e" / "version_1", tasks=3)
-    groups, replaced = group_runs(read_runs([tmp_path])[0])
-    run = groups[0].outcomes[0].run
-    assert run.folder.name == "version_0"
-    assert "version_1" in replaced[0]
-
-
 def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     groups = groups_of(
         tmp_path,

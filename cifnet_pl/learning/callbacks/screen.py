@@ -18,7 +18,7 @@ from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of
 from cifnet_pl.model.metrics import BINS, FEW, about_hardly_answered, hardly_answered
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import NAMED, about_spellings, next_command, number, number_of, printable, table
+from cifnet_pl.utilities.text import NAMED, about_spellings, listed, next_command, number, number_of, printable, table
 
 SHOWN = 8
 """Names in one sentence."""
@@ -188,9 +188,8 @@ class RunTable(TaskCallback):
         """Return a sentence about classes with too few test samples for a conclusion, and one about bad classes."""
         counts = module.data.test_counts(module.class_names)
         few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
-        shown = ", ".join(few[:SHOWN]) + (f" and {len(few) - SHOWN} others" if len(few) > SHOWN else "")
         says = f"Fewer than {FEW} test {sample(module)}s, too few to say how good a class is"
-        lines = [f"{says}: {shown}."] if few else []
+        lines = [f"{says}: {listed(few, SHOWN)}."] if few else []
         if module.evaluation is not None:
             matrix = module.evaluation.confusion
             hardly = hardly_answered(matrix.diagonal(), matrix.sum(axis=1)).tolist()
