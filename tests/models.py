@@ -16,6 +16,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import CONFIG, Event
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.core import show_stored
 from tests.heads.suite import HEADS
 
 SIDE = 2
@@ -34,7 +35,7 @@ def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torc
         head.begin_task([2 * k, 2 * k + 1])
         head.observe(z[rows], y[rows])
         buffer.add(z[rows], y[rows], rows)
-        buffer.show_to(head)
+        show_stored(buffer, head)
         buffer.commit()
         head.solve()
 

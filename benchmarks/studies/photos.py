@@ -20,6 +20,7 @@ from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
+from cifnet_pl.model.core import show_stored
 from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory
 
@@ -102,7 +103,7 @@ def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuf
         head.observe(photos.z[batch], photos.y[batch])
     if buffer is not None:
         buffer.add(photos.z[rows], photos.y[rows], rows)
-        buffer.show_to(head)
+        show_stored(buffer, head)
         buffer.commit()
     head.solve()
 

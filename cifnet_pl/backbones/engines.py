@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
@@ -278,12 +277,6 @@ TOLERANCE = 1e-4
 CACHE = "CIFNET_CACHE"
 """Environment variable that names another folder than ``~/.cache/cifnet_pl`` for the graphs."""
 
-WAIT = 600.0
-"""Seconds to wait for another process that is exporting the same network, before exporting it as well."""
-
-SILENT = 2.0
-"""Seconds of waiting before a line on the screen says so."""
-
 
 def graphs_folder() -> Path:
     """Return the folder that holds the graphs of this user."""
@@ -304,9 +297,7 @@ def graph_key(identity: str) -> str:
 
 
 def stored_graph(embedder: Embedder, anew: bool = False) -> bytes:
-    """Return the graph of a network, from the cache folder or exported now.
-
-    Only one process exports a network at a time; others wait for it.
+    """Return the graph of a network, from the cache folder or exported now, which is kept there if that is possible.
 
     Args:
         embedder: the network.
@@ -322,15 +313,16 @@ def stored_graph(embedder: Embedder, anew: bool = False) -> bytes:
     content = None if anew else _read(folder, key)
     if content is not None:
         return content
-    with _turn(folder / f".{key}.lock"):
-        if anew:
-            with suppress(OSError):
-                for path in folder.glob(f"{key}-*.onnx"):
-                    path.unlink(missing_ok=True)
-        content = _read(folder, key)
-        if content is None:
-            log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
-            content = _made(embedder, folder, key)
+    log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
+    content = exported(embedder)
+    check_graph(content, embedder)
+    try:
+        with suppress(OSError):
+            for path in folder.glob(f"{key}-*.onnx"):
+                path.unlink(missing_ok=True)
+        write_bytes(folder / f"{key}-{_digest(content)}.onnx", content)
+    except CifnetError as error:
+        log.warning("%s; the next command exports the network again (%s names another folder)", error, CACHE)
     return content
 
 
@@ -346,36 +338,6 @@ def _read(folder: Path, key: str) -> bytes | None:
     except OSError as error:
         log.warning("cannot read %s: %s", folder, error.strerror or error)
     return None
-
-
-def _made(embedder: Embedder, folder: Path, key: str) -> bytes:
-    """Export and check a graph, and keep it; if it cannot be kept, this process can use it all the same."""
-    content = exported(embedder)
-    check_graph(content, embedder)
-    try:
-        write_bytes(folder / f"{key}-{_digest(content)}.onnx", content)
-    except CifnetError as error:
-        log.warning("%s; the next command exports the network again (%s names another folder)", error, CACHE)
-    return content
-
-
-@contextmanager
-def _turn(lock: Path) -> Iterator[None]:
-    """Wait until no other process exports the same network; go on without where files cannot be locked."""
-    held = FileLock(lock)
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held.acquire(timeout=SILENT)
-        except Timeout:
-            log.info("waiting for another process that exports this network, at most %.0f min", WAIT / 60)
-            held.acquire(timeout=WAIT)
-    except (OSError, NotImplementedError, Timeout) as error:
-        log.debug("no lock on %s: %s", lock, error)
-    try:
-        yield
-    finally:
-        held.release()
 
 
 def _digest(content: bytes) -> str:
@@ -398,23 +360,34 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
     Raises:
         NoGraph: the difference is more than ``TOLERANCE``, or ONNX Runtime refuses the graph.
     """
-    onnxruntime = import_onnxruntime()
     try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        runtime = Runtime(content)
     except Exception as error:  # its own kinds of error, which do not share a base
         raise NoGraph(f"ONNX Runtime does not load the graph of {embedder.name}: {one_line(error, 160)}") from error
     worst = 0.0
-    for batch in _photographs(embedder):
-        with torch.inference_mode():
-            expected = embedder(torch.from_numpy(batch)).numpy()
-        output = session.run(None, {"images": batch})[0]
-        if output.shape != expected.shape:
-            raise NoGraph(f"the graph of {embedder.name} gives {output.shape}, torch {expected.shape}")
-        off = float(np.abs(output - expected).max() / max(np.abs(expected).max(), 1e-30))
-        if not off <= TOLERANCE:
-            raise NoGraph(f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}")
-        worst = max(worst, off)
+    for side in (embedder.side, max(embedder.side * 3 // 4, 1)):
+        pair = photographs(side)
+        if side == embedder.side or _takes(embedder, pair):
+            for images in (pair, pair[:1], torch.cat([pair, pair.flip(0)])):
+                worst = max(worst, _difference(runtime, embedder, images, TOLERANCE))
     return worst
+
+
+def _difference(runtime: Runtime, embedder: Embedder, images: Tensor, most: float) -> float:
+    """Return how far both engines are apart on (n, 3, h, w) uint8 images; NoGraph where that is more than ``most``."""
+    expected, z = _by_torch(embedder, images), runtime(images)
+    if z is None or z.shape != expected.shape:
+        raise NoGraph(f"the graph of {embedder.name} takes other images than torch, or gives other embeddings")
+    off = float((z - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    if not off <= most:
+        raise NoGraph(f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}")
+    return off
+
+
+@torch.inference_mode()
+def _by_torch(embedder: Embedder, images: Tensor) -> Tensor:
+    z: Tensor = embedder(images.permute(0, 2, 3, 1).contiguous())
+    return z
 
 
 def photographs(side: int) -> Tensor:
@@ -426,21 +399,11 @@ def photographs(side: int) -> Tensor:
     return scaled.round().clamp(0, 255).byte()
 
 
-def _photographs(embedder: Embedder) -> Iterator[np.ndarray]:
-    """Yield (n, h, w, 3) uint8 batches that torch takes: two photographs, alone and together, in two sizes."""
-    for side in (embedder.side, max(embedder.side * 3 // 4, 1)):
-        batch = photographs(side).permute(0, 2, 3, 1).contiguous().numpy()
-        yield from (batch, batch[:1], np.concatenate([batch, batch[::-1]])) if _takes(embedder, batch) else ()
-
-
-def _takes(embedder: Embedder, batch: np.ndarray) -> bool:
+def _takes(embedder: Embedder, images: Tensor) -> bool:
     """Return whether torch embeds images of this size; some networks take only one size."""
     try:
-        with torch.inference_mode():
-            embedder(torch.from_numpy(batch))
+        _by_torch(embedder, images)
     except (AssertionError, RuntimeError):
-        if batch.shape[1] == embedder.side:
-            raise
         return False
     return True
 
@@ -500,7 +463,6 @@ class Wanted:
         self.name = name
         self._graph: Runtime | None = None
         self._tried = False  # whether a graph was made, or cannot be
-        self._said: str | None = None  # why torch computes on this device or in this precision
 
     def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
         """Return the graph that embeds.
@@ -529,9 +491,6 @@ class Wanted:
             unfit = f"computes on the CPU only here, and this is a device of type {device}"
         if self.name == "onnxruntime":
             raise UsageError(f"engine onnxruntime {unfit}: use engine auto or torch")
-        if self._said != unfit:
-            log.info("engine torch: ONNX Runtime %s", unfit)
-        self._said = unfit
         return None
 
     def _made(self, embedder: Embedder) -> Runtime | None:
@@ -563,19 +522,12 @@ def _checked_runtime(embedder: Embedder) -> Runtime:
         NoGraph: the network cannot be exported.
     """
     runtime = Runtime(stored_graph(embedder))
-    if _agrees(runtime, embedder):
-        return runtime
-    log.warning("%s computes something else than when it was exported for ONNX Runtime", embedder.name)
-    return Runtime(stored_graph(embedder, anew=True))
-
-
-def _agrees(runtime: Runtime, embedder: Embedder) -> bool:
-    """Compare both engines on an image of the network's own size, smooth like a photo, once for each thread."""
+    # An image of the network's own size, smooth like a photo, once for each thread.
     grid = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 255
     image = nn.functional.interpolate(grid, size=(embedder.side, embedder.side), mode="bilinear").byte()
-    with torch.inference_mode():
-        expected = embedder(image.permute(0, 2, 3, 1).contiguous())
-    z = runtime(image.expand(torch.get_num_threads(), -1, -1, -1))
-    if z is None or z.shape[1:] != expected.shape[1:]:
-        return False
-    return float((z - expected).abs().max()) <= 10 * TOLERANCE * float(expected.abs().max().clamp_min(1e-30))
+    try:
+        _difference(runtime, embedder, image.expand(torch.get_num_threads(), -1, -1, -1), 10 * TOLERANCE)
+    except NoGraph:
+        log.warning("%s computes something else than when it was exported for ONNX Runtime", embedder.name)
+        runtime = Runtime(stored_graph(embedder, anew=True))
+    return runtime

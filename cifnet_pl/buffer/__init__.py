@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,9 +14,20 @@ from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.memory import one_thread
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The step between the numbers that SplitMix64 mixes: 2⁶⁴ divided by the golden ratio."""
+
+
+def split_mix(x: np.ndarray) -> np.ndarray:
+    """Mix the bits of numbers, (…) uint64, by SplitMix64's finaliser; the same on every machine."""
+    with np.errstate(over="ignore"):
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
-    """Hash sample keys with a seed (SplitMix64's finaliser); uniform, and the same on every machine.
+    """Hash sample keys with a seed, uniformly.
 
     Args:
         keys: (n,) int64.
@@ -26,11 +37,8 @@ def mix_keys(keys: Tensor, seed: int) -> Tensor:
         (n,) int64.
     """
     with np.errstate(over="ignore"):
-        x = keys.cpu().numpy().astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-        x ^= x >> np.uint64(31)
-    return torch.from_numpy(x.astype(np.int64)).to(keys.device)
+        x = keys.cpu().numpy().astype(np.uint64) + np.uint64(seed + 1) * GOLDEN
+    return torch.from_numpy(split_mix(x).astype(np.int64)).to(keys.device)
 
 
 def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
@@ -144,15 +152,6 @@ STRATEGIES: dict[str, Select] = {name: globals()[f"select_{name}"] for name in g
 
 STREAMING = {"random"}
 """Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
-
-
-class TakesPast(Protocol):
-    """What a buffer needs of a :class:`~cifnet_pl.heads.Head`: the classes of its tasks, and ``observe_past``."""
-
-    @property
-    def tasks(self) -> list[list[int]]: ...  # noqa: D102
-    def class_counts(self) -> dict[int, int]: ...  # noqa: D102
-    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None: ...  # noqa: D102
 
 
 class CalibrationBuffer(GrowingModule):
@@ -320,19 +319,6 @@ class CalibrationBuffer(GrowingModule):
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
         return torch.div(n_max, counts, rounding_mode="floor").clamp_min(1).double()[inverse]
-
-    def show_to(self, head: TakesPast) -> None:
-        """Show the stored samples to the neurons of a head's current task, oversampled (OversampleBuffer).
-
-        Call it when the head has observed all samples of that task.
-
-        Args:
-            head: it observes the stored samples, with the weights of :meth:`oversampling`.
-        """
-        if len(self.z):
-            counts = head.class_counts()
-            n_max = max(counts[label] for label in head.tasks[-1])
-            head.observe_past(self.z, self.y, self.oversampling(n_max))
 
     @torch.no_grad()
     def remove_classes(self, labels: list[int]) -> None:

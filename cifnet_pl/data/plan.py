@@ -310,18 +310,14 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
 
     Args:
         source: with a test part, which is dropped.
-        fraction: share of each class's training samples.
+        fraction: share of each class's training samples; none of a single one.
         seed: of the split.
 
     Raises:
-        UsageError: the fraction is not between 0 and 1, or a class has a single training sample.
+        UsageError: the fraction is not between 0 and 1.
     """
     check_that(0 < fraction < 1, "--data.tune", fraction, "a share between 0 and 1 of the training images")
     train = source.train
-    for label, rows in train.rows_of.items():
-        if len(rows) < 2:
-            name = source.class_names[label]
-            raise UsageError(f"--data.tune needs two training images of each class, but '{name}' has one")
     domains = np.zeros(len(train), dtype=np.int64) if source.domains is None else source.domains.train
     # A seed of its own: the same one would take the samples that a source holds back from what it left.
     chosen = held_back_rows(train, domains, fraction, seed + 1)

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResizedCrop
 
+from cifnet_pl.buffer import GOLDEN, split_mix
+
 DRAWS = 8
 """Random numbers for each image: flip, row, column, brightness, contrast, saturation, and the hole's row and column."""
 
@@ -33,16 +35,8 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     """
     state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
     with np.errstate(over="ignore"):
-        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = _mixed(keys.astype(np.uint64) ^ state)[:, None] + steps
-        return (_mixed(x) >> np.uint64(11)).astype(np.float64) / 2**53
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = x ^ (x >> np.uint64(31))
-    return mixed
+        x = split_mix(keys.astype(np.uint64) ^ state)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+    return (split_mix(x) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def _one_by_one(

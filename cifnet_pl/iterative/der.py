@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -100,16 +99,14 @@ class MEMOModule(DERModule):
     * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared by all tasks; a
       specialised last stage is added for each, from the weights of the one before.
     * Loss: that of :class:`DERModule`, and the same alignment of weights.
+    * The shared stages go on learning after the first task, as in the reference code's published configuration.
 
     Args:
-        shared_learns: whether the shared stages go on learning after the first task, as in the reference code's
-            published configuration.
-        options: of :class:`IterativeModule`.
+        options: of :class:`DERModule`.
     """
 
-    def __init__(self, shared_learns: bool = True, **options: Any):
+    def __init__(self, **options: Any):
         super().__init__(**options)
-        self.options["shared_learns"] = shared_learns
         stages, pool = stages_of(self._start[0], "MEMO")
         self.shared = nn.Sequential(*stages[:-1])
         self._start = (nn.Sequential(stages[-1], pool),)
@@ -120,15 +117,12 @@ class MEMOModule(DERModule):
         return copy.deepcopy(source).requires_grad_(True)
 
     def learning_parts(self) -> list[nn.Module]:
-        """Return the newest last stage, both classifiers, and the shared stages if they go on."""
-        shared = [self.shared] if self.first or self.options["shared_learns"] else []
-        return [*shared, *super().learning_parts()]
+        """Return the newest last stage, both classifiers, and the shared stages."""
+        return [self.shared, *super().learning_parts()]
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.first or self.options["shared_learns"])):
-            shared = self.shared(x)
-        z: Tensor = self.branches(shared)
+        z: Tensor = self.branches(self.shared(x))
         return z
 
     def learned_network(self) -> tuple[str, nn.Module]:

@@ -43,13 +43,6 @@ from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import first_line
 
-MEMORY = (
-    "the GPU's memory is full: start a new experiment with a smaller --data.batch_size (now {batch_size}), "
-    "or with --trainer.precision 16-mixed"
-)
-MEMORY_OF_EVALUATION = "the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
-
-
 OPTIONS = (
     *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
     *("resized_crop", "flip", "crop_padding", "brightness", "contrast", "saturation", "autoaugment", "cutout"),
@@ -620,9 +613,8 @@ class IterativeModule(TaskModule):
         try:
             yield
         except torch.cuda.OutOfMemoryError as error:
-            # A run cannot go on inside a task with other batches, nor anywhere in another precision.
-            advice = MEMORY if self.trainer.state.fn == "fit" else MEMORY_OF_EVALUATION
-            raise CifnetError(advice.format(batch_size=self.data.batch_size)) from error
+            size = self.data.batch_size
+            raise CifnetError(f"the GPU's memory is full: set a smaller --data.batch_size (now {size})") from error
 
     def _diverged(self, quantity: str) -> CifnetError:
         assert self._descended is not None

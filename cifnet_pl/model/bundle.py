@@ -276,15 +276,6 @@ def is_bundle(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def is_utf8(path: Path) -> bool:
-    """Return whether a path is valid UTF-8; safetensors opens no other."""
-    try:
-        str(path).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """Check that a bundle may be written to a folder.
 
@@ -297,8 +288,6 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     Raises:
         UsageError: it may not.
     """
-    if not is_utf8(folder):
-        raise UsageError(f"{printable(str(folder))} is not UTF-8, as a bundle's path must be: choose another --output")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the bundle: choose another --output")
     if is_bundle(folder) and not overwrite:
@@ -362,8 +351,6 @@ def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
     content, file = _read_config(folder)
-    if not is_utf8(folder):
-        raise CheckpointError(f"{printable(str(folder))} is not UTF-8, as a bundle's path must be: rename the folder")
     path, size = folder / file.tensors.name, file.tensors.bytes
     if not path.is_file() or path.stat().st_size != size:
         raise CheckpointError(f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, near_copies
@@ -55,23 +55,17 @@ class Calibration(GrowingModule):
             which are not learned; with any of them, the stored samples calibrate nothing.
     """
 
-    kind: Tensor
-    groups: Tensor
-    accuracy: Tensor
-    given_key: Tensor
-    given: Tensor
-    chosen: Tensor
-    z: Tensor
-    y: Tensor
-    key: Tensor
-
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("kind", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("accuracy", torch.full((2,), NOT_KNOWN, dtype=torch.float64))
-        self.register_buffer("z", torch.zeros(0, 0))
-        for name in ("groups", "y", "key", "given_key", "given", "chosen"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
+        self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.accuracy: Tensor = nn.Buffer(torch.full((2,), NOT_KNOWN, dtype=torch.float64))
+        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.given_key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.given: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.chosen: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
 
     @property
     def known(self) -> Kind:

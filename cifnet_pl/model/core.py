@@ -44,14 +44,11 @@ class PhotoHashes(GrowingModule):
         content: (n,) int64 hashes, class after class, ascending within a class.
     """
 
-    labels: Tensor
-    counts: Tensor
-    content: Tensor
-
     def __init__(self) -> None:
         super().__init__()
-        for name in ("labels", "counts", "content"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
+        self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.content: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
 
     def by_label(self) -> dict[int, np.ndarray]:
         """Return the hashes of each class: label → (n_c,) int64, ascending."""
@@ -137,6 +134,19 @@ class TaskUnderWay:
     more: Head | None
     waiting: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     hashes: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+
+
+def show_stored(buffer: CalibrationBuffer, head: Head) -> None:
+    """Show the samples in a buffer to the neurons of a head's current task, oversampled (OversampleBuffer).
+
+    Args:
+        buffer: its samples are of past tasks.
+        head: it has observed all samples of its current task.
+    """
+    if len(buffer.y):
+        counts = head.class_counts()
+        n_max = max(counts[label] for label in head.tasks[-1])
+        head.observe_past(*buffer.items(), buffer.oversampling(n_max))
 
 
 M = TypeVar("M", bound="Model")
@@ -479,7 +489,7 @@ class Model:
         task, self._task = self._under_way(), None
         introduces = bool(self.head.under_way)
         if self.buffer is not None and introduces:
-            self.buffer.show_to(self.head)
+            show_stored(self.buffer, self.head)
         if task.more is not None:
             if introduces:
                 self.head.solve()

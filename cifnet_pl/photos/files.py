@@ -236,7 +236,7 @@ SORTED_AT_ONCE = 10_000
 """Entries of one folder that are sorted by name before the next ones are read, so that memory stays bounded."""
 
 
-def walk_images(folder: Path) -> Iterator[Path]:
+def walk_images(folder: Path, entered: set[str] | None = None) -> Iterator[Path]:
     """Yield the images below ``folder``, folder by folder; memory does not grow with their number.
 
     Hidden entries and files whose name is not that of an image are skipped. Links are followed, but no folder is
@@ -245,11 +245,27 @@ def walk_images(folder: Path) -> Iterator[Path]:
 
     Args:
         folder: where to begin.
+        entered: real paths of the folders that were entered before; they are added to.
 
     Raises:
         OSError: a folder cannot be read.
     """
-    return _walk(folder, set())
+    entered = set() if entered is None else entered
+    real = os.path.realpath(folder)
+    if real in entered:
+        return
+    entered.add(real)
+    with os.scandir(folder) as entries:
+        while chunk := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
+            for entry in chunk:
+                path = folder / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if not links_upwards(path):
+                        yield from walk_images(path, entered)
+                elif is_image(path):
+                    yield path
 
 
 class NewPhotos:
@@ -280,24 +296,6 @@ class NewPhotos:
                     yield path
                     self._found[path] = mark
                 self._before[path] = mark
-
-
-def _walk(folder: Path, visited: set[str]) -> Iterator[Path]:
-    real = os.path.realpath(folder)
-    if real in visited:
-        return
-    visited.add(real)
-    with os.scandir(folder) as entries:
-        while chunk := sorted(islice(entries, SORTED_AT_ONCE), key=lambda entry: entry.name):
-            for entry in chunk:
-                path = folder / entry.name
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if not links_upwards(path):
-                        yield from _walk(path, visited)
-                elif is_image(path):
-                    yield path
 
 
 def links_upwards(folder: Path) -> bool:

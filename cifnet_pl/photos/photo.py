@@ -160,15 +160,6 @@ class Photo:
         with self.open() as image:
             return opened_square(image, size, crop_ratio)
 
-    @property
-    def taken(self) -> datetime | None:
-        """When it was taken; None where it does not say, or cannot be read."""
-        try:
-            with self.open() as image:
-                return taken(image)
-        except UnreadableImage:
-            return None
-
     def identify(self) -> Look:
         """Return its hash alone, without a thumbnail and time."""
         return Look(self.hash, None, None)
@@ -230,15 +221,6 @@ def taken(image: Image.Image) -> datetime | None:
 # ---------------------------------------------------------------------- pixels
 
 
-def upright_turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn that shows a loaded image as its EXIF orientation says, or None.
-
-    Only the orientation is read: Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera
-    stored any of them with another type than the standard's.
-    """
-    return UPRIGHT.get(image.getexif().get(ORIENTATION_TAG, 1))
-
-
 def white_level(mode: str, grey: np.ndarray) -> float:
     """Return the value that is white in a grey image of more than 8 bits.
 
@@ -290,7 +272,9 @@ def square(
     """
     with decoding():
         image.load()
-        turn = upright_turn(image)
+        # Pillow's own exif_transpose writes all tags anew, and fails where a camera stored any of them with another
+        # type than the standard's.
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION_TAG, 1))
         rgb = to_rgb(image)
     width, height = rgb.size if extent is None else extent
     side = min(width, height) * crop_ratio

@@ -126,12 +126,7 @@ class Workspace:
         self._empty = None if model.class_names else model.clone()
         self._backbone, self._device, self._lock = model.backbone, model.device, RLock()
         with ExitStack() as stack:
-            try:
-                stack.enter_context(exclusive(folder / "workspace"))
-            except UsageError as error:
-                raise UsageError(
-                    f"another process serves the workspace {folder}: stop it, or choose another"
-                ) from error
+            stack.enter_context(exclusive(folder / "workspace"))
             begun = self._open(stack, model)
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)

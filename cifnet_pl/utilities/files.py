@@ -151,10 +151,9 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """
     lines = []
     for row in (header, *rows):
-        cells = ["" if value is None else value for value in row]
         line = io.StringIO()
         # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold either.
-        csv.writer(line, lineterminator="\r\n").writerow(cells + [""] * (len(header) - len(cells)))
+        csv.writer(line, lineterminator="\r\n").writerow([*row, *[None] * (len(header) - len(row))])
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 

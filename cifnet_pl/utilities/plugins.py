@@ -160,14 +160,7 @@ def import_part(name: str) -> Any:
     module, _, last = name.rpartition(".")
     try:
         return getattr(import_module(module), last)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise UsageError(f"cannot import {name}: {one_line(error)}") from error
-        raise UsageError(
-            f"cannot import {name}: there is no module {error.name}; install it, put its folder on PYTHONPATH, "
-            "or run the command in the folder that holds it"
-        ) from error
-    except AttributeError as error:
-        raise UsageError(f"cannot import {name}: {one_line(error)}") from error
     except Exception as error:  # the code of others may fail in any way
-        raise UsageError(f"cannot import {name}: {type(error).__name__}: {one_line(error)}") from error
+        here = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder" if here else ""
+        raise UsageError(f"cannot import {name}: {type(error).__name__}: {one_line(error)}{hint}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -193,12 +193,8 @@ def counted(items: Iterable[T], description: str, total: int | None = None) -> I
         description: the words in front of the bar.
         total: number of items.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not on_terminal(), transient=True) as progress:
-        bar = progress.add_task(description, total=total)
-        for item in items:
-            yield item
-            progress.advance(bar)
+    console = Console(stderr=True)
+    yield from track(items, description, total, console=console, disable=not console.is_terminal, transient=True)
 
 
 # ---------------------------------------------------------------------- in pictures

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
@@ -110,16 +109,6 @@ def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], 
     assert "small computes something else than when it was exported" in caplog.text
     assert_agree(Backbone("small", Edited(), 12, Preprocessing(16)))
     assert exports == ["small", "small"]
-
-
-def test_waiting_for_another_process_is_said(folder, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(graphs, "SILENT", 0.01)
-    monkeypatch.setattr(graphs, "WAIT", 0.02)
-    folder.mkdir(parents=True)
-    with FileLock(folder / f".{graph_key(small()._embedder().identity)}.lock"):
-        assert_agree(small())
-    assert "waiting for another process that exports this network" in caplog.text
 
 
 def test_a_thread_embeds_by_torch_while_another_exports():

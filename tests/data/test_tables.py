@@ -173,7 +173,6 @@ def test_the_same_photos_as_folders_are_the_same_classes_and_split_share(tmp_pat
         ("path,label,split\nblue/0.png,a,dev\n", "has split 'dev', expected train or test"),
         ("path,label,split\nblue/0.png,a,train\n", "the test part has no image"),
         ("path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n", "class 'a' has no training image"),
-        ("path,label\nblue/0.png,1.0\nblue/1.png,2.0\n", r"the labels are floats \(1\.0\), expected integers or names"),
     ],
 )
 def test_bad_tables(table: str, sentence: str, tmp_path: Path) -> None:
@@ -203,15 +202,11 @@ def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
     notes = [None, *range(1, len(paths))]
     for columns, sentence in (
         ({"path": [None, *paths[1:]], "label": labels}, "row 1 has nothing for path"),
-        ({"path": paths, "label": [0.5] * len(paths)}, "the labels are floats"),
         ({"path": paths, "label": [None, *labels[1:]]}, "row 1 has nothing for label"),
     ):
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
         with pytest.raises(DataError, match=sentence):
             build_source("manifest", SourceOptions(tmp_path / "t.parquet"))
-    pyarrow.parquet.write_table(pyarrow.table({"path": paths, "kind": [1.0] * len(paths)}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="the labels are floats"):
-        build_source("manifest", SourceOptions(tmp_path / "t.parquet", own={"label": "kind"}))
     pyarrow.parquet.write_table(pyarrow.table({"path": paths, "label": labels, "note": notes}), tmp_path / "t.parquet")
     assert len(build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names) == len(set(labels))
 

@@ -232,7 +232,7 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
         ("import:my_parts.Narrow", r"shape \(2, 192\).*expected \(2, 384\)"),
         ("import:my_parts.Broken", r"KeyError: 'layer' \(my_parts.py, line \d+\)"),
         ("import:my_parts.Absent", "has no attribute 'Absent'"),
-        ("import:no_such_module.Net", "there is no module no_such_module; install it"),
+        ("import:no_such_module.Net", "No module named 'no_such_module'; install it"),
         ("import:os.path/../x", "names no import"),
         ("file:weights.pt", "needs an architecture"),
     ],
@@ -278,7 +278,7 @@ def test_the_parts_of_the_page_pass_the_public_checks(parts: Path):
     [
         ("my_parts.Plain", "is no head"),
         ("os.system", "is no head"),
-        ("no_such_module.Head", "there is no module no_such_module"),
+        ("no_such_module.Head", "No module named 'no_such_module'"),
         ("my_parts.MyHead; import os", "unknown head"),
         ("../my_parts.MyHead", "unknown head"),
     ],

@@ -193,21 +193,14 @@ def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> 
         may_be_empty: whether a class folder may be without images.
 
     Raises:
-        DataError: two names for one folder, or a folder without an image.
+        DataError: a folder without an image.
     """
     names: list[str] = []
     labels: list[int] = []
-    owner: dict[Path, str] = {}
     for label, class_name in enumerate(class_names):
         home = root / class_name
         if not is_folder(home):
             continue
-        other = owner.setdefault(home.resolve(), class_name)
-        if other != class_name:
-            raise DataError(
-                f"class folders '{printable(other)}' and '{printable(class_name)}' in {place(root)} are the same "
-                "folder: remove one of the links"
-            )
         files = image_files(home)
         names += [path.relative_to(root).as_posix() for path in files]
         labels += [label] * len(files)

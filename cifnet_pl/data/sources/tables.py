@@ -400,8 +400,8 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     """Check the cells of a table.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, labels that are floats, a part that is neither for
-            training nor for testing, an image that is listed twice or is not there.
+        DataError: no rows, a cell that is empty or cannot be shown, a part that is neither for training nor for
+            testing, an image that is listed twice or is not there.
     """
     if not cells["path"]:
         raise DataError(f"{where} lists no image")
@@ -412,8 +412,6 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
                 raise DataError(f"{where}: row {number} has {content} for {key}")
             if key == "split" and cell.lower() not in TRAIN + TEST:
                 raise DataError(f"{where} has split '{cell}', expected train or test")
-    if _floats(set(cells["label"])):
-        raise DataError(f"{where}: the labels are floats ({cells['label'][0]}), expected integers or names")
     name, times = Counter(cells["path"]).most_common(1)[0]
     if times > 1:
         raise DataError(f"{where} lists an image twice ({name}): an image has one row")
@@ -423,14 +421,6 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
             f"{where} lists {len(missing)} files that are not there, the first is {place(root / missing[0])}: paths "
             "are relative to the table's folder"
         )
-
-
-def _floats(labels: set[str]) -> bool:
-    """Return whether all labels are numbers, but not all are integers, as a table with an empty cell makes of them."""
-    try:
-        return not all(float(label).is_integer() and "." not in label for label in labels)
-    except ValueError:
-        return False
 
 
 def _groups(column: list[str]) -> tuple[list[str], np.ndarray]:
