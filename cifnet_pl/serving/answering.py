@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from cifnet_pl.model.classifier import Classifier, Judged, Verdict, able
 from cifnet_pl.photos.photo import cores
@@ -21,31 +21,37 @@ ON_A_CORE, ON_A_DEVICE = 8, 64
 """Photos that are embedded together at most: the first of them waits for all."""
 
 
-class Candidate(BaseModel):
+class Message(BaseModel, use_attribute_docstrings=True):
+    """A part of an answer, or of a request; the texts below its fields describe them in the API."""
+
+
+class Candidate(Message):
     """One class and its probability."""
 
     name: str
-    probability: float = Field(description="calibrated, 0–1")
+    probability: float
+    """Calibrated, 0–1."""
 
 
-class PhotoAnswer(BaseModel):
+class PhotoAnswer(Message):
     """The answer about one photo."""
 
-    file: str = Field(description="name that the photo was sent with")
-    classes: list[Candidate] = Field(default=[], description="most probable first")
-    known: bool | None = Field(
-        default=None,
-        description="false for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell",
-    )
-    novelty: float | None = Field(default=None, description="how foreign the photo is; larger is more foreign")
-    p_value: float | None = Field(
-        default=None, description="share of photos of known classes that are at least as foreign, 0–1"
-    )
-    answers: list[str] | None = Field(
-        default=None, description="set of classes that holds the right one with a chance of --coverage (95 %)"
-    )
-    nearest: str | None = Field(default=None, description="name of the most similar kept photo of the first class")
-    unreadable: str | None = Field(default=None, description="why the photo cannot be decoded")
+    file: str
+    """Name that the photo was sent with."""
+    classes: list[Candidate] = []
+    """Most probable first."""
+    known: bool | None = None
+    """False for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell."""
+    novelty: float | None = None
+    """How foreign the photo is; larger is more foreign."""
+    p_value: float | None = None
+    """Share of photos of known classes that are at least as foreign, 0–1."""
+    answers: list[str] | None = None
+    """Set of classes that holds the right one with a chance of --coverage (95 %)."""
+    nearest: str | None = None
+    """Name of the most similar kept photo of the first class."""
+    unreadable: str | None = None
+    """Why the photo cannot be decoded."""
 
     @classmethod
     def of(cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int) -> PhotoAnswer:

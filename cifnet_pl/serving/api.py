@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, File, Query, Request, Response, UploadFile
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from cifnet_pl.photos.photo import UnreadableImage
 from cifnet_pl.serving import inspection
-from cifnet_pl.serving.answering import PhotoAnswer
+from cifnet_pl.serving.answering import Message, PhotoAnswer
 from cifnet_pl.serving.inbox import MOST, Group, InboxView, Received
 from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -32,47 +32,53 @@ MOST_GROUPED = 500
 TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".webp": "image/webp", ".gif": "image/gif", ".bmp": "image/bmp"}
 
 
-class Error(BaseModel):
+class Error(Message):
     """Why a request was refused."""
 
-    error: str = Field(description="one sentence")
+    error: str
+    """One sentence."""
 
 
-class Classification(BaseModel):
+class Classification(Message):
     """Answers to one request; all from the same version unless a change was stored in between."""
 
     version: int
     photos: list[PhotoAnswer]
 
 
-class ClassInfo(BaseModel):
+class ClassInfo(Message):
     """One class that the model knows."""
 
     name: str
-    photos: int = Field(description="number of photos it was learned from")
-    kept: list[str] = Field(default=[], description="names of photos that are kept in the workspace")
+    photos: int
+    """Number of photos it was learned from."""
+    kept: list[str] = Field(default=[])
+    """Names of photos that are kept in the workspace."""
 
 
-class JobInfo(BaseModel):
+class JobInfo(Message):
     """A change that is asked for but not finished, or its end."""
 
     job: str
     what: str
     state: Literal["waiting", "at work", "done", "refused"]
-    place: int = Field(description="number of changes that come before this one")
-    done: int = Field(description="photos learned so far")
+    place: int
+    """Number of changes that come before this one."""
+    done: int
+    """Photos learned so far."""
     total: int | None = None
-    status: int | None = Field(default=None, description="HTTP status that the change ended with")
+    status: int | None = None
+    """HTTP status that the change ended with."""
     error: str | None = None
-    may_be_asked_for: bool = Field(
-        default=False, description="whether a refused change is made where it is sent with anyway=true"
-    )
-    instead: str | None = Field(default=None, description="class that is meant instead, maybe")
+    may_be_asked_for: bool = False
+    """Whether a refused change is made where it is sent with anyway=true."""
+    instead: str | None = None
+    """Class that is meant instead, maybe."""
     lesson: Lesson | None = None
     changed: Changed | None = None
 
 
-class VersionInfo(BaseModel):
+class VersionInfo(Message):
     """One version of the model."""
 
     number: int
@@ -83,12 +89,11 @@ class VersionInfo(BaseModel):
     classes: int
     photos: int
     stored: bool
-    scores: dict[str, float] = Field(
-        default={}, description="percentages; held_back_photos is how many photos held_back is a share of"
-    )
+    scores: dict[str, float] = Field(default={})
+    """Percentages; held_back_photos is how many photos held_back is a share of."""
 
 
-class Versions(BaseModel):
+class Versions(Message):
     """All versions, newest first."""
 
     current: int
@@ -97,52 +102,53 @@ class Versions(BaseModel):
     versions: list[VersionInfo]
 
 
-class Forget(BaseModel):
+class Forget(Message):
     """A class to forget."""
 
     name: str = Field(min_length=1, max_length=1000)
 
 
-class Rename(BaseModel):
+class Rename(Message):
     """A class, and its new name."""
 
     old: str = Field(min_length=1, max_length=1000)
     new: str = Field(min_length=1, max_length=1000)
 
 
-class Move(BaseModel):
+class Move(Message):
     """Photos of a class that become photos of another one."""
 
     name: str = Field(min_length=1, max_length=1000)
-    into: str = Field(min_length=1, max_length=1000, description="a known class, or a new one")
-    photos: list[str] | None = Field(default=None, max_length=MOST, description="names of files; null for all")
+    into: str = Field(min_length=1, max_length=1000)
+    """A known class, or a new one."""
+    photos: list[str] | None = Field(default=None, max_length=MOST)
+    """Names of files; null for all."""
 
 
-class Chosen(BaseModel):
+class Chosen(Message):
     """Some of the photos that wait or are kept, by the names of their files."""
 
     photos: list[str] = Field(min_length=1, max_length=MOST)
 
 
-class Named(BaseModel):
+class Named(Message):
     """The classes of photos that wait."""
 
-    names: dict[str, str] = Field(min_length=1, max_length=MOST, description="name of a photo's file → its class")
+    names: dict[str, str] = Field(min_length=1, max_length=MOST)
+    """Name of a photo's file → its class."""
 
 
-class Left(BaseModel):
+class Left(Message):
     """The number of photos that wait."""
 
     waiting: int
 
 
-class Purge(BaseModel):
+class Purge(Message):
     """The photos and versions to delete for good."""
 
-    photos: Literal["forgotten", "all"] = Field(
-        default="forgotten",
-        description="forgotten: kept photos that the served version did not learn; all: every kept photo",
-    )
+    photos: Literal["forgotten", "all"] = "forgotten"
+    """Forgotten: kept photos that the served version did not learn; all: every kept photo."""
 
 
 def the_service(request: Request) -> Service:

@@ -13,12 +13,12 @@ from threading import Lock
 from typing import IO, NamedTuple
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.photos.photo import UnreadableImage, content_hash
-from cifnet_pl.serving.answering import PhotoAnswer, Served
+from cifnet_pl.serving.answering import Message, PhotoAnswer, Served
 from cifnet_pl.serving.inspection import Gallery, groups_of
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, file_name, uploads
@@ -45,43 +45,52 @@ TOP = 3
 class InboxPhoto(PhotoAnswer):
     """A photo that waits, with the answer of the served version."""
 
-    photo: str = Field(description="name of its file at /photos, by which it is decided")
-    folder: str | None = Field(default=None, description="name of the folder that it was sent in")
-    certain: bool = Field(default=False, description="whether it may be taken for its first class without a look")
-    seen: bool = Field(default=True, description="false: it is not answered yet")
+    photo: str
+    """Name of its file at /photos, by which it is decided."""
+    folder: str | None = None
+    """Name of the folder that it was sent in."""
+    certain: bool = False
+    """Whether it may be taken for its first class without a look."""
+    seen: bool = True
+    """False: it is not answered yet."""
 
 
-class InboxView(BaseModel):
+class InboxView(Message):
     """Photos that wait: the most doubtful first, certain ones after the others, those not answered yet last."""
 
     version: int
     waiting: int
-    seen: int = Field(description="how many of them are answered")
+    seen: int
+    """How many of them are answered."""
     certain: int
-    in_folders: int = Field(description="photos that were sent in a folder, whose name may be their class")
+    in_folders: int
+    """Photos that were sent in a folder, whose name may be their class."""
     photos: list[InboxPhoto]
 
 
-class LeftOut(BaseModel):
+class LeftOut(Message):
     """A photo that was left out."""
 
     file: str
     reason: str
 
 
-class Received(BaseModel):
+class Received(Message):
     """The photos of a request that wait now; they are on the disk."""
 
-    photos: list[str] = Field(description="names of their files, by which they are decided")
-    known: int = Field(description="photos that are learned or wait already, and are left out")
-    unreadable: list[LeftOut] = []
+    photos: list[str]
+    """Names of their files, by which they are decided."""
+    known: int
+    """Photos that are learned or wait already, and are left out."""
+    unreadable: list[LeftOut] = Field(default=[])
 
 
-class Group(BaseModel):
+class Group(Message):
     """Photos that look alike."""
 
     photos: list[str]
-    suggestion: str | None = Field(default=None, description="class that most of them are given; null: none")
+    suggestion: str | None = None
+    """Class that most of them are given; null: none."""
 
 
 class DecidedPhoto(NamedTuple):

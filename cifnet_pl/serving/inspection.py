@@ -8,14 +8,14 @@ from concurrent.futures import Future
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.calibration import ENOUGH, Kind, margin, ten_more
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
-from cifnet_pl.serving.answering import Scored
+from cifnet_pl.serving.answering import Message, Scored
 from cifnet_pl.serving.refusals import RequestError
 
 CONFUSED, NAMED = 0.1, 2
@@ -34,7 +34,7 @@ SHOWN = 24
 """Doubtful photos that are named."""
 
 
-class Moment(BaseModel, from_attributes=True):
+class Moment(Message, from_attributes=True):
     """One step in the model's life."""
 
     what: str
@@ -47,20 +47,20 @@ class Moment(BaseModel, from_attributes=True):
     energy_source: str | None
 
 
-class Promise(BaseModel):
+class Promise(Message):
     """How many photos that were not learned are answered right, by two names that must not be mistaken."""
 
-    these_days: float | None = Field(description="percent of stored photos, each judged without itself")
-    another_day: float | None = Field(
-        description="the same, each judged without those of its occasion, an estimate; or if measured, percent of "
-        "labelled photos of a new place"
-    )
-    known: Kind = Field(
-        description="what another_day comes from: found occasions, independent photos, or measured; few: too few "
-        "photos to say; unknown: not estimated"
-    )
+    these_days: float | None
+    """Percent of stored photos, each judged without itself."""
+    another_day: float | None
+    """The same, each judged without those of its occasion, an estimate; or if measured, percent of labelled photos of
+    a new place."""
+    known: Kind
+    """What another_day comes from: found occasions, independent photos, or measured; few: too few photos to say;
+    unknown: not estimated."""
 
-    says: list[str] = Field(description="both numbers in words")
+    says: list[str]
+    """Both numbers in words."""
 
     @classmethod
     def of(cls, model: Classifier) -> Promise:
@@ -70,7 +70,7 @@ class Promise(BaseModel):
         return cls(these_days=found.these_days, another_day=found.another_day, known=found.known, says=says)
 
 
-class Look(BaseModel):
+class Look(Message):
     """The state of the model."""
 
     name: str
@@ -81,53 +81,57 @@ class Look(BaseModel):
     image_size: int
     classes: int
     photos: int
-    state_mb: float = Field(description="numbers kept, in MB; without the frozen backbone")
+    state_mb: float
+    """Numbers kept, in MB; without the frozen backbone."""
     history: list[Moment]
     right: Promise
 
 
-class ClassAnswers(BaseModel):
+class ClassAnswers(Message):
     """What is answered for the photos of one class, each judged without those of its occasion."""
 
     name: str
-    right: float | None = Field(description="percent named right on another day, an estimate; null: too few to say")
-    between: tuple[float, float] | None = Field(
-        default=None,
-        description="what as many new photos, from as many occasions, may show (95 %); those of an occasion count once",
-    )
-    taken_for: list[str] = Field(default=[], description="what its photos are taken for, the most frequent first")
-    seldom: bool = Field(default=False, description="whether hardly any of its photos is named right")
+    right: float | None
+    """Percent named right on another day, an estimate; null: too few to say."""
+    between: tuple[float, float] | None = None
+    """What as many new photos, from as many occasions, may show (95 %); those of an occasion count once."""
+    taken_for: list[str] = Field(default=[])
+    """What its photos are taken for, the most frequent first."""
+    seldom: bool = False
+    """Whether hardly any of its photos is named right."""
 
 
-class Answers(BaseModel):
+class Answers(Message):
     """What is answered for the stored photos."""
 
     classes: list[ClassAnswers]
-    margin: float | None = Field(
-        default=None, description="points by which another_day may be off, as far as the stored photos tell (95 %)"
-    )
-    ten_more: tuple[float, float] | None = Field(
-        default=None,
-        description="points that ten more photos of each class would bring on another day, an estimate: its interval "
-        "of 95 %; null: too few to say",
-    )
+    margin: float | None = None
+    """Points by which another_day may be off, as far as the stored photos tell (95 %)."""
+    ten_more: tuple[float, float] | None = None
+    """Points that ten more photos of each class would bring on another day, an estimate: its interval of 95 %; null:
+    too few to say."""
 
 
-class Doubtful(BaseModel):
+class Doubtful(Message):
     """A kept photo whose label is doubtful."""
 
-    file: str = Field(description="name of the kept photo")
+    file: str
+    """Name of the kept photo."""
     label: str
     looks_like: str
-    own: float = Field(description="probability of its label, judged by all other photos, 0–1")
+    own: float
+    """Probability of its label, judged by all other photos, 0–1."""
 
 
-class Audit(BaseModel):
+class Audit(Message):
     """Doubtful labels among kept photos."""
 
-    photos: int = Field(description="kept photos that were judged")
-    not_judged: list[str] = Field(description="classes of which one photo, or near-copies of one alone, are kept")
-    doubtful: list[Doubtful] = Field(description="the most doubtful first")
+    photos: int
+    """Kept photos that were judged."""
+    not_judged: list[str]
+    """Classes of which one photo, or near-copies of one alone, are kept."""
+    doubtful: list[Doubtful]
+    """The most doubtful first."""
 
 
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.data.sets import FileSet
@@ -22,7 +22,7 @@ from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import learn
 from cifnet_pl.photos.photo import looks_at
-from cifnet_pl.serving.answering import Answering, PhotoAnswer, Scored, Served
+from cifnet_pl.serving.answering import Answering, Message, PhotoAnswer, Scored, Served
 from cifnet_pl.serving.inbox import Decided, Inbox, LeftOut, Received, check_alike, tidy
 from cifnet_pl.serving.inspection import Answers, Audit, Gallery, Promise, audited, class_answers, stored_accuracy
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
@@ -39,33 +39,32 @@ PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show a photo's format."""
 
 
-class Lesson(BaseModel):
+class Lesson(Message):
     """The result of a lesson, or with ``dry_run`` what it would be."""
 
-    version: int | None = Field(description="the new version; null for a dry run")
-    learned: dict[str, int] = Field(description="photos learned of each class")
-    unreadable: list[LeftOut] = []
-    held_back_accuracy: float | None = Field(
-        default=None, description="percent of a held-back fifth, scored before learned"
-    )
+    version: int | None
+    """The new version; null for a dry run."""
+    learned: dict[str, int]
+    """Photos learned of each class."""
+    unreadable: list[LeftOut] = Field(default=[])
+    held_back_accuracy: float | None = None
+    """Percent of a held-back fifth, scored before learned."""
     held_back_photos: int = 0
-    old_accuracy_before: float | None = Field(
-        default=None, description="percent of stored samples of the earlier classes"
-    )
+    old_accuracy_before: float | None = None
+    """Percent of stored samples of the earlier classes."""
     old_accuracy_after: float | None = None
     right: Promise
     seconds: float
     note: str | None = None
 
 
-class Changed(BaseModel):
+class Changed(Message):
     """The version that is served after a change."""
 
     version: int
     says: str
-    exact: bool | None = Field(
-        default=None, description="of forget: whether the photos were taken out of the statistics"
-    )
+    exact: bool | None = None
+    """Of forget: whether the photos were taken out of the statistics."""
 
 
 @dataclass(frozen=True)
