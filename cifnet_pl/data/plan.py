@@ -90,9 +90,7 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
         return first + per_task
     wanted = (first + listed)[0]
     if classes < wanted:
-        raise UsageError(
-            f"the first task asks for {wanted} classes, the data has {classes}: set a smaller --data.classes_per_task"
-        )
+        raise UsageError(f"the first task asks for {wanted} classes, the data has {classes}: lower classes_per_task")
     full, rest = divmod(classes - sum(first), per_task)
     return first + [per_task] * full + ([rest] if rest else [])
 
@@ -247,9 +245,7 @@ class Plan:
         rows = self.kind.divide(Classes(self.source, sequence))
         learned = stream if not self.kind.samples_return else TaskStream(self._first_seen(rows, stream.classes()))
         if learned.tasks[: len(past)] != past:
-            raise DataError(
-                "the tasks that were learned before are not those of this stream: use the same data and settings"
-            )
+            raise DataError("the tasks learned before are not those of this stream: use the same data and settings")
         count = max(self.max_tasks or len(rows), len(past))
         return TaskStream(learned.tasks[:count]), rows[:count]
 

@@ -424,9 +424,7 @@ def checked(source: Source, where: str) -> Source:
         raise DataError(f"{where}: the test part has no {source.val.noun}")
     for label, name in enumerate(source.class_names):
         if label not in source.train.rows_of:
-            raise DataError(
-                f"{where}: class '{printable(name)}' has no training {source.train.noun}: add some, or take it out"
-            )
+            raise DataError(f"{where}: class '{printable(name)}' has no training {source.train.noun}: add some")
     return source
 
 

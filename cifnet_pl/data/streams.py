@@ -224,9 +224,7 @@ class Domains(Stream):
         present = [name for i, name in enumerate(domains.names) if (domains.train == i).any()]
         chosen = present if self.order is None else [str(name) for name in self.order]
         if sorted(chosen) != sorted(present):
-            raise UsageError(
-                f"the order of the domains is {', '.join(chosen)}, expected each of {', '.join(present)} once"
-            )
+            raise UsageError(f"the order of domains is {', '.join(chosen)}, expected each of {', '.join(present)} once")
         return chosen
 
     def divide(self, classes: Classes) -> list[np.ndarray]:

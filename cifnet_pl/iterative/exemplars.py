@@ -88,9 +88,7 @@ def quota(capacity: int, per_class: int | None, classes: int) -> int:
     if per_class is not None:
         return per_class
     if capacity < classes:
-        raise UsageError(
-            f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars to at least {classes}"
-        )
+        raise UsageError(f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars {classes}")
     return capacity // classes
 
 

@@ -29,6 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import imports
+from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.photos.photo import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import write_atomic, write_json
@@ -118,7 +119,7 @@ class Description(Table):
     """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but its tensors."""
 
     backbone: BackboneTable
-    precision: str
+    precision: Precision
     engines: list[Engine]
     images: ImagesTable
     head: dict[str, Setting]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.photos.files import expanded, image_files, listing, place, require_folder
+from cifnet_pl.photos.files import find_photos
 from cifnet_pl.photos.photo import SKIPPED, Photo, squares
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.text import number_of, printable
@@ -55,8 +55,8 @@ def forget(
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder that holds all photos that the class was learned from, or several folders that do together.
-            The photos are known by their content hashes; anything else in the folders is ignored.
+        images: folder, Zip archive or files that hold all photos that the class was learned from; several where they
+            do together. The photos are known by their content hashes; anything else there is ignored.
 
     Returns:
         The model without the classes, and what was done.
@@ -74,10 +74,10 @@ def forget(
     rounding = None
     ignored: list[set[Path]] = []
     if images is not None:
-        folders = [expanded(Path(place)) for place in ([images] if isinstance(images, Path | str) else images)]
+        places = [images] if isinstance(images, Path | str) else images
         with model.backbone.preferring(old.engines):
             for name in names:
-                ignored.append(_subtract(model, name, folders, unreadable))
+                ignored.append(_subtract(model, name, places, unreadable))
             rounding = _rounding(model)
     shares = {name: model.head.share_of(model.labels([name])[0]) for name in names if images is None}
     recalled = frozenset(name for name, share in shares.items() if share is not None)
@@ -104,21 +104,21 @@ def _rounding(model: Model) -> str | None:
     return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
 
 
-def _subtract(model: Model, name: str, folders: Sequence[Path], unreadable: list[Unreadable]) -> set[Path]:
+def _subtract(model: Model, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]) -> set[Path]:
     """Take the photos of a class out of the statistics.
 
     Args:
         model: it is changed in place.
         name: of the class.
-        folders: where the photos are.
+        places: where the photos are, as :func:`~cifnet_pl.photos.files.find_photos` takes each.
         unreadable: photos that cannot be decoded are appended; each is opened once, and known by its content hash.
 
     Returns:
-        The other photos of the folders, which were ignored.
+        The other photos there, which were ignored.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
-        DataError: a folder, or not all of those photos, is missing.
+        DataError: nothing is at a place, or not all of those photos.
     """
     try:
         model.head.require("subtracts")
@@ -127,10 +127,7 @@ def _subtract(model: Model, name: str, folders: Sequence[Path], unreadable: list
         raise UnsupportedError(f"{error}: {hint}") from error
     label = model.labels([name])[0]
     learned = model.photos.of(label).tolist()
-    for folder in folders:
-        require_folder(folder, "--images", "a folder or Zip archive with the photos of the class")
-    with listing():
-        files = list(dict.fromkeys(file for folder in folders for file in image_files(folder)))
+    files = dict.fromkeys(file for place in places for file in find_photos(place))
     wanted, found, others = set(learned), dict[int, Tensor](), set[Path]()
     shape = model.image_size, model.crop_ratio
     for batch in squares(files, *shape, Photo.identify, lambda _, value: value not in wanted):
@@ -145,8 +142,8 @@ def _subtract(model: Model, name: str, folders: Sequence[Path], unreadable: list
     if there < len(learned):
         raise DataError(
             f"class '{printable(name)}' was learned from {number_of(len(learned), 'photo')}, "
-            f"{' and '.join(map(place, folders))} {'holds' if len(folders) == 1 else 'hold'} {there} of them: "
-            "give all of them, or leave out --images to remove the class from what can be predicted"
+            f"{there} of them are there: give all of them, or leave out --images to remove the class from what can "
+            "be predicted"
         )
     gone = model.head.fresh()
     gone.begin_task([label], [len(learned)])

@@ -156,9 +156,7 @@ def _refuse_existing(name: HubName, there: list[str], overwrite: bool) -> None:
     if foreign:
         raise UsageError(f"{SCHEME}{name.repository} holds other files ({printable(foreign[0])}): choose another name")
     if CONFIG in there and not overwrite:
-        raise UsageError(
-            f"{SCHEME}{name.repository} holds a model already: choose another name, or add --overwrite true"
-        )
+        raise UsageError(f"{SCHEME}{name.repository} holds a model: choose another name, or add --overwrite true")
 
 
 @contextmanager

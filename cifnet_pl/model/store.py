@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.engines import PRECISIONS
 from cifnet_pl.backbones.families import load_tensors
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
@@ -81,8 +80,6 @@ def assemble(
     about = parse(Description, description, where)
     names, tasks = class_names(about.class_names, where), about.task_sizes
     _require(sum(tasks) == len(names), where, f"its task_sizes are of {sum(tasks)} classes, not {len(names)}")
-    expected = f"its precision is {shown(about.precision)}, expected {', '.join(PRECISIONS)}"
-    _require(about.precision in PRECISIONS, where, expected)
     wanted = outside_parts(about.head.get("class"), about.backbone.name, about.backbone.architecture)
     if wanted and not trust:
         listed = " and ".join(printable(name)[:200] for name in wanted)

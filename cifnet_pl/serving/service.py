@@ -303,8 +303,8 @@ class Service:
             require(old, name)
             require_another(old, name)
             kept = len(self.workspace.kept(self.workspace.current).get(name, []))
-            with self.workspace.photos_of(name, old.counts[name]) as folder:
-                done = old.forget(name, folder if old.head.subtracts else None)
+            photos = self.workspace.photos_of(name, old.counts[name])
+            done = old.forget(name, photos if old.head.subtracts else None)
             how = "exactly: the model keeps nothing of its photos"
             if not done.exact:
                 how = "from the answers; its photos still count against other classes"
@@ -357,16 +357,17 @@ class Service:
                 check_alike(other, model.class_names)
             new = [file for file in moved if file not in known.get(other, [])]
             learned = {one: files for one, files in ((name, rest), (other, new)) if files}
-            with self.workspace.photos_of(name, model.counts[name]) as folder:
-                if folder is None or not model.head.subtracts:
-                    cannot = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
-                    raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'")
-                require_another(model, name)
-                model = model.forget(name, folder).model
-                if learned:
-                    labels = [label for label, files in enumerate(learned.values()) for _ in files]
-                    files = FileSet(folder, [file for files in learned.values() for file in files], labels)
-                    model = learn(model, self._with_embeddings(list(learned), files, job)).model
+            taken = self.workspace.photos_of(name, model.counts[name])
+            if taken is None or not model.head.subtracts:
+                cannot = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
+                raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'")
+            require_another(model, name)
+            model = model.forget(name, taken).model
+            if learned:
+                labels = [label for label, files in enumerate(learned.values()) for _ in files]
+                names = [file for files in learned.values() for file in files]
+                files = FileSet(self.workspace.folder / "photos", names, labels)
+                model = learn(model, self._with_embeddings(list(learned), files, job)).model
             model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
             says = f"moved {number_of(len(moved), 'photo')} of" if rest else "joined"
             says += f" '{printable(name)}' to '{printable(other)}'"

@@ -112,9 +112,7 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         """Read as the file does; RequestError if that is too much at once."""
         if self.largest is not None and size > self.largest:
-            raise RequestError(
-                413, f"a zip file lists more than {self.largest // 2**20} MiB of names: send it in parts"
-            )
+            raise RequestError(413, f"a zip file lists over {self.largest // 2**20} MiB of names: send it in parts")
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:

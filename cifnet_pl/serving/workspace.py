@@ -163,9 +163,7 @@ class Workspace:
         # A kill leaves at most one version that the journal does not name.
         newest = max((int(entry.name) for entry in self._bundles() if entry.name.isdecimal()), default=0)
         if newest > last + 1:
-            raise CheckpointError(
-                f"{path} ends with version {last}, but version {newest} is stored: restore the file from a copy"
-            )
+            raise CheckpointError(f"{path} ends with version {last}, but {newest} is stored: restore it from a copy")
         return bool(last)
 
     # ------------------------------------------------------------------ reading
@@ -270,33 +268,15 @@ class Workspace:
             raise RequestError(404, "there is no such photo in the workspace")
         return path
 
-    @contextmanager
-    def photos_of(self, name: str, count: int) -> Iterator[Path | None]:
-        """Open a folder with the kept photos of a class of the current version.
+    def photos_of(self, name: str, count: int) -> list[Path] | None:
+        """Return the kept photos of a class of the current version; None unless all that it learned are kept.
 
         Args:
             name: of the class.
             count: number of photos that it was learned from.
-
-        Yields:
-            The folder; None unless all photos are kept.
         """
         files = self.kept(self.current).get(name, [])
-        if len(files) != count:
-            yield None
-            return
-        folder = self.linked(files)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def linked(self, files: Iterable[str]) -> Path:
-        """Make a folder with some photos, for one request."""
-        folder = self.incoming()
-        for file in files:
-            _link(self.folder / "photos" / file, folder / file)
-        return folder
+        return [self.folder / "photos" / file for file in files] if len(files) == count else None
 
     def incoming(self) -> Path:
         """Make a folder for the files of one request; what a killed process leaves goes when a workspace is opened."""

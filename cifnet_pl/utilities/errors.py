@@ -156,10 +156,7 @@ def check_embeddings(z: Tensor, width: int) -> None:
     import torch  # here: help and errors in options need the errors, but not the seconds that this takes
 
     if z.ndim != 2 or z.shape[1] != width:
-        raise CifnetError(
-            f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): "
-            "use the backbone that this head was made for"
-        )
+        raise CifnetError(f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): use this head's backbone")
     if not z.is_floating_point():
         raise CifnetError(f"embeddings have dtype {z.dtype}, expected floating point")
     # The extremes of a batch are NaN where one of its numbers is, and are found sooner than every number is checked.

@@ -418,7 +418,7 @@ def test_one_networks_views_have_hashes_of_their_own() -> None:
 
 
 def test_views_that_are_not_known() -> None:
-    with pytest.raises(UsageError, match="knows the late stages of EfficientNet-Lite0"):
+    with pytest.raises(UsageError, match="is for EfficientNet-Lite0"):
         build_backbone("pixels:8+layers")
     with pytest.raises(UsageError, match="efficientnet_lite0"):
         build_backbone(LITE0 + "+layer")

@@ -136,9 +136,9 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
         ((PIXELS / 255, LABELS), r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8"),
         ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
         ((PIXELS, LABELS, PIXELS, LABELS), "the data source is a tuple, expected a name, arrays"),
-        (["ant.png", "bee.png"], "the data are no pairs of a sample and its label"),
-        ([3, 4, 5], "the data are no pairs of a sample and its label"),
-        (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of a sample and its label"),
+        (["ant.png", "bee.png"], "the data are no pairs of sample and label"),
+        ([3, 4, 5], "the data are no pairs of sample and label"),
+        (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of sample and label"),
         ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out"),
     ],
 )

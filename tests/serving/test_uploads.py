@@ -64,7 +64,7 @@ def test_hostile_zip_files_are_refused_in_one_sentence(name):
 
 def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
     monkeypatch.setattr(module, "DIRECTORY_BYTES", 100)
-    with pytest.raises(RequestError, match="lists more than 0 MiB of names"):
+    with pytest.raises(RequestError, match="lists over 0 MiB of names"):
         of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 

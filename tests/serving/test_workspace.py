@@ -49,7 +49,7 @@ def test_versions_are_not_removed_because_the_journal_is_damaged_or_lost(tmp_pat
         with pytest.raises(CheckpointError, match="damaged"):
             Workspace(tmp_path / "w", model())
     journal.unlink()
-    with pytest.raises(CheckpointError, match="ends with version 0, but version 2 is stored"):
+    with pytest.raises(CheckpointError, match="ends with version 0, but 2 is stored"):
         Workspace(tmp_path / "w", model())
     assert tree(tmp_path / "w" / "versions") == before
 

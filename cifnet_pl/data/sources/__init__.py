@@ -114,9 +114,7 @@ def _from_outside(name: str, options: SourceOptions) -> Source:
     with naming(f"data source {name}"):
         source = make(options)
     if not isinstance(source, Source):
-        raise UsageError(
-            f"data source {name} gives a {type(source).__name__}, expected a Source (docs/outside_parts.md)"
-        )
+        raise UsageError(f"data source {name} gives a {type(source).__name__}, not a Source (docs/outside_parts.md)")
     return source
 
 
@@ -184,9 +182,7 @@ def _read(part: Any) -> Read:
         given = [part[i][1] for i in range(len(part))] if targets is None else targets
         picture(part[0][0], "the first item of the data set")
     except (TypeError, IndexError, KeyError) as error:
-        raise UsageError(
-            f"the data are no pairs of a sample and its label ({first_line(error)}): {EXPECTED}"
-        ) from error
+        raise UsageError(f"the data are no pairs of sample and label ({first_line(error)}): {EXPECTED}") from error
     labels = [label.item() if hasattr(label, "item") else label for label in given]
     return labels, getattr(part, "classes", None), partial(ArraySet, partial(_of_item, part))
 

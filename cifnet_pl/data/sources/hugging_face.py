@@ -113,19 +113,17 @@ def _split(parts: dict[str, Any], kind: str, options: SourceOptions, where: str)
     return split
 
 
-def _column(dataset: Any, column_kind: str, options: SourceOptions, where: str) -> str:
-    """Return the name of the column of images or labels."""
-    kinds = {name: type(kind).__name__ for name, kind in (dataset.features or {}).items()}
-    listed = ", ".join(f"{printable(name)} ({kind})" for name, kind in kinds.items())
-    column = options.own.get(column_kind)
+def _column(dataset: Any, kind: str, options: SourceOptions, where: str) -> str:
+    """Return the name of the column of a kind: "image" or "label"."""
+    kinds = {name: type(feature).__name__ for name, feature in (dataset.features or {}).items()}
+    listed = ", ".join(f"{printable(name)} ({column_kind})" for name, column_kind in kinds.items())
+    column = options.own.get(kind)
     if column is not None and column not in kinds:
         raise DataError(f"{where} has no column '{printable(str(column))}', it has {listed}")
-    candidates = [name for name, kind in kinds.items() if kind == KINDS[column_kind]]
-    candidates += [name for name in USUAL[column_kind] if name in kinds]
+    candidates = [name for name, column_kind in kinds.items() if column_kind == KINDS[kind]]
+    candidates += [name for name in USUAL[kind] if name in kinds]
     if column is None and not candidates:
-        raise DataError(
-            f"{where} has no column of {column_kind}s, it has {listed}: name it with --data.options.{column_kind}"
-        )
+        raise DataError(f"{where} has no column of {kind}s, it has {listed}: name it with --data.options.{kind}")
     return str(column or candidates[0])
 
 

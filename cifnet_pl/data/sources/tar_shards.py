@@ -118,10 +118,7 @@ def _samples(file: IO[bytes], shard: str, total: int) -> dict[str, Members]:
         key, _, ending = last.partition(".")
         key = f"{folder}/{key}" if folder else key
         if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
-            raise DataError(
-                f"{shard}: sample {printable(key)} has two members .{printable(ending)}: give each sample a name of "
-                "its own"
-            )
+            raise DataError(f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one")
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
