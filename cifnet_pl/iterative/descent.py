@@ -159,44 +159,6 @@ class Step:
     exemplars: np.ndarray
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate as a share of the one at the beginning.
-
-    Attributes:
-        name: "cosine", to zero; or "step".
-        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the first task and for
-            the others.
-        decay: factor at each milestone.
-    """
-
-    name: Course
-    milestones: tuple[tuple[float, ...], tuple[float, ...]]
-    decay: float
-
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.name, Course)
-        for shares in self.milestones:
-            if any(not 0 < share < 1 for share in shares) or list(shares) != sorted(set(shares)):
-                raise UsageError(
-                    f"milestones is {list(shares)}: expected rising shares of the epochs between 0 and 1, "
-                    "such as 0.3, 0.6 and 0.85 for epochs 60, 120 and 170 of 200"
-                )
-        if not 0 < self.decay < 1:
-            raise UsageError(f"decay is {self.decay:g}, expected a factor between 0 and 1")
-
-    def factor(self, progress: float, first: bool) -> float:
-        """Return the factor of the learning rate.
-
-        Args:
-            progress: share of the phase that is over.
-            first: whether this is the first task.
-        """
-        if self.name == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
-
-
 def first_and_later(name: str, value: Any) -> tuple[Any, Any]:
     """Return an option that may differ between the first task and the later ones: one value, or a list of two.
 
@@ -248,7 +210,10 @@ class Regime:
     Attributes:
         epochs, learning_rates, weight_decays: each for the first and for later tasks.
         momentum: of SGD.
-        schedule: course of the learning rate.
+        course: of the learning rate: "cosine", to zero; or "step".
+        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the first task and for
+            the others.
+        decay: factor at each milestone.
         augmentation: random changes of images.
 
     Raises:
@@ -268,7 +233,18 @@ class Regime:
             check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
         check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
         check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
-        self.schedule = Schedule(options["schedule"], _milestones(options["milestones"]), options["decay"])
+        check_choice("schedule", options["schedule"], Course)
+        self.course: Course = options["schedule"]
+        shares = [0.7, 0.9] if options["milestones"] is None else options["milestones"]
+        two = shares and isinstance(shares[0], list)
+        self.milestones: tuple[list[float], list[float]] = (
+            first_and_later("milestones", shares) if two else (shares, shares)
+        )
+        for some in self.milestones:
+            rising = some == sorted(set(some)) and all(0 < share < 1 for share in some)
+            check_that(rising, "milestones", some, "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6")
+        self.decay: float = options["decay"]
+        check_that(0 < self.decay < 1, "decay", self.decay, "a factor between 0 and 1")
         check_that(options["crop_padding"] >= 0, "crop_padding", options["crop_padding"], "at least 0")
         for name in ("brightness", "contrast", "saturation", "cutout"):
             check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
@@ -276,13 +252,16 @@ class Regime:
             check_choice("autoaugment", options["autoaugment"], Policy)
         self.augmentation = Augmentation(**{change.name: options[change.name] for change in fields(Augmentation)})
 
+    def factor(self, progress: float, first: bool) -> float:
+        """Return the learning rate as a share of the one at the beginning.
 
-def _milestones(shares: list[float] | list[list[float]] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the milestones of the first task and of later ones: the same, unless there are two lists."""
-    shares = [0.7, 0.9] if shares is None else shares
-    two = shares and isinstance(shares[0], list)
-    first, later = first_and_later("milestones", shares) if two else (shares, shares)
-    return tuple(first), tuple(later)
+        Args:
+            progress: share of the phase that is over.
+            first: whether this is the first task.
+        """
+        if self.course == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
 
 
 def check_tuning(tuning: float, rate: float) -> None:

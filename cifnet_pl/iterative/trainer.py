@@ -588,7 +588,7 @@ class IterativeModule(TaskModule):
                 loss = self.loss(batch) * self.share
         else:
             loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
-        value = self._descent.step(loss, self.regime.schedule.factor(progress, self.first))
+        value = self._descent.step(loss, self.regime.factor(progress, self.first))
         if not math.isfinite(value):
             raise self._diverged(f"the loss is {value}")
 

@@ -1,14 +1,17 @@
 """The course of a task: every image once in each pass, and the rate at each step."""
 
 import hashlib
+import inspect
 import math
 
 import numpy as np
 import pytest
 
-from cifnet_pl.iterative.descent import Phase, Schedule, first_and_later, plan_steps
+from cifnet_pl.iterative.descent import Phase, Regime, first_and_later, plan_steps
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
 
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(IterativeModule).parameters.items()}
 PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
 
 
@@ -49,29 +52,29 @@ def test_no_images():
 
 
 def test_cosine():
-    schedule = Schedule("cosine", ((), ()), 0.5)
-    assert [schedule.factor(p, True) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0], abs=1e-12)
+    regime = Regime({**DEFAULTS, "schedule": "cosine"})
+    assert [regime.factor(p, True) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0], abs=1e-12)
 
 
 def test_step_has_milestones_of_the_first_task_and_of_others():
-    schedule = Schedule("step", ((0.3, 0.6), (0.5,)), 0.1)
-    assert [schedule.factor(p, True) for p in (0, 0.29, 0.3, 0.7)] == pytest.approx([1, 1, 0.1, 0.01])
-    assert [schedule.factor(p, False) for p in (0.3, 0.5)] == pytest.approx([1, 0.1])
+    regime = Regime({**DEFAULTS, "schedule": "step", "milestones": [[0.3, 0.6], [0.5]], "decay": 0.1})
+    assert [regime.factor(p, True) for p in (0, 0.29, 0.3, 0.7)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert [regime.factor(p, False) for p in (0.3, 0.5)] == pytest.approx([1, 0.1])
 
 
 @pytest.mark.parametrize(
     ("milestones", "decay", "said"),
     [
-        ((60.0, 120.0), 0.1, "expected rising shares of the epochs"),
-        ((0.6, 0.3), 0.1, "expected rising shares"),
-        ((0.5, 0.5), 0.1, "expected rising shares"),
-        ((0.5,), 1.5, "decay is 1.5"),
-        ((0.5,), 0.0, "decay is 0"),
+        ([60.0, 120.0], 0.1, "expected rising shares of the epochs"),
+        ([0.6, 0.3], 0.1, "expected rising shares"),
+        ([0.5, 0.5], 0.1, "expected rising shares"),
+        ([0.5], 1.5, "decay is 1.5"),
+        ([0.5], 0.0, "decay is 0"),
     ],
 )
 def test_what_does_not_fit(milestones, decay, said):
     with pytest.raises(UsageError, match=said):
-        Schedule("step", (milestones, milestones), decay)
+        Regime({**DEFAULTS, "schedule": "step", "milestones": milestones, "decay": decay})
 
 
 def test_two_values():
