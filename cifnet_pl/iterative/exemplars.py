@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.buffer import select_herding
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
-Selection = Literal["herding", "random"]
 Prediction = Literal["classifier", "nearest_mean"]
 
 
@@ -90,23 +87,3 @@ def quota(capacity: int, per_class: int | None, classes: int) -> int:
     if capacity < classes:
         raise UsageError(f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars {classes}")
     return capacity // classes
-
-
-def choose(z: Tensor, key: Tensor, count: int, selection: Selection, seed: int, label: int) -> Tensor:
-    """Choose exemplars of one class.
-
-    Args:
-        z: (n, d) embeddings of the class's images, in ascending order of their keys.
-        key: (n,) int64 identity of each image.
-        count: number to choose.
-        selection: "herding" (the mean of the first m comes nearest to the class's mean) or "random".
-        seed: of the draw.
-        label: of the class.
-
-    Returns:
-        (m,) int64 positions, best first, with m = min(n, count).
-    """
-    if selection == "herding":
-        return select_herding(functional.normalize(z, dim=1), key, seed, count)
-    order = np.random.default_rng([seed, label, 5]).permutation(len(z))
-    return torch.from_numpy(order[:count])

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
+from cifnet_pl.buffer import select_herding
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.iterative.augmentation import Policy
@@ -32,7 +33,7 @@ from cifnet_pl.iterative.descent import (
     gathered,
     plan_steps,
 )
-from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, Selection, choose, quota
+from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, quota
 from cifnet_pl.iterative.learned import frozen_backbone, learned_model
 from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.learning.strategy import check_trainer
@@ -46,7 +47,7 @@ from cifnet_pl.utilities.text import first_line
 OPTIONS = (
     *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
     *("resized_crop", "flip", "crop_padding", "brightness", "contrast", "saturation", "autoaugment", "cutout"),
-    *("seed", "exemplars", "exemplars_per_class", "selection"),
+    *("seed", "exemplars", "exemplars_per_class"),
 )
 """Arguments of every method that the weights and the exemplars depend on, besides the backbone."""
 
@@ -116,7 +117,6 @@ class IterativeModule(TaskModule):
         seed: of weights, orders and augmentation; on the command line, ``--seed_everything``.
         exemplars: number of images that are kept in all; 0 for none.
         exemplars_per_class: number that is kept of each class instead, or null.
-        selection: "herding" (the mean of the first m comes nearest to the class's mean) or "random".
         prediction: "classifier" or "nearest_mean"; a checkpoint can be validated with either.
 
     Attributes:
@@ -159,7 +159,6 @@ class IterativeModule(TaskModule):
         seed: int = 0,
         exemplars: int = 2000,
         exemplars_per_class: int | None = None,
-        selection: Selection = "herding",
         prediction: Prediction = "classifier",
     ):
         given = dict(locals())
@@ -169,11 +168,10 @@ class IterativeModule(TaskModule):
         check_that(exemplars >= 1 or not self.ways, "exemplars", exemplars, "at least 1")
         if exemplars_per_class is not None:
             check_that(exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1")
-        check_choice("selection", selection, Selection)
         check_choice("prediction", prediction, Prediction)
         self.epochs, self.seed, self.preset = self.regime.epochs[1], seed, preset
         self.capacity, self.per_class = exemplars, exemplars_per_class
-        self.selection, self.prediction = selection, prediction
+        self.prediction = prediction
         self._source = (backbone, architecture, download)
         with self.drawing(0):
             self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
@@ -674,7 +672,7 @@ class IterativeModule(TaskModule):
         for label in range(self.old, self.classes):
             mine = (y == label).nonzero().flatten()
             mine = mine[key[mine].argsort()]
-            chosen = mine[choose(z[mine], key[mine], per_class, self.selection, self.seed, label)]
+            chosen = mine[select_herding(functional.normalize(z[mine], dim=1), key[mine], 0, per_class)]
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 
     def _squares(self, rows: Tensor) -> Tensor:

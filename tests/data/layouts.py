@@ -222,12 +222,11 @@ def npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed, in double precision, with names for labels."""
-    names = np.array(THREE)
-    parts: dict[str, np.ndarray] = {}
-    for seed, (split, count) in enumerate((("train", 12), ("test", 6))):
-        z, y = vectors(count, seed=seed)
-        parts |= {f"{split}_embeddings": z.astype(np.float64), f"{split}_labels": names[y]}
-    np.savez_compressed(root / "embeddings.npz", **parts)
+    z, y = vectors(18)
+    split = np.repeat(["train", "test"], [12, 6])
+    np.savez_compressed(
+        root / "embeddings.npz", embeddings=z.astype(np.float64), labels=np.array(THREE)[y], split=split
+    )
 
 
 def _table() -> pyarrow.Table:

@@ -74,11 +74,6 @@ class TestExemplars:
         made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
         assert torch.bincount(made.exemplars.label).tolist() == [7] * 4
 
-    def test_random(self, tmp_path):
-        made, _ = run(ReplayModule, tmp_path, epochs=1, selection="random")
-        other, _ = run(ReplayModule, tmp_path, epochs=1)
-        assert not torch.equal(made.exemplars.key, other.exemplars.key)
-
     def test_prediction_is_the_nearest_mean(self, tmp_path):
         made, _ = run(ICaRLModule, tmp_path, epochs=2)
         z = functional.normalize(made.embed(made.exemplars.image), dim=1).double()
@@ -224,7 +219,6 @@ class TestRefused:
             ({"autoaugment": "cifar"}, "did you mean cifar10"),
             ({"kind": FOSTERModule, "evaluated": "branch"}, "did you mean branches"),
             ({"kind": ReplayModule, "exemplars": 0}, "exemplars is 0"),
-            ({"kind": ReplayModule, "selection": "herdin"}, "did you mean herding"),
             ({"kind": ReplayModule, "prediction": "mean"}, "prediction"),
             ({"kind": ICaRLModule, "loss": "bce"}, "loss"),
             ({"kind": PODNetModule, "loss": "bce"}, "loss"),

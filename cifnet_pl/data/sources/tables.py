@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import TEST, TRAIN, FileSet, SampleSet, Source, SourceOptions, classes_of, in_parts, of_parts
+from cifnet_pl.data.sets import TEST, TRAIN, FileSet, SampleSet, Source, SourceOptions, classes_of, in_parts
 from cifnet_pl.photos.files import expanded, place
 from cifnet_pl.photos.photo import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
@@ -265,9 +265,8 @@ class EmbeddingSet(SampleSet):
 def embeddings(options: SourceOptions) -> Source:
     """Read embeddings and their labels from one file.
 
-    The file has ``embeddings`` (n, d) and ``labels`` (n,), or ``train_embeddings``, ``train_labels``,
-    ``test_embeddings`` and ``test_labels``. Labels are integers or names. Optional: ``ids`` (n,), the identity of each
-    sample, and ``split`` (n,), "train" or "test". Without a test part a share of each class is held back by seed.
+    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional: ``ids`` (n,), the identity of
+    each sample, and ``split`` (n,), "train" or "test". Without a test part a share of each class is held back by seed.
 
     Options:
         embeddings, labels, ids, split: names of the columns or arrays, where they have other ones.
@@ -279,27 +278,11 @@ def embeddings(options: SourceOptions) -> Source:
     table = open_table(options.root)
     names = {key: str(value) for key, value in options.own.items()}
     split = names.pop("split", "split" if "split" in table.columns else None)
-    if "embeddings" not in names and "train_embeddings" in table.columns:
-        return _two_parts(table, options)
     class_names, whole = table.labelled(**names)
     held = None
     if split is not None:
         held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(whole))], dtype=bool)
     return in_parts(class_names, whole, held, options, place(table.path))
-
-
-def _two_parts(table: Table, options: SourceOptions) -> Source:
-    """Build the source from separate arrays for training and testing."""
-    parts = [part for part in ("train", "test") if f"{part}_embeddings" in table.columns]
-    arrays = [table.matrix(f"{part}_embeddings") for part in parts]
-    if len({z.shape[1] for z in arrays}) > 1:
-        raise DataError(f"{place(table.path)}: train_embeddings and test_embeddings have different widths")
-    labels = [table.vector(f"{part}_labels", len(z)).tolist() for part, z in zip(parts, arrays, strict=True)]
-
-    def make(part: int, positions: np.ndarray) -> EmbeddingSet:
-        return EmbeddingSet(arrays[part], positions, table.path)
-
-    return of_parts(labels, make, options, place(table.path))
 
 
 def open_table(root: Path | None) -> Table:
@@ -329,9 +312,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         options: of the source :func:`embeddings`.
     """
     table = open_table(Path(root) if root else None)
-    named = (options or {}).get("embeddings")
-    both = "embeddings" not in table.columns and "train_embeddings" in table.columns
-    return int(table.matrix(str(named or ("train_embeddings" if both else "embeddings"))).shape[1])
+    return int(table.matrix(str((options or {}).get("embeddings", "embeddings"))).shape[1])
 
 
 # ---------------------------------------------------------------------- lists of image files
