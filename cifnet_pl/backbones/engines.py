@@ -63,10 +63,6 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-class Refused(Exception):
-    """ONNX Runtime does not compute something; the cause is its own error."""
-
-
 class Runtime:
     """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
 
@@ -132,13 +128,10 @@ class Runtime:
         apart = 1 < threads <= len(pixels) and math.prod(pixels.shape[1:3]) <= LARGE
         try:
             z = self._apart(pixels, threads) if apart else self._together(pixels, threads)
-        except Refused as error:
+        except Exception as error:  # its own kinds of error, which do not share a base
             if not self._failed:
-                log.warning(
-                    "ONNX Runtime refuses images of %sx%s, torch is asked: %s",
-                    *images.shape[2:],
-                    one_line(error.__cause__ or error),
-                )
+                side = "x".join(map(str, images.shape[2:]))
+                log.warning("ONNX Runtime refuses images of %s, torch is asked: %s", side, one_line(error))
             self._failed = True
             return None
         return torch.from_numpy(z)
@@ -186,10 +179,7 @@ def _photos(pixels: np.ndarray, most: int) -> int:
 
 
 def _embedded(session: Any, pixels: np.ndarray) -> np.ndarray:
-    try:
-        z: np.ndarray = session.run(None, {"images": pixels})[0]
-    except Exception as error:  # its own kinds of error, which do not share a base
-        raise Refused from error
+    z: np.ndarray = session.run(None, {"images": pixels})[0]
     return z
 
 
@@ -255,15 +245,11 @@ def exported(embedder: Embedder) -> bytes:
             )
         return bytes(graph.model_proto.SerializeToString())
     except Exception as error:  # the exporter fails in its own way for every operation that it does not know
-        cause = _first_cause(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         reason = f"{embedder.name} cannot be exported: {type(cause).__name__}: {one_line(cause, 160)}"
         raise NoGraph(reason) from error
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 # ---------------------------------------------------------------------- graphs that are kept

@@ -191,8 +191,6 @@ def learn(old: M, photos: ClassPhotos, duplicates: Duplicates = "keep", progress
     """
     start, unreadable = time.perf_counter(), list[Unreadable]()
     leave_out = duplicates == "leave_out"
-    if not leave_out:
-        old.check_task(photos.class_names)
     known = classes_of_hashes(old, photos.class_names) if leave_out else {}
     labels = photos.files.labels
 

@@ -11,7 +11,7 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
@@ -43,14 +43,9 @@ def expanded(path: Path | str) -> Path:
     return Path(os.path.expanduser(path))
 
 
-@contextmanager
-def listing() -> Iterator[None]:
-    """Raise DataError, with the folder's name, where the file system refuses to list one."""
-    try:
-        yield
-    except OSError as error:
-        where = printable(str(error.filename))
-        raise DataError(f"cannot read {where}: {error.strerror}; give this account access to it") from error
+def listing() -> AbstractContextManager[None]:
+    """Return a context that raises DataError, with the folder's name, where the file system refuses to list one."""
+    return explained(DataError, "cannot read a folder", OSError, end="; give this account access to it")
 
 
 def is_image(path: Path) -> bool:

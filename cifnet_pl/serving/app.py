@@ -189,9 +189,7 @@ def limited(receive: Receive, largest: int) -> Receive:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, min(BODY_SECONDS, rest)))
         except asyncio.TimeoutError:
-            some = f"nothing of the request came for {BODY_SECONDS:g} seconds"
-            slow = some if rest > BODY_SECONDS else f"the request took more than {WHOLE_SECONDS:g} seconds"
-            raise HTTPException(408, slow, close) from None
+            raise HTTPException(408, "the request came too slowly: send it in parts", close) from None
         left -= len(message.get("body", b""))
         if left < 0:
             raise HTTPException(413, f"the request is larger than {largest // 2**20} MiB: send it in parts", close)

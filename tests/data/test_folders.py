@@ -264,5 +264,5 @@ def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot read .*green: Permission denied; give this account access"):
+    with pytest.raises(DataError, match=r"cannot read .*Permission denied: .*green.; give this account access"):
         build_source("folder", SourceOptions(root))

@@ -174,7 +174,7 @@ def test_a_body_that_never_ends(server, monkeypatch):
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
     with socket.create_connection(address(server)) as link:
         link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
-        assert "nothing of the request came for 0.5 seconds" in said(server, 408, answered(link))
+        assert "came too slowly" in said(server, 408, answered(link))
     monkeypatch.setattr(guard, "WHOLE_SECONDS", 1.0)
     with socket.create_connection(address(server)) as link:
         link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
@@ -184,7 +184,7 @@ def test_a_body_that_never_ends(server, monkeypatch):
             except OSError:
                 break
             time.sleep(0.2)
-        assert "took more than 1 seconds" in said(server, 408, answered(link))
+        assert "came too slowly" in said(server, 408, answered(link))
 
 
 def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):

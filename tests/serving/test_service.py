@@ -370,7 +370,7 @@ def test_token(tmp_path):
 
 def test_the_page_of_the_api_lists_routes_parameters_and_answers(http):
     page = http.get("/docs").text
-    says = ["one photo or many", "number of photos it was learned from", "kept photos that were judged"]
+    says = ["one photo or many", "Number of photos it was learned from", "Kept photos that were judged"]
     for said in ("POST /classify", "GET /health", "<code>anyway</code>", "<code>new</code>", *says):
         assert said in page
 
