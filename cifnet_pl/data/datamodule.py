@@ -290,7 +290,7 @@ class CIFNetDataModule(LightningDataModule):
 
     @cached_property
     def _memory(self) -> EvaluationMemory:
-        return EvaluationMemory(len(self.source.val))
+        return EvaluationMemory()
 
     @cached_property
     def _train_cache(self) -> EmbeddingCache | None:

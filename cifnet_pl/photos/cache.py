@@ -211,34 +211,24 @@ class EvaluationMemory:
     """Embeddings of evaluation images, each computed once per run, up to a stated number of bytes.
 
     Args:
-        images: number of images in the set.
         limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every task.
     """
 
-    def __init__(self, images: int, limit_mb: float = 1024.0):
-        self._slot = np.full(images, -1, dtype=np.int64)
+    def __init__(self, limit_mb: float = 1024.0):
+        self._kept: dict[int, Tensor] = {}
         self._limit = int(limit_mb * 1e6)
-        self._store: Tensor | None = None
-        self._used = 0
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which rows are in memory."""
-        return np.asarray(self._slot[rows] >= 0)
+        return np.array([row in self._kept for row in rows.tolist()], dtype=bool)
 
     def add(self, rows: Tensor, z: Tensor) -> None:
         """Keep embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
-        if self._store is None:
-            capacity = min(len(self._slot), self._limit // (4 * z.shape[1]))
-            with torch.inference_mode(False):
-                self._store = torch.empty(capacity, z.shape[1])
-        positions = rows.cpu().numpy()
-        fresh = np.flatnonzero(self._slot[positions] < 0)[: len(self._store) - self._used]
-        slots = np.arange(self._used, self._used + len(fresh))
-        self._store[slots] = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
-        self._slot[positions[fresh]] = slots
-        self._used += len(fresh)
+        rows = rows.cpu()
+        fresh = np.flatnonzero(~self.known(rows.numpy()))[: self._limit // (4 * z.shape[1]) - len(self._kept)]
+        kept = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
+        self._kept |= dict(zip(rows[fresh].tolist(), kept, strict=True))
 
     def get(self, rows: np.ndarray) -> Tensor:
         """Return (n, d) float32 embeddings of rows that are known."""
-        assert self._store is not None
-        return self._store[self._slot[rows]]
+        return torch.stack([self._kept[row] for row in rows.tolist()])
