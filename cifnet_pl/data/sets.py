@@ -274,6 +274,11 @@ def picture(image: Any, where: str) -> Image.Image:
     return Image.fromarray(pixels.squeeze())
 
 
+def item_of(dataset: Any, index: int) -> Image.Image:
+    """Return the image of an item (image, …) of a torch data set; DataError where it is none."""
+    return picture(dataset[index][0], f"item {index}")
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """Options to build a source from; a source uses those that it needs.

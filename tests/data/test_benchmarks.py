@@ -265,9 +265,8 @@ def test_sets_without_one_label_an_image(targets, tmp_path, monkeypatch):
         build("SVHN", tmp_path)
 
 
-def test_an_item_that_is_no_image_is_reported_as_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_that_is_no_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "SVHN", _Fake)
     source = build("SVHN", tmp_path)
-    (batch,) = ImageLoader(source.train, 4, 1.0, 0).decode([np.array([0, 1])])
-    assert len(batch.row) == 0
-    assert batch.unreadable[0] == "number 0: _Fake gives a str, not an image"
+    with pytest.raises(DataError, match=r"item 0 is an image of shape .*, expected uint8 pixels"):
+        list(ImageLoader(source.train, 4, 1.0, 0).decode([np.array([0, 1])]))

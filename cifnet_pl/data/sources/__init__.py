@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.data.sets import ArraySet, SampleSet, Source, SourceOptions, of_parts, picture, split_by_seed
+from cifnet_pl.data.sets import ArraySet, SampleSet, Source, SourceOptions, item_of, of_parts, picture, split_by_seed
 from cifnet_pl.data.sources.benchmarks import (
     cifar100,
     core50,
@@ -184,12 +184,8 @@ def _read(part: Any) -> Read:
     except (TypeError, IndexError, KeyError) as error:
         raise UsageError(f"the data are no pairs of sample and label ({first_line(error)}): {EXPECTED}") from error
     labels = [label.item() if hasattr(label, "item") else label for label in given]
-    return labels, getattr(part, "classes", None), partial(ArraySet, partial(_of_item, part))
+    return labels, getattr(part, "classes", None), partial(ArraySet, partial(item_of, part))
 
 
 def _of_array(pixels: np.ndarray, index: int) -> Image.Image:
     return picture(pixels[index], f"X[{index}]")
-
-
-def _of_item(dataset: Any, index: int) -> Image.Image:
-    return picture(dataset[index][0], f"item {index}")

@@ -6,11 +6,11 @@ import csv
 import inspect
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from cifnet_pl.data.sets import (
     ArraySet,
@@ -20,8 +20,8 @@ from cifnet_pl.data.sets import (
     checked,
     held_back_rows,
     in_two,
+    item_of,
     of_parts,
-    split_by_seed,
 )
 from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
@@ -54,18 +54,6 @@ def set_names() -> list[str]:
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
-def _items(dataset: Any) -> ArraySet:
-    """Return the images of a torchvision data set."""
-
-    def read(index: int) -> Image.Image:
-        image = dataset[index][0]
-        if not isinstance(image, Image.Image):
-            raise TypeError(f"{type(dataset).__name__} gives a {type(image).__name__}, not an image")
-        return image
-
-    return ArraySet(read, _labels(dataset))
-
-
 def torchvision_set(name: str, options: SourceOptions) -> Source:
     """Load a classification set of torchvision: its own two parts, or a split by seed if it has one part.
 
@@ -80,25 +68,22 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
     from torchvision import datasets
 
     parameters = inspect.signature(getattr(datasets, name)).parameters
+    parts: tuple[dict[str, Any], ...] = ({},)
     if name in PARTS:
         parts = PARTS[name]
     elif "train" in parameters:
         parts = ({"train": True}, {"train": False})
     elif "split" in parameters:
         parts = ({"split": "train"}, {"split": "test"})
-    else:
-        whole = _open(name, options, {})
-        images = _items(whole)
-        return split_by_seed(_class_names(whole), images, options)
-    train, val = (_open(name, options, dataset) for dataset in parts)
-    class_names, sets = _class_names(train), [_items(dataset) for dataset in (train, val)]
-    same = getattr(train, "classes", None) == getattr(val, "classes", None)
-    if not same or max(int(images.labels.max()) for images in sets) >= len(class_names):
-        raise DataError(
-            f"torchvision's {name} in {place(expanded(options.root or DEFAULT_ROOT))} has other classes for testing "
-            "than for training: the copy is not complete, fetch it again"
-        )
-    return Source(class_names, sets[0], sets[1])
+    opened = [_open(name, options, part) for part in parts]
+    first, last = (getattr(dataset, "classes", None) for dataset in (opened[0], opened[-1]))
+    if first != last:
+        raise DataError(f"torchvision's {name} has other classes for testing than for training: fetch it again")
+
+    def make(part: int, labels: np.ndarray) -> ArraySet:
+        return ArraySet(partial(item_of, opened[part]), labels)
+
+    return of_parts([_labels(part) for part in opened], make, options, f"torchvision's {name}", _class_names(opened[0]))
 
 
 def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
