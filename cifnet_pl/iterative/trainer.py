@@ -188,7 +188,7 @@ class IterativeModule(TaskModule):
         self.share = 1.0
         self._candidates: list[tuple[Tensor, ...]] = []  # embedding, label, key and row of the task's images
         self._learning: list[nn.Module] = []
-        self._phase, self._learned = -1, False
+        self._phase = -1
         self._offset = self._done = 0  # steps of the task that were taken before this run, and up to now
         self._plan: tuple[Any, list[Step]] | None = None
         self._descent: Descent | None = None
@@ -516,7 +516,7 @@ class IterativeModule(TaskModule):
             self.expand(len(names))
         self.to(self.device)
         self._counts = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
-        self._phase, self._done, self._learned = -1, 0, False
+        self._phase, self._done = -1, 0
         if self._resume is not None:
             self._go_on(self._resume)
             self._resume = None
@@ -628,10 +628,10 @@ class IterativeModule(TaskModule):
 
     def _end_learning(self) -> None:
         """Correct the network after all steps of the task; it does not change afterwards but by ``tune``."""
-        if self._learned:
+        if self._snapshot is not None:
             return
         self._snapshot = self._position()  # from which the rest of the task is computed again
-        self._learned, self._learning = True, []
+        self._learning = []
         self.train()
         with torch.no_grad():
             self.after_learning()

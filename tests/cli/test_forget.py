@@ -115,7 +115,7 @@ def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.Cap
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "few")) == 1
     assert "learned from 8 photos, 6 of them are there" in capsys.readouterr().err
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")) == 1
-    assert "no folder" in capsys.readouterr().err
+    assert "no file or folder" in capsys.readouterr().err
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "gone.zip")) == 1
     assert f"no Zip archive {tmp_path / 'gone.zip'}: give a photo, a folder, a Zip" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
