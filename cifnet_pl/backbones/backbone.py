@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, photographs
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
@@ -229,10 +229,8 @@ class Backbone(nn.Module):
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Take over the weights of a learned network; CifnetError where they do not fit."""
-        try:
+        with explained(CifnetError, f"the weights do not fit {self.name}", RuntimeError):
             self.network.load_state_dict(state)
-        except RuntimeError as error:
-            raise CifnetError(f"the weights do not fit {self.name}: {one_line(error)[:300]}") from error
         self._sha256 = None
 
     def describe(self) -> dict[str, str | None]:

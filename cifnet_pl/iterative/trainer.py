@@ -39,10 +39,9 @@ from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule, run_folder
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that, explained
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import first_line
 
 OPTIONS = (
     *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
@@ -854,7 +853,5 @@ class IterativeModule(TaskModule):
         Raises:
             CheckpointError: they do not fit the classes that the checkpoint names.
         """
-        try:
+        with explained(CheckpointError, "the checkpoint does not fit the network"):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except (RuntimeError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"the checkpoint does not fit the network: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
 from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import number_of, printable
@@ -190,10 +190,8 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
     if token is not None and token_file is not None:
         raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:
-        try:
+        with explained(UsageError, f"cannot read --token_file {printable(token_file)}", OSError, UnicodeDecodeError):
             token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read --token_file {printable(token_file)}: {error}") from error
     if token is None:
         return None
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
@@ -204,15 +202,10 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:
         raise UsageError(f"--port is {port}, expected 0 to {2**16 - 1}")
-    try:
+    refused = f"cannot listen on {printable(host)} port {port}"
+    with explained(UsageError, refused, OSError, end="; choose another --port"):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(1024)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"cannot listen on {printable(host)} port {port}: {reason}; choose another --port") from error
+        listening = socket.create_server(address[:2], family=family, backlog=1024)
     return listening
 
 

@@ -28,7 +28,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import learned_photos
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_bytes
 from cifnet_pl.utilities.text import number_of
 
@@ -141,7 +141,8 @@ class Workspace:
     def _open(self, stack: ExitStack, model: Classifier) -> bool:
         """Open the journal; return whether there are versions already."""
         path, about = self.folder / JOURNAL, json.dumps(_about(model))
-        try:
+        damaged = explained(CheckpointError, f"{path} is damaged", sqlite3.DatabaseError, end="; use a copy of it")
+        with damaged, explained(CifnetError, f"cannot open {path}", sqlite3.OperationalError):
             self._journal = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             stack.callback(self._journal.close)
             # A transaction ends when the truncated rollback journal is on the disk.
@@ -154,10 +155,6 @@ class Workspace:
             self._journal.execute("INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about])
             ((first,),) = self._rows("SELECT about FROM model")
             ((last,),) = self._rows("SELECT coalesce(max(number), 0) FROM version")
-        except sqlite3.OperationalError as error:
-            raise CifnetError(f"cannot open {path}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise CheckpointError(f"{path} is damaged, {error}: restore the file from a copy") from error
         if first != about:
             raise UsageError(f"the workspace {self.folder} began with another model: choose another with --workspace")
         # A kill leaves at most one version that the journal does not name.

@@ -24,9 +24,8 @@ from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.data.sources.hugging_face import hugging_face
 from cifnet_pl.data.sources.tables import EmbeddingSet, embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered
-from cifnet_pl.utilities.text import first_line
 
 
 def digits(options: SourceOptions) -> Source:
@@ -177,12 +176,11 @@ def _read(part: Any) -> Read:
         return y.tolist(), None, partial(ArraySet, partial(_of_array, x))
     if not _is_data_set(part):
         raise UsageError(f"the data source is a {type(part).__name__}, {EXPECTED}")
-    try:
+    unlike = "the data are no pairs of sample and label"
+    with explained(UsageError, unlike, TypeError, IndexError, KeyError, end=f": {EXPECTED}"):
         targets = getattr(part, "targets", None)
         given = [part[i][1] for i in range(len(part))] if targets is None else targets
         picture(part[0][0], "the first item of the data set")
-    except (TypeError, IndexError, KeyError) as error:
-        raise UsageError(f"the data are no pairs of sample and label ({first_line(error)}): {EXPECTED}") from error
     labels = [label.item() if hasattr(label, "item") else label for label in given]
     return labels, getattr(part, "classes", None), partial(ArraySet, partial(item_of, part))
 

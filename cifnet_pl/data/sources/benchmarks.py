@@ -26,7 +26,7 @@ from cifnet_pl.data.sets import (
 from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
 from cifnet_pl.photos.files import expanded, listing, place, sub_folders
-from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -99,17 +99,13 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
     wanted = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if set(wanted) - keywords.keys():
         raise _unsuitable(name, f"needs {', '.join(sorted(set(wanted) - keywords.keys()))}")
-    try:
-        return builder(**keywords)
-    except ImportError as error:
-        raise UsageError(f"torchvision's {name} needs a package that is not installed: {error}") from error
-    except ValueError as error:
-        raise _unsuitable(name, first_line(error)) from error
-    except (RuntimeError, OSError) as error:
-        raise DataError(
-            f"torchvision's {name} is not in {place(root)} ({first_line(error)}): "
-            "set --data.root to the folder that holds it, or fetch it with --data.download true"
-        ) from error
+    remedies = "; set --data.root to the folder that holds it, or fetch it with --data.download true"
+    missing = explained(DataError, f"torchvision's {name} is not in {place(root)}", RuntimeError, OSError, end=remedies)
+    with missing, explained(UsageError, f"torchvision's {name} needs a package that is not installed", ImportError):
+        try:
+            return builder(**keywords)
+        except ValueError as error:
+            raise _unsuitable(name, first_line(error)) from error
 
 
 def _unsuitable(name: str, reason: str) -> UsageError:
