@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,12 +144,9 @@ class Answering:
         on_cpu = served().model.device.type == "cpu"
         self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
         self._lock = threading.Lock()
-        self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]] | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]]] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(cores(), "decode")
-        count = cores() if on_cpu else 1
-        self._threads = [threading.Thread(target=self._run, name="answer", daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._embedders = ThreadPoolExecutor(cores() if on_cpu else 1, "answer")
 
     def submit(self, decode: Decode) -> Future[Scored]:
         """Answer one photo.
@@ -171,9 +169,7 @@ class Answering:
     def close(self) -> None:
         """Answer everything that is under way, and stop."""
         self._decoders.shutdown()
-        self._ready.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._embedders.shutdown()
 
     def _answered(self, answer: Future[Scored]) -> None:
         with self._lock:
@@ -183,38 +179,26 @@ class Answering:
         if answer.set_running_or_notify_cancel():  # not where the client is gone already
             try:
                 self._ready.put((decode(), answer))
+                self._embedders.submit(self._score)
             except BaseException as error:  # whatever happened, someone waits for it
                 answer.set_exception(error)
 
-    def _run(self) -> None:
-        while batch := self._next():
-            try:
-                self._score(batch)
-            except BaseException as error:  # as above
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
-            del batch  # while this thread waits, it holds no model that is no longer served
-
-    def _score(self, batch: list[tuple[np.ndarray, Future[Scored]]]) -> None:
-        served = self.served()
-        with torch.inference_mode():
-            z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
-            probabilities, verdicts = served.judged(z)
-        for row, (_, answer) in enumerate(batch):
-            answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))
-
-    def _next(self) -> list[tuple[np.ndarray, Future[Scored]]]:
-        """Return the photos that wait; empty when the thread is to end."""
-        batch = []
-        found = self._ready.get()
-        while found is not None:
-            batch.append(found)
-            if len(batch) == self._largest:
-                return batch
-            try:
-                found = self._ready.get_nowait()
-            except queue.Empty:
-                return batch
-        self._ready.put(None)  # for the next thread
-        return batch
+    def _score(self) -> None:
+        """Answer the photos that are decoded; none are left where others of these calls took them together."""
+        batch = list[tuple[np.ndarray, Future[Scored]]]()
+        with suppress(queue.Empty):
+            while len(batch) < self._largest:
+                batch.append(self._ready.get_nowait())
+        if not batch:
+            return
+        try:
+            served = self.served()
+            with torch.inference_mode():
+                z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
+                probabilities, verdicts = served.judged(z)
+            for row, (_, answer) in enumerate(batch):
+                answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))
+        except BaseException as error:  # as above
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_exception(error)
