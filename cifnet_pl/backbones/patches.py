@@ -91,8 +91,7 @@ class Patches(nn.Module):
         """
         if not len(images) or min(images.shape[2:]) < SIDE + self.cells - 1:
             raise CifnetError(
-                f"backbone patches learns from images of at least {SIDE + self.cells - 1} pixels a side, got "
-                f"{len(images)} of {images.shape[2]}x{images.shape[3]}"
+                f"patches are learned from images of {SIDE + self.cells - 1} pixels or more, got {tuple(images.shape)}"
             )
         generator = torch.Generator().manual_seed(seed)
         windows = images.cpu().unfold(2, SIDE, 1).unfold(3, SIDE, 1)  # (n, 3, rows, columns, 6, 6), a view

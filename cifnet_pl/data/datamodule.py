@@ -192,8 +192,7 @@ class CIFNetDataModule(LightningDataModule):
         """The Trainer of the run."""
         if self.trainer is None:
             raise UsageError(
-                "the data module is not attached to a Trainer: pass it as datamodule=, or go through its tasks without "
-                "one: for task in data: for images, labels in task.train: ..."
+                "the data module has no Trainer: pass it as datamodule=, or go through its tasks: for task in data"
             )
         return self.trainer
 

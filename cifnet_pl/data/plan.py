@@ -56,11 +56,7 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     if missing:
         raise UsageError(f"class_order names '{missing[0]}', which the data source does not have")
     if len(chosen) < len(names):
-        dropped = sorted(set(names) - set(chosen))
-        raise UsageError(
-            f"class_order leaves out {len(dropped)} of {len(names)} classes, the first is '{dropped[0]}': list all of "
-            "them, and set --data.max_tasks to learn fewer"
-        )
+        raise UsageError(f"class_order lists {len(chosen)} of {len(names)} classes: list all, and set --data.max_tasks")
     return chosen
 
 

@@ -423,8 +423,7 @@ class IterativeModule(TaskModule):
                 raise UsageError("a limit on training batches would cut off whole passes: use fewer --model.epochs")
             if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
                 raise UsageError(
-                    "batch statistics are learned from at least two images in each process: set --data.batch_size "
-                    "to 2 or more (now 1), or --model.batch_statistics fixed"
+                    "learned batch statistics need two images a process: set --data.batch_size to 2 or more"
                 )
 
     def on_fit_start(self) -> None:

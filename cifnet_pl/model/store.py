@@ -399,8 +399,7 @@ def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Cl
     run = parse(RunTable, state, where)
     if run.model is None:
         raise CheckpointError(
-            f"{path} is of a {shown(run.settings.get('module'))}, which is a model once its run is over: "
-            "finish it, and give the run's folder"
+            f"{path} is of a {shown(run.settings.get('module'))}: finish the run, and give its folder"
         )
     if run.under_way:
         raise CheckpointError(f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first")

@@ -104,8 +104,7 @@ class PartialSums:
             start, stop = max(one.start, another.start), min(one.stop, another.stop)
             if one.listing == another.listing and start < stop:
                 raise UsageError(
-                    f"{other.name} and {self.name} both have samples {start} to {stop - 1} of {one.total}, "
-                    "which would count twice: give each shard once"
+                    f"{other.name} and {self.name} both have samples {start} to {stop - 1} of {one.total}: give one"
                 )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
@@ -113,8 +112,7 @@ class PartialSums:
             common = np.intersect1d(ours, theirs)
             if len(common):
                 raise UsageError(
-                    f"{other.name} and {self.name} have {len(common)} samples with the same content in common, which "
-                    "would count twice: sums of different sets must not share samples"
+                    f"{other.name} and {self.name} have {len(common)} samples in common, which would count twice"
                 )
         with prefixed(f"cannot add {other.name} to {self.name}"):
             check_same_embeddings(self.model, other.model)
