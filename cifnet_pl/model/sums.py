@@ -104,7 +104,7 @@ class PartialSums:
             start, stop = max(one.start, another.start), min(one.stop, another.stop)
             if one.listing == another.listing and start < stop:
                 raise UsageError(
-                    f"{other.name} and {self.name} both have samples {start} to {stop - 1} of {one.total}: give one"
+                    f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which would count twice"
                 )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):

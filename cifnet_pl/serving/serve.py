@@ -205,7 +205,10 @@ def _listen(host: str, port: int) -> socket.socket:
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, end="; choose another --port"):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=1024)
+        listening = socket.socket(family)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
     return listening
 
 
