@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
 from cifnet_pl.utilities.run_folders import photos_of_run
 from cifnet_pl.utilities.text import number_of, printable
@@ -176,10 +176,8 @@ def _check_numbers(keep_versions: int, rate: float, unknown: float | None, cover
     """Raise UsageError for options that are out of their range."""
     from cifnet_pl.heads.confidence import check_share
 
-    if keep_versions < 2:
-        raise UsageError(f"--keep_versions is {keep_versions}, expected at least 2: undo needs the version before")
-    if rate < 0:
-        raise UsageError(f"--rate is {rate:g}, expected 0 or more")
+    check_that(keep_versions >= 2, "--keep_versions", keep_versions, "at least 2: undo needs the version before")
+    check_that(rate >= 0, "--rate", rate, "0 or more")
     for option, share in (("unknown", unknown), ("coverage", coverage)):
         if share is not None:
             check_share(f"--{option}", share)
@@ -200,8 +198,7 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port is {port}, expected 0 to {2**16 - 1}")
+    check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, end="; choose another --port"):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
