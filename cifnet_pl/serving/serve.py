@@ -174,13 +174,10 @@ def empty_model() -> Classifier:
 
 def _check_numbers(keep_versions: int, rate: float, unknown: float | None, coverage: float | None) -> None:
     """Raise UsageError for options that are out of their range."""
-    from cifnet_pl.heads.confidence import check_share
-
     check_that(keep_versions >= 2, "--keep_versions", keep_versions, "at least 2: undo needs the version before")
     check_that(rate >= 0, "--rate", rate, "0 or more")
-    for option, share in (("unknown", unknown), ("coverage", coverage)):
-        if share is not None:
-            check_share(f"--{option}", share)
+    for option, share in (("--unknown", unknown), ("--coverage", coverage)):
+        check_that(share is None or 0 < share < 1, option, share, "a share between 0 and 1, or null")
 
 
 def _given_token(token: str | None, token_file: str | None) -> str | None:
