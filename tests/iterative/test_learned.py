@@ -86,7 +86,7 @@ def test_an_unfinished_run_is_no_model(tmp_path: Path):
     engine.fit(made, datamodule=data())
     path = tmp_path / "alone.ckpt"
     engine.save_checkpoint(path)
-    with pytest.raises(CheckpointError, match="once its run is over"):
+    with pytest.raises(CheckpointError, match="finish the run, and give its folder"):
         cifnet_pl.load(path)
 
 
