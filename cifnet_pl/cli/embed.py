@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
-from cifnet_pl.utilities.files import write_bytes
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.text import number_of, printable, utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +61,7 @@ def embed(
         if not files:
             raise DataError(f"no photo of {printable(images)} can be read ({number_of(len(unreadable), 'file')})")
         columns = {"embeddings": z.numpy(), **about_files(images, [file for file in files if file is not None])}
-        write_bytes(target, as_npz(columns) if target.suffix == ".npz" else as_parquet(columns))
+        write_atomic(target, lambda file: write(columns, target.suffix, file))
     width = z.shape[1]
     print(f"{number_of(len(files), 'photo')} as vectors of {width} numbers in {target}: {', '.join(columns)}")
 
@@ -81,36 +80,25 @@ def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
 
     root = expanded(images)
     if not is_folder(root):
-        return {"ids": np.array([_text(file) for file in files])}
-    columns = {"ids": np.array([_text(file.relative_to(root)) for file in files])}
+        return {"ids": np.array([utf8(file.as_posix()) for file in files])}
+    columns = {"ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])}
     parts = parts_of(root)
     homes = [next((part for part in parts or (root,) if part in file.parents), file.parent) for file in files]
     below = [file.relative_to(home).parts for file, home in zip(files, homes, strict=True)]
     if all(len(names) > 1 for names in below):
-        columns["labels"] = np.array([_text(Path(names[0])) for names in below])
+        columns["labels"] = np.array([utf8(names[0]) for names in below])
         if parts is not None:
             columns["split"] = np.array(["test" if home == parts[1] else "train" for home in homes])
     return columns
 
 
-def _text(path: Path) -> str:
-    """Return a path as text that every format can hold: bytes that are no UTF-8 become escapes."""
-    return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def write(columns: dict[str, np.ndarray], ending: str, file: IO[bytes]) -> None:
+    """Write the arrays into an .npz file, or into a Parquet file, in which a matrix is a column of lists."""
+    if ending == ".npz":
+        import numpy as np
 
+        np.savez(file, **columns)  # type: ignore[arg-type]  # its only other argument is a bool
+    else:
+        import pandas as pd
 
-def as_npz(columns: dict[str, np.ndarray]) -> bytes:
-    """Return the arrays as the content of an .npz file."""
-    import numpy as np
-
-    content = io.BytesIO()
-    np.savez(content, **columns)  # type: ignore[arg-type]  # its only other argument is a bool
-    return content.getvalue()
-
-
-def as_parquet(columns: dict[str, np.ndarray]) -> bytes:
-    """Return the arrays as the content of a Parquet file; a matrix becomes a column of lists."""
-    import pandas as pd
-
-    content = io.BytesIO()
-    pd.DataFrame({name: list(array) for name, array in columns.items()}).to_parquet(content, index=False)
-    return content.getvalue()
+        pd.DataFrame({name: list(array) for name, array in columns.items()}).to_parquet(file, index=False)

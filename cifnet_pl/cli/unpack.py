@@ -43,8 +43,6 @@ def unpack(
     target = expanded(Path(output))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists already and is not an empty folder: choose another --output")
-    if source == "folder":
-        raise UsageError("source folder is class folders already: expected digits, cifar100 or torchvision:<data set>")
     if size < 1:
         raise UsageError(f"--size is {size}, expected at least 1 pixel")
     data_source = build_source(source, SourceOptions(Path(root) if root else None, download=download))

@@ -32,6 +32,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else repr(c)[1:-1] for c in text)
 
 
+def utf8(text: str) -> str:
+    """Return ``text`` as any format can hold it: bytes that are no UTF-8 become escapes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def shortened(text: str, longest: int) -> str:
     """Return ``text`` on one line, and its end as "…" where it has more than ``longest`` characters."""
     plain = printable(text)

@@ -28,7 +28,6 @@ def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 REFUSED = [
     (["--classes", "11"], "unknown class '11'"),
-    (["--source", "folder"], "class folders already"),
     (["--source", "digit"], "did you mean digits?"),
     (["--size", "0"], "--size"),
     (["--output", "{tmp}"], "not an empty folder"),

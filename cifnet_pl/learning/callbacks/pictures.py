@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import unicodedata
@@ -248,7 +247,7 @@ class TrajectoryPlot(Callback):
         metrics = callback_of(trainer, TaskMetrics)
         if not trainer.is_global_zero or folder is None or metrics is None or not (folder / "tasks.csv").is_file():
             return
-        figure = draw_trajectory(metrics.record, f"{folder.parent.name}, {folder.name.replace('_', ' ')}")
+        figure = draw_trajectory(metrics.record, _title(folder))
         keep_picture(trainer, folder / "trajectory.png", png(figure), len(metrics.record.rows))
 
 
@@ -290,17 +289,10 @@ class ClassResults(TaskCallback):
         if last == trainer.max_epochs:
             body = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
             write_table(trainer, "confusion.csv", ["true_class", *names], body)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the matrix from its file, as the run may have been interrupted after it was written."""
-        folder = run_folder(trainer)
-        if not trainer.is_global_zero or folder is None or not (folder / "confusion.csv").is_file():
-            return
-        names, matrix = read_confusion(folder / "confusion.csv")
-        if matrix.sum():
-            title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
-            picture = png(draw_confusion(matrix, names, title))
-            keep_picture(trainer, folder / "confusion.png", picture, len(self.history))
+            folder = run_folder(trainer)  # asks all processes
+            if trainer.is_global_zero and folder is not None and confusion.any():
+                picture = png(draw_confusion(confusion, names, _title(folder)))
+                keep_picture(trainer, folder / "confusion.png", picture, last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of all tasks, for the checkpoint."""
@@ -312,15 +304,6 @@ class ClassResults(TaskCallback):
             self.history = list(state_dict["counts"])
 
 
-def read_confusion(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read a ``confusion.csv``.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The class names, and (C, C) int64 numbers of images.
-    """
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = list(csv.reader(file))
-    return rows[0][1:], np.array([row[1:] for row in rows[1:]], dtype=np.int64).reshape(len(rows) - 1, -1)
+def _title(folder: Path) -> str:
+    """Return what pictures call the run of a folder."""
+    return f"{folder.parent.name}, {folder.name.replace('_', ' ')}"

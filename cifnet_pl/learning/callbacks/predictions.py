@@ -20,6 +20,7 @@ from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder,
 from cifnet_pl.model.metrics import FIRST, first_classes, percent
 from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
 from cifnet_pl.utilities.plugins import optional
+from cifnet_pl.utilities.text import utf8
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,17 +104,14 @@ class PredictionRecord(TaskCallback):
 def _table(
     task: int, images: list[str], classes: list[str], labels: np.ndarray, columns: np.ndarray, probabilities: np.ndarray
 ) -> pd.DataFrame:
-    """Return the table of one task; bytes of names that are no UTF-8 become escapes, which Parquet can store."""
+    """Return the table of one task."""
     import pandas as pd  # here: it takes a second and 90 MB
 
-    def utf8(names: list[str]) -> list[str]:
-        return [name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for name in names]
-
-    known = pd.array([*utf8(classes), None], dtype="string")  # the last one is that of column −1
+    known = pd.array([*map(utf8, classes), None], dtype="string")  # the last one is that of column −1
     lacking = ((0, 0), (0, FIRST - columns.shape[1]))
     columns = np.pad(columns, lacking, constant_values=-1)
     probabilities = np.pad(probabilities.astype(np.float32), lacking, constant_values=np.nan)
-    table = pd.DataFrame({"task": task, "image": utf8(images), "label": known[labels]})
+    table = pd.DataFrame({"task": task, "image": list(map(utf8, images)), "label": known[labels]})
     for k in range(FIRST):
         table[f"top_{k + 1}"] = known[columns[:, k]]
         table[f"probability_{k + 1}"] = probabilities[:, k]

@@ -14,7 +14,6 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead
 from cifnet_pl.learning.callbacks import PrequentialAccuracy
-from cifnet_pl.learning.callbacks.pictures import read_confusion
 from tests.command_line import BUFFER, checkpoint, fit, learned, rows
 
 KEEP = ["--predictions.every_task", "true"]
@@ -42,7 +41,9 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
             known = {line["class"] for line in table if int(line["task"]) == j}
             share = 100 * np.mean([r for r, row in zip(right, task_rows, strict=True) if row["label"] in known])
             assert share == pytest.approx(float(matrix[k - 1][f"task_{j}"]))
-    names, confusion = read_confusion(whole / "confusion.csv")
+    counts = rows(whole / "confusion.csv")
+    names = [line.pop("true_class") for line in counts]
+    confusion = np.array([[int(line[name]) for name in names] for line in counts])
     assert names == [line["class"] for line in table]
     last = [row for row in predictions if row["task"] == 5]
     for row in last:
