@@ -58,7 +58,9 @@ def _run(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(commands.overview())
     elif words[0] in ("-V", "--version"):
-        print(commands.own_version())
+        from importlib.metadata import version
+
+        print(f"cifnet_pl {version('cifnet_pl')}")
     elif words[0] in commands.COMMANDS:
         commands.run_command(words[0], words[1:])
     elif words[0] in commands.RUNS and commands.topic_of(words[1:]) == (True, None):

@@ -210,7 +210,9 @@ class Table:
                 self.unknown += prediction.known is False
                 self.answers += len(prediction.answers or ())
                 shown = prediction if self.told else replace(prediction, known=None)
-                self._consider(shown)
+                # Those of the largest random numbers so far are the gallery's.
+                keep = heapq.heappush if len(self._kept) < IN_GALLERY else heapq.heappushpop
+                keep(self._kept, (self._chance.random(), self.classified, shown))
                 yield shown
                 continue
             self.unreadable += 1
@@ -226,11 +228,6 @@ class Table:
     def sample(self) -> list[Prediction]:
         """Return the photos of the gallery, sorted by name."""
         return sorted((prediction for _, _, prediction in self._kept), key=lambda prediction: str(prediction.file))
-
-    def _consider(self, prediction: Prediction) -> None:
-        """Keep a prediction if it is among the ``IN_GALLERY`` of the largest random numbers so far."""
-        keep = heapq.heappush if len(self._kept) < IN_GALLERY else heapq.heappushpop
-        keep(self._kept, (self._chance.random(), self.classified, prediction))
 
 
 # ---------------------------------------------------------------------- the picture

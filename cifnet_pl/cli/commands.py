@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import docstring_parser
 
-from cifnet_pl.cli.parsing import OneSentence
+from cifnet_pl.cli.parsing import SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import printable
@@ -201,11 +200,6 @@ def overview() -> str:
     return (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip().format(runs=runs, others=others)
 
 
-def own_version() -> str:
-    """Return the text of ``cifnet --version``."""
-    return f"cifnet_pl {version('cifnet_pl')}"
-
-
 # ---------------------------------------------------------------------- help of the commands that need a Trainer
 
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
@@ -241,18 +235,17 @@ def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
     return place is not None, topic
 
 
-def about(text: str, topic: str, public: Sequence[str]) -> str:
+def about(text: str, topic: str) -> str:
     """Return a parser's help without the sections of other topics, internal classes and marks of documentation.
 
     Args:
         text: the whole help.
         topic: one of ``TOPICS``.
-        public: modules whose classes may be named.
     """
     text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
 
     def named(found: re.Match[str]) -> str:
-        return found[0] if found[1] in public else ""
+        return found[0] if found[1] in SHORT_NAMES else ""
 
     text = re.sub(r"\b(cifnet_pl(?:\.[a-z_0-9]+)*)\.[A-Z]\w+,\s+", named, text)
     text = re.sub(r"\blightning\.LightningModule,\s+", "", text)

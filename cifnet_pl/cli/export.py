@@ -57,7 +57,11 @@ def export(
     if push is not None and format != "bundle":
         raise UsageError(f"--push puts a bundle on the hub, and --format is {format}: leave one of them out")
     if push is not None:
-        _push(load(model, device="cpu", trust=trust, download=download), push, private, overwrite)
+        from cifnet_pl.model import hub
+
+        pushed = load(model, device="cpu", trust=trust, download=download)
+        address = hub.push(pushed, hub.HubName.of(push), private, overwrite)
+        print(f"{len(pushed.class_names)} classes on the hub, {address}: cifnet_pl.load({push!r}, download=True)")
     if output is None:
         return
     target = Path(output).expanduser()
@@ -69,13 +73,6 @@ def export(
         loaded.save(target, overwrite)
     print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
     print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
-
-
-def _push(model: Classifier, place: str, private: bool, overwrite: bool) -> None:
-    from cifnet_pl.model.hub import HubName, push
-
-    address = push(model, HubName.of(place), private, overwrite)
-    print(f"{len(model.class_names)} classes on the hub, {address}: cifnet_pl.load({place!r}, download=True)")
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:

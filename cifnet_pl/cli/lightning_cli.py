@@ -25,7 +25,6 @@ from cifnet_pl.cli.commands import COMMANDS, RUNS, about, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
-    SHORT_NAMES,
     OneSentence,
     buried_error,
     choose_backbone,
@@ -76,7 +75,7 @@ class CLIParser(OneSentence, LightningArgumentParser):
 
     def format_help(self, *given: Any, **options: Any) -> str:
         """Return the help about the topic."""
-        return about(super().format_help(*given, **options), self.topic, SHORT_NAMES)
+        return about(super().format_help(*given, **options), self.topic)
 
 
 class SaveConfig(SaveConfigCallback):

@@ -147,17 +147,14 @@ class Table:
     def kind(self, column: int) -> str:
         """Return "text" for a column of text, or of nothing, and "num" for one of numbers."""
         cells = [row[column] for row in self.rows]
-        return "num" if any(isinstance(cell, Stat) for cell in cells) and not any(map(_is_text, cells)) else "text"
+        texts = any(isinstance(cell, str) and cell for cell in cells)
+        return "num" if any(isinstance(cell, Stat) for cell in cells) and not texts else "text"
 
     def without_empty(self) -> Table:
         """Return the table without columns in which nothing was measured."""
         keep = [j for j in range(len(self.columns)) if any(row[j] not in (None, "") for row in self.rows)]
         rows = [[row[j] for j in keep] for row in self.rows]
         return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
-
-
-def _is_text(cell: Cell) -> bool:
-    return isinstance(cell, str) and cell != ""
 
 
 def number(value: float, digits: int | None) -> str:

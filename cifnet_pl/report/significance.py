@@ -70,15 +70,6 @@ def fixed(value: float | None, seeds: int = 1) -> Stat | None:
 # ---------------------------------------------------------------------- over seeds
 
 
-def common_differences(a: Stat, b: Stat) -> np.ndarray:
-    """Return the differences a − b over the seeds that both have.
-
-    Returns:
-        (n,) float64.
-    """
-    return np.array([a.by_seed[key] - b.by_seed[key] for key in a.by_seed if key in b.by_seed], dtype=np.float64)
-
-
 def paired_test(differences: np.ndarray) -> float | None:
     """Compute the two-sided p of the paired t-test that the mean difference is 0.
 
@@ -161,7 +152,7 @@ def worse_p(cell: Stat, leader: Stat, better: str) -> float | None:
     Returns:
         Two-sided; 1 if the cell is not behind; None if it cannot be tested.
     """
-    differences = common_differences(cell, leader)
+    differences = np.array([cell.by_seed[key] - leader.by_seed[key] for key in cell.by_seed if key in leader.by_seed])
     p = paired_test(differences)
     if p is None:
         return None
