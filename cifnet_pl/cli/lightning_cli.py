@@ -20,7 +20,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.cli.commands import COMMANDS, RUNS, about, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.parsing import (
@@ -62,9 +61,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 PER_TASK = 10
 """Classes of a task by default."""
-
-SHORT_PRECISIONS = ("32", "bf16", "16")
-"""Lightning's other names for the precisions of :mod:`cifnet_pl.backbones.engines`."""
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -143,8 +139,6 @@ class CIFNetCLI(LightningCLI):
         if self.subcommand == "fit":
             learn_few_classes_at_once(config.data)
         check_strategy(config.trainer.strategy)
-        if config.trainer.precision is not None and str(config.trainer.precision) not in SHORT_PRECISIONS:
-            check_precision(str(config.trainer.precision))
         self.place = self._place_run(config)
         config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
         if self.place.news and is_first_process():

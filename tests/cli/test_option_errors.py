@@ -33,7 +33,7 @@ REFUSED = [
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
     (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "a finite number or gcv"]),
-    ([*BUFFER, "--model.buffer.capacity", "9"], USAGE, ["9", "10 classes", "capacity"]),
+    ([*BUFFER, "--model.buffer.capacity", "9"], USAGE, ["buffer of 9", "10 classes"]),
     (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
     (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
     ([*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"], USAGE, ["buffer seed is -5"]),
