@@ -11,7 +11,6 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,32 +92,23 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-def _members(file: IO[bytes], shard: str, total: int) -> Iterator[tarfile.TarInfo]:
-    with tarfile.open(fileobj=file, mode="r:") as archive:
-        for member in archive:
-            if member.isreg():
-                end, name = member.offset_data + member.size, printable(member.name)
-                if end > total:
-                    raise DataError(f"shard {shard} is cut off: {name} ends at byte {end}, the file has {total}")
-                yield member
-        file.seek(archive.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise DataError(f"shard {shard} is cut off: it has no end mark")
-
-
 Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
 
-def _samples(file: IO[bytes], shard: str, total: int) -> dict[str, Members]:
-    """Return the members of each sample of a shard of ``total`` bytes, by the samples' keys; ``shard`` is printable."""
+def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
+    """Return the members of each sample of a shard, by the samples' keys; ``shard`` is printable."""
     samples: dict[str, Members] = {}
-    for member in _members(file, shard, total):
-        folder, _, last = member.name.rpartition("/")
-        key, _, ending = last.partition(".")
-        key = f"{folder}/{key}" if folder else key
-        if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
-            raise DataError(f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one")
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in (member for member in archive if member.isreg()):
+            folder, _, last = member.name.rpartition("/")
+            key, _, ending = last.partition(".")
+            key = f"{folder}/{key}" if folder else key
+            if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
+                raise DataError(f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one")
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"shard {shard} is cut off: it has no end mark")
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
@@ -165,7 +155,7 @@ class ShardReader:
         for number, shard in enumerate(shards):
             short, shown = shard.rsplit("/", 1)[-1], printable(shard)
             with explained(DataError, f"shard {shown} is damaged, cut off or no tar file"), open(shard, "rb") as file:
-                for key, members in _samples(file, shown, self.marks[number][0]).items():
+                for key, members in _samples(file, shown).items():
                     where = f"{shown}: sample {printable(key)}"
                     image = next((members[ending] for ending in IMAGES if ending in members), None)
                     if image is None:
