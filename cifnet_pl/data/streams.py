@@ -244,10 +244,7 @@ class Listed(Stream):
 
 def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
     if grouping is None:
-        raise UsageError(
-            f"this data source knows no {stream}: use a manifest with a column {stream.removesuffix('s')}"
-            + (", core50, or a folder of domains (--data.source domains)" if stream == "domains" else "")
-        )
+        raise UsageError(f"this data source knows no {stream}: use a manifest with a column {stream.removesuffix('s')}")
     return grouping
 
 
