@@ -70,10 +70,7 @@ class PhotoAnswer(Message):
         return cls(
             file=printable(file),
             classes=[Candidate(name=names[column], probability=share) for column, share in pairs],
-            known=verdict.known,
-            novelty=verdict.novelty,
-            p_value=verdict.p_value,
-            answers=None if verdict.answers is None else list(verdict.answers),
+            **vars(verdict),
         )
 
 

@@ -185,9 +185,14 @@ async def classify(
     service: Served, files: Photos, top: Annotated[int, Query(ge=1, le=1000, description="classes per photo")] = 5
 ) -> Classification:
     """Name what is on photos. A photo that cannot be decoded is named, and does not stop the others."""
-    if len(files) > service.options.limits.photos:
-        raise RequestError(413, f"more than {service.options.limits.photos} photos in one request")
-    waiting = [(name, service.score(content)) for name, content in await contents(files, service)]
+    limits, waiting = service.options.limits, []
+    if len(files) > limits.photos:
+        raise RequestError(413, f"more than {limits.photos} photos in one request")
+    for file in files:
+        name = file.filename or "photo"
+        if file.size is not None and file.size > limits.photo_bytes:
+            raise RequestError(413, f"{printable(name[:200])} is larger than {limits.photo_bytes // 2**20} MiB")
+        waiting.append((name, service.score(await file.read())))
     version, replies = service.learner.served.version, []
     for name, future in waiting:
         try:
@@ -198,24 +203,6 @@ async def classify(
         version = scored.served.version
         replies.append(service.answer(name, scored, top))
     return Classification(version=version, photos=replies)
-
-
-async def contents(files: list[UploadFile], service: Service) -> list[tuple[str, bytes]]:
-    """Read the files of a request.
-
-    Returns:
-        The name that each was sent with, and its content.
-
-    Raises:
-        RequestError: one is too large.
-    """
-    largest, photos = service.options.limits.photo_bytes, []
-    for file in files:
-        name = file.filename or "photo"
-        if file.size is not None and file.size > largest:
-            raise RequestError(413, f"{printable(name[:200])} is larger than {largest // 2**20} MiB")
-        photos.append((name, await file.read()))
-    return photos
 
 
 @routes.get("/classes", tags=["look"])
