@@ -76,7 +76,7 @@ def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
         buffer.add(*(part[:few] for part in TASKS[1]))
         buffer.commit()
 
-    with pytest.raises(UsageError, match="a buffer of 2 cannot hold 3 classes: use at least 3"):
+    with pytest.raises(UsageError, match="a buffer of 2 cannot hold 3 classes: use a capacity of 3"):
         learn_more()
     assert content(buffer) == before
     with pytest.raises(UsageError, match="cannot hold"):

@@ -222,7 +222,7 @@ class CalibrationBuffer(GrowingModule):
         """
         quota = self.per_class if self.per_class is not None else self.capacity // classes
         if quota < 1:
-            raise UsageError(f"a buffer of {self.capacity} cannot hold {classes} classes: use at least {classes}")
+            raise UsageError(f"a buffer of {self.capacity} cannot hold {classes} classes: use a capacity of {classes}")
         return quota
 
     @torch.no_grad()

@@ -81,7 +81,7 @@ def sizes(watch):
 
 class TestOneImage:
     def test_as_a_batch_is_refused(self, tmp_path):
-        with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more \(now 1\), or --model\.batch_stat"):
+        with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more"):
             run(FinetuneModule, tmp_path, given={"batch_size": 1})
 
     def test_as_a_batch_is_learned_with_fixed_statistics(self, tmp_path):
