@@ -23,9 +23,6 @@ from cifnet_pl.utilities.text import NAMED, about_spellings, listed, next_comman
 SHOWN = 8
 """Names in one sentence."""
 
-UNCALIBRATED = 10.0
-"""ECE in percent from which the screen says what helps."""
-
 COPIES = "copies.csv"
 """All pairs of photos with the same content, in the run's folder."""
 
@@ -84,13 +81,11 @@ COLUMNS = (
 
 def record_table(record: RunRecord) -> Table:
     """Return the table of a run, a row for each task."""
-    table = Table()
-    for name in COLUMNS:
-        table.add_column(name, justify="right", overflow="fold")  # on a narrow screen no number is cut short
+    rows = []
     for row in record.rows:
         measured = [number(value) for value in (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)]
-        table.add_row(str(row.task), str(row.classes_seen), *measured)
-    return table
+        rows.append((str(row.task), str(row.classes_seen), *measured))
+    return table(COLUMNS, rows, names=())
 
 
 def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
@@ -128,8 +123,6 @@ def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
         f"How sure the model is differs from how often it is right by {number(s['ece'])} points on average "
         f"(ECE, {BINS} bins)."
     )
-    if (s["ece"] or 0) > UNCALIBRATED and not getattr(module, "calibrate", True):
-        lines.append("Add --model.calibrate true --model.buffer CalibrationBuffer for calibrated percentages.")
     return [*lines, *costs]
 
 
