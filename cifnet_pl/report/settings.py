@@ -30,7 +30,7 @@ DATASETS = {
 """Data source → name of the data set, as in the paper's tables. Other sources keep their own name."""
 
 NOT_SETTINGS = (
-    "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "method", "download",
+    "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "download",
     "data.cache", "data.cache_folder", "data.num_workers", "data.unknown",
     "data.on_corrupt", "energy.enabled", "energy.tracking_mode", "predictions.every_task",
     "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices",
@@ -262,10 +262,7 @@ LONG = {"head.ridge": "ridge λ", "buffer.capacity": "size of the buffer (embedd
 
 
 def method_of(run: Run) -> str:
-    """Return the name of a run's method: ``--method`` if the run has one, else the title of its head or module."""
-    declared = run.config.get("method")
-    if isinstance(declared, str):
-        return declared
+    """Return the name of a run's method: the title of its head or module."""
     head, buffer = str(run.summary["head"]), run.summary.get("buffer_settings") or {}
     if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
         return JOINT

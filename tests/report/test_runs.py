@@ -172,12 +172,12 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
     heads = ("CIFNetHead", "RidgeHead", "ACILHead", "NCMHead", "KNNHead")
     for i, seed in itertools.product(range(30), (1, 2)):
         run = write_run(tmp_path / f"many{i}-{seed}" / "version_0", head=heads[i % 5], seed=seed, tasks=5, classes=2,
-                        final=40 + 1.3 * i, minutes=1 + i / 3, kwh=0.02 + i / 200)  # fmt: skip
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        config["method"] = NAMES[i] if i < len(NAMES) else f"method {i}"
+                        final=40 + 1.3 * i, minutes=1 + i / 3, kwh=0.02 + i / 200,
+                        about={"title": NAMES[i] if i < len(NAMES) else f"method {i}"})  # fmt: skip
         if i == 6:
+            config = yaml.safe_load((run / "config.yaml").read_text())
             config["seed_everything"] = config["data"]["class_order"] = None
-        (run / "config.yaml").write_text(yaml.safe_dump(config))
+            (run / "config.yaml").write_text(yaml.safe_dump(config))
     for head in heads[:3]:
         write_run(tmp_path / f"long-{head}" / "version_0", head=head, tasks=200, classes=1, activations=True)
     write_run(tmp_path / "long-0" / "version_0", head=heads[0], tasks=200, classes=1, activations=True, buffer=None)
