@@ -31,10 +31,9 @@ FILES = {
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
     "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
-    "train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
-    "state_elements", "buffer_elements",
+    "train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
 )  # fmt: skip
-"""Keys of ``summary.json`` that have a number, or null where something was not measured."""
+"""Keys of ``summary.json`` that reports use and that have a number, or null where something was not measured."""
 
 
 class SummaryTable(Table):
@@ -52,7 +51,6 @@ class SummaryTable(Table):
     state_components: dict[str, Number | None] | None = None
     state_bytes_per_element: dict[str, Number | None] | None = None
     cached_images: int | None = None
-    image_size: int | None = None
     backbone: str | None = None
     machine: str | None = None
     device: str | None = None

@@ -30,7 +30,7 @@ from cifnet_pl.report.settings import (
 )
 from cifnet_pl.report.significance import SHARED, Stat, stat_of
 
-COSTS = ("train_seconds", "eval_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
+COSTS = ("train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 """Values that depend on the machine, on how energy was measured, and on the embedding cache."""
 
 EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
