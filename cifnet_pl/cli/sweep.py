@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -489,13 +489,14 @@ def _run_all(jobs: Sequence[Job]) -> list[Path]:
     for job in jobs:
         if job.run() is None:
             job.write()
+    # From here on SIGTERM is an exception, which stops the point that is running, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     failed = []
-    with _stopped_by_sigterm():
-        for number, job in enumerate(jobs, 1):
-            said = complete(job) if job.run() is None else f"complete already, {job.result()}"
-            if job.run() is None:
-                failed.append(job.folder)
-            print(f"[{number}/{len(jobs)}] {job.folder.name}: {said}", flush=True)
+    for number, job in enumerate(jobs, 1):
+        said = complete(job) if job.run() is None else f"complete already, {job.result()}"
+        if job.run() is None:
+            failed.append(job.folder)
+        print(f"[{number}/{len(jobs)}] {job.folder.name}: {said}", flush=True)
     return failed
 
 
@@ -551,20 +552,6 @@ def reason(code: int, log: str) -> str:
         return f"killed by {signal.Signals(number).name}"
     sentences = [found[1] or found[2] for line in log.splitlines() if (found := ERROR.match(line.strip()))]
     return f"exit code {code}: {printable(sentences[-1])}" if sentences else f"exit code {code}, without saying why"
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Within the block, let SIGTERM stop the point that is running as well."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
