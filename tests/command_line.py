@@ -30,6 +30,13 @@ def learned(logs: Path, *options: str, version: int = 0) -> Path:
     return logs / "default" / f"version_{version}"
 
 
+def assert_ends(code: int, expected: int, sentence: str, capsys) -> None:
+    """A command line in this process ended with the exit code ``expected`` and said so: errors apart from results."""
+    shown = capsys.readouterr()
+    assert code == expected, shown.err
+    assert sentence in (shown.err if expected else shown.out), shown
+
+
 def command(*args: str) -> list[str]:
     """A command line in a process of its own."""
     return [sys.executable, "-m", "cifnet_pl", *args]
@@ -37,9 +44,8 @@ def command(*args: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """Of that process: one thread, and nothing that a run in this process left behind."""
-    inherited = {
-        k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")
-    }
+    of_a_rank = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")
+    inherited = {key: value for key, value in os.environ.items() if key not in of_a_rank}
     return {**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
 
 
@@ -67,10 +73,8 @@ def call_in_turn(*commands: list[str], timeout: float = 300, **more: str) -> lis
     outputs, errors = (re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr))
     assert outputs[1::2] == errors[1::2]
     assert len(outputs) == 2 * len(commands) + 1
-    return [
-        subprocess.CompletedProcess(command, int(code), output, error)
-        for command, code, output, error in zip(commands, outputs[1::2], outputs[0::2], errors[0::2], strict=False)
-    ]
+    ends = zip(commands, map(int, outputs[1::2]), outputs[0::2], errors[0::2], strict=False)
+    return [subprocess.CompletedProcess(*end) for end in ends]
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -15,9 +15,8 @@ from lightning.pytorch import Callback
 
 DEFAULT = multiprocessing.get_start_method()
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["cifnet_pl.cli.lightning_cli", "cifnet_pl.cli.commands", "lightning.pytorch", "matplotlib.pyplot"]
-)
+PRELOADED = ["cifnet_pl.cli.lightning_cli", "cifnet_pl.cli.commands", "lightning.pytorch", "matplotlib.pyplot"]
+SERVER.set_forkserver_preload(PRELOADED)
 
 
 class Killed(BaseException):

@@ -44,9 +44,8 @@ def samples(names: Sequence[str], count: int = 7, seed: int = 0) -> tuple[Tensor
     """(n, d) embeddings of well separated classes, their names, and a key each."""
     z, own, keys = [], [], []
     for name in names:
-        draw = torch.Generator().manual_seed(
-            seed + int.from_bytes(name.encode("utf-8", "surrogateescape"), "big") % 2**31
-        )
+        number = int.from_bytes(name.encode("utf-8", "surrogateescape"), "big")
+        draw = torch.Generator().manual_seed(seed + number % 2**31)
         centre = 3 * torch.randn(WIDTH, generator=draw)
         z.append(centre + 0.5 * torch.randn(count, WIDTH, generator=draw))
         own += [name] * count

@@ -42,14 +42,6 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
     assert len(exports) == 2
 
 
-def test_the_key_is_of_weights_name_preprocessing_and_versions(monkeypatch: pytest.MonkeyPatch):
-    backbones = [small(), small(seed=1), small(name="other"), small(size=17)]
-    keys = [graph_key(backbone._embedder().identity) for backbone in backbones]
-    monkeypatch.setattr(graphs, "version", lambda name: "999" if name == "onnxruntime" else "1")
-    keys.append(graph_key(backbones[0]._embedder().identity))
-    assert len(set(keys)) == len(keys)
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
 def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture):

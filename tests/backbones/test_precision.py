@@ -1,6 +1,5 @@
 """A model lives on in the precision that it was learned in."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, check_onnx
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_extend import assert_same_scores, fit
-from tests.command_line import make_photos
-from tests.models import config_of, forge, learned
+from tests.command_line import assert_ends, make_photos
+from tests.models import learned
 
 NETWORK = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--model.head", "RidgeHead"]
 BF16 = ["--trainer.precision", "bf16-mixed"]
@@ -69,8 +68,7 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: P
     said = capsys.readouterr().out
     assert "to about 1e-2 of its share, not to 1e-8 (engine torch rounds as batches and threads are)" in said
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
-    assert main(["info", "--model", str(tmp_path / "less")]) == 0
-    assert "embedded in bf16-mixed" in capsys.readouterr().out
+    assert_ends(main(["info", "--model", str(tmp_path / "less")]), 0, "embedded in bf16-mixed", capsys)
 
 
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
@@ -99,11 +97,8 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
     model.save(tmp_path / "b")
     target = tmp_path / "b.onnx"
     assert main(["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]) == 0
-    classes, precision, checked = capsys.readouterr().out.splitlines()
-    assert "3 classes in" in classes
-    assert precision == "the graph computes in float32; the model learned from embeddings in bf16-mixed"
+    assert "the graph computes in float32; the model learned from embeddings in bf16-mixed" in capsys.readouterr().out
     model.precision = FLOAT32
-    assert "its probabilities are those of classify to less than" in checked
     assert check_onnx(target.read_bytes(), Graph(model).eval(), model).torch < 1e-5  # the same network in float32
 
 
@@ -121,14 +116,6 @@ def test_bundles(tmp_path: Path):
     model.precision = "16-mixed"
     model.save(tmp_path / "b")
     assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
-    config = config_of(tmp_path / "b")
-    for forged, shown in (("bf16-true", "'bf16-true'"), ("\x1b[31m", r"'\\x1b\[31m'")):
-        forge(tmp_path / "b", {**config, "precision": forged})
-        with pytest.raises(CheckpointError, match=f"precision is {shown}, expected '32-true', 'bf16"):
-            cifnet_pl.load(tmp_path / "b")
-    forge(tmp_path / "b", {**config, "precision": ["32-true"]})
-    with pytest.raises(CheckpointError, match=re.escape("precision is '['32-true']', expected '32-true'")):
-        cifnet_pl.load(tmp_path / "b")
     model.precision = "bf16"
     for use in (lambda: model.save(tmp_path / "c"), lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))):
         with pytest.raises(UsageError, match="precision bf16 does not"):

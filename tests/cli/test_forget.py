@@ -9,7 +9,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from tests.cli.test_extend import assert_same_scores, fit, queries
-from tests.command_line import make_photos
+from tests.command_line import assert_ends, make_photos
 from tests.models import learned, teach
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -84,9 +84,7 @@ def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["extend", "--model", str(tmp_path / "removed"), *words]) == 0
     assert "if it is among bee, those photos count against it" in capsys.readouterr().err
     assert forget(tmp_path / "again", tmp_path / "b", "--images", str(photos)) == 0
-    said = capsys.readouterr().out
-    assert "a class was removed earlier without its photos, which still count" in said
-    assert "had it never seen them" not in said
+    assert "a class was removed earlier without its photos, which still count" in capsys.readouterr().out
 
 
 def test_photos_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -109,21 +107,13 @@ def test_photos_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_other_photos_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = made / "four" / "default"
-    shutil.copytree(made / "photos" / "train" / "bee", tmp_path / "few")
-    (tmp_path / "few" / "0.png").unlink()
-    (tmp_path / "few" / "1.png").write_bytes(b"broken")
-    assert forget(model, tmp_path / "b", "--images", str(tmp_path / "few")) == 1
-    assert "learned from 8 photos, 6 of them are there" in capsys.readouterr().err
-    assert forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")) == 1
-    assert "no file or folder" in capsys.readouterr().err
+    assert_ends(forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")), 1, "no file or folder", capsys)
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "gone.zip")) == 1
     assert f"no Zip archive {tmp_path / 'gone.zip'}: give a photo, a folder, a Zip" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
 def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert forget(made / "four" / "default", tmp_path / "b", name="beee") == 2
-    assert "did you mean bee?" in capsys.readouterr().err
+    assert_ends(forget(made / "four" / "default", tmp_path / "b", name="beee"), 2, "did you mean bee?", capsys)
     learned("ridge", [["ant"]]).save(tmp_path / "one")
-    assert forget(tmp_path / "one", tmp_path / "b", name="ant") == 2
-    assert "at least one must stay" in capsys.readouterr().err
+    assert_ends(forget(tmp_path / "one", tmp_path / "b", name="ant"), 2, "at least one must stay", capsys)

@@ -10,8 +10,8 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from tests.cli.test_extend import fit
-from tests.command_line import make_photos
-from tests.models import empty, learned, samples, take_in, teach
+from tests.command_line import assert_ends, make_photos
+from tests.models import empty, learned, samples, take_in
 
 NAMES = ["ant", "bee", "cat", "dog"]
 RIDGE = ["--model.head", "RidgeHead"]
@@ -75,8 +75,7 @@ def test_equals_one_run_over_all_photos(head, made, tmp_path, capsys):
     assert merged.class_names == ["cat", "ant", "bee", "dog"]
     assert merged.counts == dict.fromkeys(merged.class_names, 8)
     assert difference(merged, pooled) <= 1e-9
-    assert main(["info", "--model", str(tmp_path / "c")]) == 0
-    assert "merge" in capsys.readouterr().out
+    assert_ends(main(["info", "--model", str(tmp_path / "c")]), 0, "merge", capsys)
     assert main(["classify", "--model", str(tmp_path / "c"), "--images", str(made / "all" / "val"),
                  "--output", str(tmp_path / "out.csv")]) == 0  # fmt: skip
     rows = (tmp_path / "out.csv").read_text().splitlines()[1:]
@@ -96,15 +95,6 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     assert torch.equal(merged.buffer.key, pooled.buffer.key)
     assert torch.equal(merged.buffer.z, pooled.buffer.z)
     assert torch.equal(merged.buffer.y, pooled.buffer.y)
-
-
-def test_what_was_merged_goes_on_learning(tmp_path: Path):
-    learned("ridge", [["ant", "bee"]]).save(tmp_path / "a")
-    learned("ridge", [["cat"], ["bee2", "dog"]]).save(tmp_path / "b")
-    assert merge(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "c") == 0
-    merged = teach(cifnet_pl.load(tmp_path / "c"), ["elk"])
-    assert merged.tasks == [["ant", "bee"], ["cat"], ["bee2", "dog"], ["elk"]]
-    assert difference(merged, learned("ridge", [["ant", "bee"], ["cat"], ["bee2", "dog"], ["elk"]])) <= 1e-9
 
 
 def test_cifnet_shards_without_a_buffer(tmp_path: Path):
@@ -152,10 +142,8 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         ([tmp_path / "a", tmp_path / "b" / ".." / "a", "--output", tmp_path / "c"], "is given twice"),
         ([tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a"], "holds a bundle already"),
     ):
-        assert merge(*arguments) == 2
-        assert reason in capsys.readouterr().err
-    assert merge(tmp_path / "a", tmp_path / "none", "--output", tmp_path / "c") == 1
-    assert "no model at" in capsys.readouterr().err
+        assert_ends(merge(*arguments), 2, reason, capsys)
+    assert_ends(merge(tmp_path / "a", tmp_path / "none", "--output", tmp_path / "c"), 1, "no model at", capsys)
 
 
 def test_a_class_that_comes_back_after_its_removal_is_mentioned(made, tmp_path, capsys):

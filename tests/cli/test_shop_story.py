@@ -94,7 +94,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
 
 def two_shops(place: Path, photos: Path, other_day: Path) -> None:
     """Each shop teaches the model one new good; put together, more photos of one, which is then forgotten."""
-    model, merged = str(place / "model"), str(place / "merged")
+    model, merged, more = str(place / "model"), str(place / "merged"), str(place / "merged 2")
     for shop, name in (("north", "kettle"), ("south", "lamp")):
         shutil.copytree(photos / name, place / shop / name)
     later = place / "later" / "bolt"
@@ -111,14 +111,11 @@ def two_shops(place: Path, photos: Path, other_day: Path) -> None:
     ]
     shops = [str(place / "model north"), str(place / "model south")]
     commands.append(["merge", *shops, "--base", model, "--output", merged])
-    commands.append(
-        ["extend", "--model", merged, "--images", str(place / "later"), "--more", "--output", merged + " 2"]
-    )
-    commands.append(["info", "--model", merged + " 2"])
-    commands.append(
-        ["forget", "--model", merged + " 2", "--class", "bolt", "--images", str(everything), "--output", merged + " 3"]
-    )
-    commands.append(["evaluate", "--model", merged + " 3", "--images", str(other_day)])
+    commands.append(["extend", "--model", merged, "--images", str(place / "later"), "--more", "--output", more])
+    commands.append(["info", "--model", more])
+    less, bolts = str(place / "merged 3"), ["--class", "bolt", "--images", str(everything)]
+    commands.append(["forget", "--model", more, *bolts, "--output", less])
+    commands.append(["evaluate", "--model", less, "--images", str(other_day)])
     (_, _, put_together, _, known, forgotten, tested), errors = tell(*commands)
     assert f"{merged}" in put_together
     assert "have in common" in errors + put_together or "has in common" in errors + put_together

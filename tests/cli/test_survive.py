@@ -17,7 +17,7 @@ from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder
-from tests.command_line import make_photos
+from tests.command_line import assert_ends, make_photos
 from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
 
@@ -121,8 +121,7 @@ def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.
     }[name]
     given_options = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
     with another_writer(target, tmp_path):
-        assert main(given_options) == 2
-        assert f"another process is writing {target}" in capsys.readouterr().err
+        assert_ends(main(given_options), 2, f"another process is writing {target}", capsys)
         assert not target.exists()
     if name != "onnx":  # the process is gone, and its lock with it
         assert main(given_options) == 0

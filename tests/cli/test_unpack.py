@@ -8,6 +8,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from cifnet_pl.__main__ import main
+from tests.command_line import assert_ends
 
 
 def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -38,6 +39,5 @@ REFUSED = [
 def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine").touch()
     arguments = ["--source", "digits", "--output", str(tmp_path / "d"), *(o.format(tmp=tmp_path) for o in options)]
-    assert main(["unpack", *arguments]) == 2
-    assert reason in capsys.readouterr().err
+    assert_ends(main(["unpack", *arguments]), 2, reason, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

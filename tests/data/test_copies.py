@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import cifnet_pl
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import find_copies
-from cifnet_pl.data.sets import FileSet, Source, SourceOptions
+from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.photos.cache import EmbeddingCache
 from cifnet_pl.photos.photo import Photo
@@ -116,17 +116,6 @@ def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypat
     )
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []
-
-
-def test_photos_of_unlike_sizes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    content_hash = FileSet.content_hash
-    monkeypatch.setattr(FileSet, "content_hash", lambda self, i: read.append(self.names[i]) or content_hash(self, i))
-    for name, text in zip("abcdef", ["xx", "yyy", "zz", "w", "v", "uuuu"], strict=True):
-        (tmp_path / name).write_text(text)
-    files, tested = FileSet(tmp_path, ["a", "b", "c", "d"], [0, 0, 0, 1]), FileSet(tmp_path, ["e", "f"], [1, 1])
-    assert not find_copies(Source(["x", "y"], files, tested), [np.arange(4)])
-    assert read == ["a", "c", "d", "e"]
 
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:

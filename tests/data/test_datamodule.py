@@ -1,16 +1,11 @@
 """The data module between runs: nothing of one learner reaches the next, and no process outlives its run."""
 
-import os
 import threading
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from cifnet_pl import CIFNetDataModule
-from cifnet_pl.data import datamodule
-from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import CopiesReport
 from cifnet_pl.utilities.errors import DataError
@@ -65,36 +60,6 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
     counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
     assert sum(counts) == len(data.source.train) + len(data.source.val)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_task_is_decoded_while_one_is_solved(tmp_path: Path, watch: Any, workers: int) -> None:
-    """Each task's photos are handed out once: the first task's before it begins, the others' before a solve."""
-    model, data, events = module(head=RidgeHead, buffer=None), digits(num_workers=workers), list[object]()
-
-    def begun(loader: ImageLoader, batches: list[np.ndarray]) -> None:
-        if loader is data._train_images:
-            events.append(sum(map(len, batches)))
-
-    watch(ImageLoader, "decode", begun)
-    watch(model.head, "solve", lambda: events.append("solve"))
-    trainer(tmp_path).fit(model, datamodule=data)
-    sizes = [int(np.isin(data.source.train.labels, [2 * task, 2 * task + 1]).sum()) for task in range(5)]
-    first, *others = sizes
-    assert events == [first, *(event for size in others for event in (size, "solve")), "solve"]
-
-
-def test_processes_on_one_machine_share_out_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
-    asked: list[int] = []
-    monkeypatch.setattr(datamodule, "ImageLoader", lambda images, size, crop, workers, device: asked.append(workers))
-    data = digits(num_workers=None)
-    data.trainer = trainer(tmp_path, devices=3, strategy="ddp")
-    learner = module(head=RidgeHead, buffer=None)
-    learner.trainer = data.trainer
-    data.trainer.strategy.connect(learner)
-    assert data._image_loader(data.source.train) is None
-    assert asked == [2]
 
 
 def test_no_thread_outlives_its_run(tmp_path: Path) -> None:

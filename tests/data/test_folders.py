@@ -124,9 +124,7 @@ def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
 def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, caplog):
     root = class_tree(tmp_path / "pictures" / "photos", 4)
     assert run(root.parent, tmp_path / "logs") == 0
-    said = (
-        f"there is one class, 'photos', with photos in 3 sub-folders: if those are the classes, name the folder {root}"
-    )
+    said = f"with photos in 3 sub-folders: if those are the classes, name the folder {root}"
     assert said in caplog.text
     assert about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]) is None
     assert about_nesting(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl.data import loading
-from cifnet_pl.data.loading import AHEAD, EmbeddingBatch, ImageBatch, ImageLoader, StoredLoader, shard_batches
+from cifnet_pl.data.loading import EmbeddingBatch, ImageBatch, ImageLoader, StoredLoader, shard_batches
 from cifnet_pl.data.sets import FileSet, ImageSet
 from cifnet_pl.photos.cache import EvaluationMemory
 from cifnet_pl.photos.photo import UnreadableImage, cores
@@ -102,27 +102,6 @@ def test_batches_are_whole_and_in_order_whatever_the_reader_does(monkeypatch: py
             assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == rows.tolist()
         next(loader.decode(batches))
     loader.close()
-
-
-def settled(images: Numbers) -> int:
-    """Number of images decoded once no more have come for a while, however slow the machine."""
-    count, since = -1, time.monotonic()
-    while time.monotonic() - since < 0.2:
-        if images.decoded != count:
-            count, since = images.decoded, time.monotonic()
-        time.sleep(0.01)
-    return count
-
-
-@pytest.mark.parametrize(("device", "threads", "alternate"), [("cpu", 2, True), ("cpu", 1, False), ("meta", 2, False)])
-def test_decoders_rest_while_several_threads_of_a_network_run(monkeypatch, device, threads, alternate):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    images = Numbers(12)
-    taken, begun = ImageLoader(images, 2, 1.0, 1, device).decode(np.split(np.arange(12), 12)), []
-    for _ in taken:
-        begun.append(settled(images))
-    ahead = [min(12, i // AHEAD * AHEAD + AHEAD if alternate else i + AHEAD + 1) for i in range(12)]
-    assert begun == ahead
 
 
 def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

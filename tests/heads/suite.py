@@ -24,12 +24,7 @@ def head(name: str, make: Callable[[int], Head], **promises: Any) -> Any:
     return pytest.param(Case(make, **promises), id=name)
 
 
-QUICK: dict[str, dict[str, Any]] = {
-    "ACILHead": {"width": 40},
-    "DSALHead": {"width": 40},
-    "RanPACHead": {"width": 40},
-    "KLDAHead": {"width": 40},
-}
+QUICK = {name: {"width": 40} for name in ("ACILHead", "DSALHead", "RanPACHead", "KLDAHead")}
 """Arguments without which a head would take too long here."""
 
 TOLERANCES = {"KNNHead": 1e-4}

@@ -231,14 +231,6 @@ def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
     assert torch.allclose(head(z), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_without_compensation_it_is_acil() -> None:
-    dsal, acil = DSALHead(6, width=50, compensation_ratio=0), ACILHead(6, width=50)
-    learn_random(dsal)
-    z = learn_random(acil)[0][0]
-    assert torch.equal(dsal.weights, acil.weights)
-    assert torch.allclose(dsal(z), acil(z), rtol=1e-12)
-
-
 def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
     head = DSALHead(6, width=20, ridge="gcv")
     energy = 0.0

@@ -253,19 +253,6 @@ def test_impossible_arguments_are_refused(wrong: dict[str, Any], words: str) -> 
         CIFNetHead(3, **wrong)
 
 
-@pytest.mark.parametrize(("update_past", "solved"), [(True, [[0], [0, 1], [0, 1, 2]]), (False, [[0], [1], [2]])])
-def test_only_neurons_with_news_are_solved_again(update_past: bool, solved: list[list[int]], watch: Any) -> None:
-    calls = watch(CIFNetHead, "_solve_cohort", lambda head, cohort: cohort)
-    head = CIFNetHead(3, update_past=update_past)
-    for k, expected in enumerate(solved):
-        teach(head, torch.randn(4, 3), torch.full((4,), k))
-        assert calls == []  # only a prediction needs the weights
-        for _ in range(2):
-            head(torch.randn(2, 3))
-        assert calls == [head.cohorts[j] for j in expected]
-        calls.clear()
-
-
 # ---------------------------------------------------------------------- golden vectors of the released code
 
 GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz"))

@@ -33,7 +33,7 @@ from cifnet_pl.heads.confidence import (
 )
 from cifnet_pl.statistics import Discriminant
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
-from tests.command_line import BUFFER, checkpoint, fit, learned
+from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned
 from tests.command_line import rows as rows_of
 from tests.heads.suite import scans, teach
 from tests.models import learn_digits
@@ -190,10 +190,8 @@ def test_a_group_without_which_nothing_is_known() -> None:
     for decision in ("ridge", "discriminant"):
         head = teach(RidgeHead(D, ridge=0.3, decision=decision), z, y)
         assert head.leave_one_out(z, y, torch.zeros(6, dtype=torch.int64)).isnan().all()
-    assert (
-        head.leave_one_out(z, y, torch.tensor([0, 0, 0, 1, 2, 3])).isnan().tolist()
-        == [[True, False]] * 3 + [[False, False]] * 3
-    )
+    alone = head.leave_one_out(z, y, torch.tensor([0, 0, 0, 1, 2, 3])).isnan()
+    assert alone.tolist() == [[True, False]] * 3 + [[False, False]] * 3
     with pytest.raises(UsageError, match="expected one for each of 6"):
         head.leave_one_out(z, y, torch.zeros(5, dtype=torch.int64))
 
@@ -366,9 +364,8 @@ def ece(probabilities: Tensor, y: Tensor) -> float:
 
 def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
     """By the definition: the odds p / (1 − p) of the largest probability become their power."""
-    smoothed = torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - 1 / (len(y) + 2)) + 1 / (
-        (len(y) + 2) * scores.shape[1]
-    )
+    spread = 1 / (len(y) + 2)
+    smoothed = torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread) + spread / scores.shape[1]
     p = torch.softmax(scores / temperature, dim=1)
     largest, first = p.max(dim=1, keepdim=True)
     odds = (largest / (1 - largest)) ** power
@@ -426,14 +423,6 @@ def test_without_an_error_nothing_is_certain(samples: int) -> None:
     result = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
     wrong = 1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / result, 0)[0].item()
     assert 0.3 / samples < wrong < 3 / samples
-
-
-def test_without_an_error_the_temperature_stays_within_reason() -> None:
-    scores = torch.eye(5, dtype=torch.float64)
-    result = fit_temperature(scores, torch.arange(5))
-    assert result > 0
-    assert math.isfinite(nll(scores, torch.arange(5), result))
-    assert fit_temperature(7 * scores, torch.arange(5)) == pytest.approx(7 * result, rel=1e-3)
 
 
 def test_scores_that_say_nothing_get_a_temperature_all_the_same() -> None:
@@ -497,8 +486,7 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_at_once(options, words, tmp_path, capsys):
-    assert fit(tmp_path, *options, "--model.calibrate", "true") == 2
-    assert words in capsys.readouterr().err
+    assert_ends(fit(tmp_path, *options, "--model.calibrate", "true"), 2, words, capsys)
 
 
 def test_a_class_of_photos_that_are_all_alike_is_left_out_photo_by_photo() -> None:

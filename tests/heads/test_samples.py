@@ -102,9 +102,8 @@ def test_float32_is_enough() -> None:
 
 def test_embeddings_of_nothing_but_zeros() -> None:
     for metric in ("cosine", "euclidean"):
-        head = teach(
-            KNNHead(4, neighbours=2, metric=metric), torch.stack([torch.zeros(4), torch.ones(4)]), torch.tensor([0, 1])
-        )
+        z = torch.stack([torch.zeros(4), torch.ones(4)])
+        head = teach(KNNHead(4, neighbours=2, metric=metric), z, torch.tensor([0, 1]))
         assert head.probabilities(torch.zeros(1, 4)).isfinite().all()
         if metric == "euclidean":
             assert head.predict(torch.zeros(1, 4)).item() == 0

@@ -152,11 +152,6 @@ def test_state_may_be_loaded_over_another_one(case: Case, learned: Head) -> None
     assert other.tasks == LABELS
 
 
-def test_state_holds_tensors_only(learned: Head) -> None:
-    assert all(isinstance(value, torch.Tensor) for value in learned.state_dict().values())
-    assert all(isinstance(value, (int, float, str, bool)) for value in learned.settings().values())
-
-
 def test_a_state_of_another_width_is_refused(case: Case, learned: Head) -> None:
     with pytest.raises(CifnetError):
         case.make(WIDTH + 1).load_state_dict(learned.state_dict())
@@ -442,7 +437,7 @@ def test_subtract_then_remove_equals_never_having_learned(case: Case, learned: H
     assert difference(learned(QUERIES), never(QUERIES)) <= max(case.tolerance, 1e-8)
 
 
-def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -> None:
+def test_removed_classes_are_gone(case: Case, learned: Head) -> None:
     before = snapshot(learned)
     for impossible in ([12], [7, 12], learned.classes):
         with pytest.raises(UsageError):
@@ -453,10 +448,6 @@ def test_removed_classes_are_gone_and_may_come_back(case: Case, learned: Head) -
     assert learned.task_of.tolist() == [0, 0, 1, 1]
     assert learned(QUERIES).shape == (len(QUERIES), 4)
     assert torch.equal(case.reloaded(learned)(QUERIES), learned(QUERIES))
-    again = Task([7], TASKS[0].z, TASKS[0].y)
-    learn(learned, [again], earlier=[Task([-3, 2**62], TASKS[1].z, TASKS[1].y)])
-    assert learned.classes == [-3, 2**62, 1_000_003, -(2**62), 7]
-    assert (learned.predict(TASKS[0].z) == 7).double().mean() > 0.9
 
 
 def test_classes_are_removed_before_solve_too(case: Case) -> None:

@@ -10,7 +10,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS, CREATEModule, FOSTERModule, PODNetModule, ReplayModule
 from cifnet_pl.iterative.learned import learned_name
 from cifnet_pl.utilities.errors import CheckpointError
-from tests.command_line import FAST, make_photos
+from tests.command_line import FAST, assert_ends, make_photos
 from tests.iterative.suite import NAMES, data, learner, run
 from tests.lightning_runs import trainer
 
@@ -51,8 +51,7 @@ def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     photos = str(make_photos(tmp_path / "photos", ["ant", "bee"]))
     bundle, more, graph = (str(tmp_path / name) for name in ("bundle", "more", "graph"))
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
-    assert main(["info", "--model", bundle]) == 0
-    assert "learned:plain:random:resnet32_cifar" in capsys.readouterr().out
+    assert_ends(main(["info", "--model", bundle]), 0, "learned:plain:random:resnet32_cifar", capsys)
     table = tmp_path / "classes.csv"
     assert main(["classify", "--model", bundle, "--images", photos, "--output", str(table)]) == 0
     assert len(table.read_text().splitlines()) > 10

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 
 # ---------------------------------------------------------------------- going on inside a task
 
-OTHERS = (
-    r"inside a task with \d+ steps, this run has \d+: use the same --data\.batch_size, number of processes and images"
-)
+OTHERS = r"inside a task with \d+ steps, this run has \d+: use the same --data\.batch_size"
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +117,7 @@ def test_fewer_images_than_processes(tmp_path):
     none = np.zeros(0, dtype=np.int64)
     made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(4), none)], 0)
     made._refuse_empty_processes([Step(0, 0, 0.0, none, none)], 0)  # Lightning asks for a task after the last
-    with pytest.raises(
-        UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices to at"
-    ):
+    with pytest.raises(UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices"):
         made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 1)
 
 

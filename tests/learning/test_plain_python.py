@@ -1,4 +1,4 @@
-"""docs/plain_python.md: the page is one script, and its run is one that the command line could have made."""
+"""Pages of the documentation that are one script each: they run, and end in what they say."""
 
 import csv
 import json
@@ -17,20 +17,25 @@ from cifnet_pl.report.runs import read_run
 from cifnet_pl.report.settings import setting_of
 from tests.lightning_runs import module, trainer
 
-PAGE = Path(__file__).parents[2] / "docs" / "plain_python.md"
+DOCS = Path(__file__).parents[2] / "docs"
+CODE = re.compile(r"```python\n(.*?)```", re.S)
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder where the page's script ran, and its variables."""
-    folder = tmp_path_factory.mktemp("page")
-    script = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+def run_page(text: str, folder: Path) -> dict[str, Any]:
+    """Run the Python of a page in a folder; its variables."""
     names: dict[str, Any] = {"__name__": "page"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("PL_GLOBAL_SEED", raising=False)
-        exec(compile(script, str(PAGE), "exec"), names)
-    return folder, names
+        exec("\n".join(CODE.findall(text)), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder where the script of docs/plain_python.md ran, and its variables."""
+    folder = tmp_path_factory.mktemp("page")
+    return folder, run_page((DOCS / "plain_python.md").read_text(encoding="utf-8"), folder)
 
 
 def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
@@ -72,9 +77,17 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
     learner.trainer = run
     run.datamodule = data
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
-    stream = {
-        "class_path": "cifnet_pl.data.streams.Blurry",
-        "init_args": {"disjoint": 0, "blurry": 50, "seed": 3, "every": None},
-    }
-    assert result["data"]["stream"] == stream
+    options = {"disjoint": 0, "blurry": 50, "seed": 3, "every": None}
+    assert result["data"]["stream"] == {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": options}
     assert result["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300
+
+
+@pytest.mark.system
+def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
+    text = (DOCS / "arrays_to_figure.md").read_text(encoding="utf-8")
+    assert sum(bool(line.strip()) for code in CODE.findall(text) for line in code.splitlines()) <= 30
+    run_page(text, tmp_path)
+    table = (tmp_path / "report" / "tables" / "accuracy.md").read_text(encoding="utf-8")
+    assert (tmp_path / "report" / "figures" / "trajectory_arrays_2_cls_task.svg").stat().st_size > 10_000
+    for method, average, final in re.findall(r"^\| (.+?) \| (\S+ ± \S+) \| (\S+ ± \S+) \|$", text, re.M):
+        assert f"| {method} | measured | {average} | {final} |" in table

@@ -31,7 +31,17 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import BUFFER, FAST, assert_same_model, checkpoint, fit, learned, make_photos, measurements
+from tests.command_line import (
+    BUFFER,
+    FAST,
+    assert_ends,
+    assert_same_model,
+    checkpoint,
+    fit,
+    learned,
+    make_photos,
+    measurements,
+)
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
 
@@ -43,9 +53,8 @@ LAST = ["--ckpt_path", "last"]
 def quick_picture():
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            cifnet_pl.learning.callbacks.pictures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20)
-        )
+        pictures = cifnet_pl.learning.callbacks.pictures
+        patched.setattr(pictures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
         yield
 
 
@@ -273,15 +282,12 @@ class TestOtherCheckpoints:
 
     def test_of_slurm(self, reference, tmp_path):
         """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it up by itself."""
-        assert (
-            in_a_process(partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS), tmp_path / "output")
-            == -signal.SIGKILL
-        )
-        assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), (tmp_path / "output").read_text()
-        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), tmp_path / "again") == 0, (
-            tmp_path / "again"
-        ).read_text()
-        assert "going on after task 2" in (tmp_path / "again").read_text()
+        output, again = tmp_path / "output", tmp_path / "again"
+        work = partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS)
+        assert in_a_process(work, output) == -signal.SIGKILL
+        assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), output.read_text()
+        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0, again.read_text()
+        assert "going on after task 2" in again.read_text()
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
 
@@ -351,8 +357,7 @@ class TestMore:
         learned(tmp_path, *options)
         shutil.rmtree(photos / "n")
         capsys.readouterr()
-        assert fit(tmp_path, *options, *LAST) == 1
-        assert "class 'n'" in capsys.readouterr().err
+        assert_ends(fit(tmp_path, *options, *LAST), 1, "class 'n'", capsys)
 
     def test_last_without_a_run(self, reference, tmp_path, capsys):
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
@@ -363,16 +368,14 @@ class TestMore:
     def test_last_before_the_first_checkpoint(self, reference, tmp_path, capsys):
         (tmp_path / "default" / "version_0").mkdir(parents=True)
         (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert "version_0 has no checkpoint yet: starting with task 1" in capsys.readouterr().out
+        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, "version_0 has no checkpoint yet: starting with task 1", capsys)
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_a_run_that_never_began_is_not_the_last_one(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
         capsys.readouterr()
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert f"run folder {tmp_path / 'default' / 'version_0'}" in capsys.readouterr().out
+        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, f"run folder {tmp_path / 'default' / 'version_0'}", capsys)
 
 
 OTHER = {
@@ -427,8 +430,7 @@ class TestRefused:
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         with exclusive(tmp_path / "default" / "version_0"):
             assert fit(tmp_path, *OPTIONS, *LAST) == 2
-        shown = capsys.readouterr().err
-        assert f"another process is writing {tmp_path / 'default' / 'version_0'}" in shown
+        assert f"another process is writing {tmp_path / 'default' / 'version_0'}" in capsys.readouterr().err
         with exclusive(tmp_path / "default" / "version_1"):
             assert fit(tmp_path, *OPTIONS) == 2
         assert not (tmp_path / "default" / "version_1").exists()
@@ -446,7 +448,10 @@ class TestRefused:
         path = tmp_path / "hostile.ckpt"
         torch.save(content, path)
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
-        assert "would execute code" in capsys.readouterr().err
+        shown = one_sentence(capsys)
+        assert "would execute code" in shown
+        assert "\x1b" not in shown
+        assert not list((tmp_path / "default").glob("version_*"))
         time.sleep(0.2)
         assert not (tmp_path / "executed").exists()
 

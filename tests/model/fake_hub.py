@@ -62,10 +62,8 @@ class Handler(BaseHTTPRequestHandler):
         result = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path)
         assert result, self.path
         if result[2] == "preupload":
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            files = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
             return self._json(200, {"files": files})
         return self._commit(result[1], [json.loads(line) for line in body.splitlines()])
 

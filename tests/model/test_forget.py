@@ -1,14 +1,15 @@
-"""Forgetting in plain torch: exact with the photos, less without them, and it changes no model."""
+"""Forgetting and merging in plain torch: what remains, what is refused, and that no model is changed."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from cifnet_pl.utilities.errors import UnsupportedError
+from cifnet_pl.model.merge import merge
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.cli.test_extend import queries
 from tests.command_line import make_photos
-from tests.models import learned
+from tests.models import learned, tensors_equal
 
 
 @pytest.mark.parametrize("head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"])
@@ -34,3 +35,14 @@ def test_a_head_that_keeps_no_sums_refuses_photos(tmp_path: Path):
     removed = model.forget("ant")
     assert not removed.exact
     assert not removed.model.head.subtracts
+
+
+def test_merge_changes_none_of_its_models():
+    a, b = learned("ridge", [["ant"]]), learned("ridge", [["bee"], ["cat"]])
+    before = [a.tensors(), b.tensors()]
+    result = merge([a, b])
+    assert result.model.class_names == ["ant", "bee", "cat"]
+    assert result.photos == 21
+    assert all(tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True))
+    with pytest.raises(UsageError, match="model 2 holds the same model as model 1"):
+        merge([a, a.clone()])

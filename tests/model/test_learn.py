@@ -1,5 +1,6 @@
 """``extend`` and ``learn``: what they return, the score of the held-back fifth, and that no model is changed."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.class_photos import ClassPhotos
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.learn import HELD_BACK, learn
+from cifnet_pl.photos import photo
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import make_photos
 from tests.data.layouts import vectors
@@ -53,15 +54,6 @@ def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypa
     apart = learn(learned("ridge"), photos)
     assert tensors_equal(apart.model.tensors(), together.model.tensors())
     assert apart.score == together.score
-
-
-def test_only_the_model_that_stays_decides_how_to_score(photos: ClassPhotos, monkeypatch: pytest.MonkeyPatch):
-    """Of the one that scores the held-back photos neither occasions are found nor rules compared: half of the time."""
-    old, decided = learned("ridge"), []
-    old.head.decides, old.buffer = True, CalibrationBuffer(100)
-    monkeypatch.setattr(RidgeHead, "decide", lambda head, *samples: decided.append(head))
-    final = learn(old, photos).model.head
-    assert [head is final for head in decided] == [True]
 
 
 def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -118,3 +110,17 @@ def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
     np.savez(tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8]))
     with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
         model.extend(tmp_path / "w.npz")
+
+
+def test_a_photo_is_opened_once_and_one_that_is_known_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = learned("ridge", []).extend(make_photos(tmp_path / "old", ["ant", "bee"], 4)).model
+    make_photos(tmp_path / "new", ["cat", "dog"], 6)
+    shutil.copytree(tmp_path / "old" / "ant", tmp_path / "new" / "ant")
+    opened, decoded = [], []
+    read, square = photo.read_bytes, photo.Photo.square
+    monkeypatch.setattr(photo, "read_bytes", lambda path: opened.append(path) or read(path))
+    monkeypatch.setattr(photo.Photo, "square", lambda self, *shape: decoded.append(self.hash) or square(self, *shape))
+    extension = model.extend(tmp_path / "new", more=True)
+    assert sorted(opened) == sorted((tmp_path / "new").rglob("*.png"))
+    assert len(decoded) == len(set(decoded)) == 12
+    assert extension.learned == {"cat": 6, "dog": 6}

@@ -101,16 +101,11 @@ def test_scores_confusions_and_pairs():
 def test_classes_that_are_hardly_ever_answered():
     """At least five photos, and fewer than a quarter of them right."""
     result = evaluation([0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0])
-    assert [(s.name, s.right, s.photos) for s in sorted(result.class_scores(), key=lambda s: s.name)] == [
-        ("ant", 2, 9),
-        ("bee", 2, 8),
-        ("cat", 0, 4),
-    ]
+    scores = {score.name: (score.right, score.photos) for score in result.class_scores()}
+    assert scores == {"ant": (2, 9), "bee": (2, 8), "cat": (0, 4)}
     assert result.hardly_answered == ["ant"]
     assert about_hardly_answered([]) is None
     assert "2 classes are hardly ever answered, with less than 25 %" in str(about_hardly_answered(["ant", "bee"]))
-    said = str(about_hardly_answered(["ant"], "sample"))
-    assert "25 % of the samples right: ant; more samples help most" in said
 
 
 def test_a_model_knows_the_classes_that_it_hardly_ever_answers():

@@ -42,9 +42,8 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     first = models[0]
     assert first.class_names == [str(c) for c in range(10)]
     assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
-    assert [event.accuracy for event in first.history] == [
-        row["A_k"] for row in checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
-    ]
+    measured = checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
+    assert [event.accuracy for event in first.history] == [row["A_k"] for row in measured]
     assert (first.image_size, first.crop_ratio, first.held_back) == (8, 1.0, (0.2, 0))
     assert len(first.buffer.y) == 300
 
@@ -78,9 +77,7 @@ def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.Capture
     assert main([command]) == 2
     errors = capsys.readouterr().err
     given = {"merge": "models", "report": "runs", "sweep": "files"}.get(command)
-    wanted = (
-        f"no {given} are given: name them before the options, " if given else "the following arguments are required: "
-    )
+    wanted = f"no {given} are given: name them before" if given else "the following arguments are required: "
     assert errors.startswith(f"cifnet: error: {wanted}")
     assert errors.count("\n") == 1
     assert "--" in errors or given
@@ -124,6 +121,8 @@ DESCRIPTIONS = [
     (changed("backbone", "name", to="file:../../etc/passwd"), "architecture"),
     (changed("backbone", "sha256", to="0" * 64), "other weights"),
     (changed("images", "image_size", to=10**6), "image_size"),
+    (changed("precision", to="\x1b[31m"), r"precision is '\\x1b\[31m', expected '32-true'"),
+    (changed("precision", to=["32-true"]), r"precision is '\['32-true'\]', expected '32-true'"),
     (changed("buffer", "capacity", to=-1), "buffer"),
     (changed("buffer", to=None), "does not have"),
     (changed("class_names", to=[]), "no class"),
@@ -150,12 +149,7 @@ def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: 
 
 @pytest.mark.parametrize(
     ("head", "setting", "value"),
-    [
-        ("sgd", "seed", None),
-        ("sgd", "epochs", 2.5),
-        ("knn", "neighbours", True),
-        ("ridge", "remember", 1),
-    ],
+    [("sgd", "seed", None), ("sgd", "epochs", 2.5), ("knn", "neighbours", True), ("ridge", "remember", 1)],
 )
 def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):
     learned(head).save(tmp_path / "whole")

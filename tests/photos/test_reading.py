@@ -93,9 +93,8 @@ def test_a_photo_is_opened_once(tmp_path: Path, opened: list[str], options: list
     """By fit, from disk to weights; by extend; and by forget."""
     photos, new = make_photos(tmp_path / "photos", ["ant", "bee"]), make_photos(tmp_path / "new", ["cow", "dog"])
     opened.clear()
-    learned(
-        tmp_path, "--data.source", "folder", "--data.root", str(photos), "--model.head", "RidgeHead", *BUFFER, *options
-    )
+    folder = ["--data.source", "folder", "--data.root", str(photos), *options]
+    learned(tmp_path, *folder, "--model.head", "RidgeHead", *BUFFER)
     assert once(opened, photos)
     model = cifnet_pl.load(tmp_path / "default" / "version_0").extend(new).model
     assert once(opened, new)

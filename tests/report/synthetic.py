@@ -107,9 +107,8 @@ def write_run(
     if activations:
         strong = 0.1 if kept is not None else 0.7
         body = [[i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))] for i in range(tasks)]
-        write_text(
-            folder / "activations.csv", to_csv(["image_task", *(f"neurons_{j + 1}" for j in range(tasks))], body)
-        )
+        header = ["image_task", *(f"neurons_{j + 1}" for j in range(tasks))]
+        write_text(folder / "activations.csv", to_csv(header, body))
     return folder
 
 

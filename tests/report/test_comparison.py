@@ -13,6 +13,7 @@ from cifnet_pl.report import read_study
 from cifnet_pl.report.comparison import compare
 from cifnet_pl.report.runs import paired, right_answers
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.command_line import assert_ends
 from tests.command_line import rows as rows_of
 from tests.report.synthetic import write_run
 
@@ -97,8 +98,7 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_said(runs, names, said, capsys, tmp_path):
-    assert main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]) == 2
-    assert said in capsys.readouterr().err
+    assert_ends(main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]), 2, said, capsys)
 
 
 def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:

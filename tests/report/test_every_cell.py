@@ -1,8 +1,7 @@
 """Every number of a report, recomputed from the rows of the run folders by code that shares nothing with the report.
 
 A sweep of digits with a killed seed, a seed that read its embeddings from the cache, two widths, two machines, a method
-whose energy was not measured, and methods that were run elsewhere. ``tests/soak/test_report_of_a_sweep.py`` runs these
-tests on such a sweep itself.
+whose energy was not measured, and methods that were run elsewhere.
 """
 
 import csv
@@ -161,10 +160,8 @@ def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list
     check(other, f"{SETTING}: A_K", [78.0, 77.0])
     check(other, f"{SETTING}: Ā", [86.0, 85.0])
     # Bold where no other row is better by scipy's paired test over the seeds that both have.
-    final = {
-        name: {run["seed"]: run["A_K"] for run in chosen(runs, name)}
-        for name in ("CIFNet", "Exact ridge", "ACIL", "NCM")
-    }
+    names = ("CIFNet", "Exact ridge", "ACIL", "NCM")
+    final = {name: {run["seed"]: run["A_K"] for run in chosen(runs, name)} for name in names}
     beaten: dict[str, bool] = {}
     for name, row_runs in final.items():
         beaten[name] = False

@@ -105,9 +105,8 @@ HOSTILE = "<script>alert('1')</script> & \"x\""
 @pytest.mark.parametrize(("inches", "kind"), [(6.4, "small"), (21.0, "wide")])
 def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> None:
     page = audit_page("Audit", [], [Section("Confused", [], Figure(figsize=(inches, 2), dpi=130))])
-    assert re.findall(r'<div class="scroll"><img class="(\w+)" width="(\d+)"', page) == [
-        (kind, str(round(96 * inches)))
-    ]
+    found = re.findall(r'<div class="scroll"><img class="(\w+)" width="(\d+)"', page)
+    assert found == [(kind, str(round(96 * inches)))]
 
 
 def test_whatever_photos_and_classes_are_called_is_text() -> None:

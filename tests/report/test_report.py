@@ -14,7 +14,7 @@ from cifnet_pl.report import read_study, write_report
 from cifnet_pl.report.figures import SMALL, all_pictures
 from cifnet_pl.report.page import Picture
 from cifnet_pl.report.study import Study
-from tests.command_line import rows
+from tests.command_line import assert_ends, rows
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
@@ -200,8 +200,7 @@ def test_methods_differ_without_colours(study: Study, pictures: dict[str, list[P
 
 def test_nothing_to_report(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(runs / "half", tmp_path / "half")
-    assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 1
-    assert "no finished run in" in capsys.readouterr().err
+    assert_ends(main(["report", str(tmp_path), "--output", str(tmp_path / "out")]), 1, "no finished run in", capsys)
     assert main(["report", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "out").exists()
 

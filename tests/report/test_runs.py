@@ -19,7 +19,7 @@ from cifnet_pl.report.page import to_html, to_latex
 from cifnet_pl.report.runs import find_folders, is_complete, read_runs
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import learned
+from tests.command_line import assert_ends, learned
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
@@ -40,8 +40,7 @@ def test_a_file_among_the_folders_is_passed_over_with_a_note(tmp_path, capsys):
     readme = tmp_path / "logs" / "README.md"
     readme.write_text("about the runs")
     arguments = ["report", *map(str, sorted(readme.parent.iterdir())), "--output", str(tmp_path / "out")]
-    assert main(arguments) == 0
-    assert f"left out: {readme} is a file" in capsys.readouterr().out
+    assert_ends(main(arguments), 0, f"left out: {readme} is a file", capsys)
     assert main(["report", str(readme), "--output", str(tmp_path / "none")]) == 1
 
 

@@ -25,9 +25,8 @@ def groups_of(folder: Path, *runs: dict[str, Any]) -> list[Group]:
 
 def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> None:
     """As of a folder of photos that has got classes since: nothing in the configuration says so."""
-    groups = groups_of(
-        tmp_path, *({"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3))
-    )
+    runs = [{"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3)]
+    groups = groups_of(tmp_path, *runs)
     found = {(g.setting.n_tasks, tuple(o.seed for o in g.outcomes), g.mean("A_K")) for g in groups}
     assert found == {(2, (1, 2), 20.0), (3, (1, 2), 30.0)}
     names = Study(groups).names
@@ -58,9 +57,8 @@ def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> No
 
 def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
     """A permutation by seed, and the order as given, are two samples of one thing."""
-    (group,) = groups_of(
-        tmp_path, {"seed": 1, "data": {"class_order": None}}, {"seed": 1, "data": {"class_order": 7, "cache": True}}
-    )
+    given, drawn = {"class_order": None}, {"class_order": 7, "cache": True}
+    (group,) = groups_of(tmp_path, {"seed": 1, "data": given}, {"seed": 1, "data": drawn})
     assert len(group.outcomes) == 2
     assert "class_order" not in group.label
     assert "cache" not in group.label
@@ -179,10 +177,8 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     write_run(folder, seed=seed, tasks=2)
     for name, key in (("config.yaml", "model"), ("summary.json", "head")):
         content = yaml.safe_load((folder / name).read_text())
-        model = {
-            "class_path": "cifnet_pl.iterative.FOSTERModule",
-            "init_args": {"backbone": "b", "seed": seed, **options},
-        }
+        given = {"backbone": "b", "seed": seed, **options}
+        model = {"class_path": "cifnet_pl.iterative.FOSTERModule", "init_args": given}
         content[key] = model if key == "model" else "FOSTERModule"
         content.pop("head_settings", None)
         write = yaml.safe_dump if name.endswith(".yaml") else json.dumps
@@ -194,10 +190,8 @@ def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(
         trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
         trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
     groups, _ = group_runs(read_runs([tmp_path])[0])
-    assert {group.label: [outcome.seed for outcome in group.outcomes] for group in groups} == {
-        "FOSTER": [1, 2],
-        "FOSTER, memory rate 0.5": [1, 2],
-    }
+    seeds = {group.label: [outcome.seed for outcome in group.outcomes] for group in groups}
+    assert seeds == {"FOSTER": [1, 2], "FOSTER, memory rate 0.5": [1, 2]}
 
 
 def outside(folder: Path, seed: int, **options: Any) -> None:
@@ -217,9 +211,7 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
         write_run(tmp_path / head / "version_0", head=head, tasks=3)
     trained(tmp_path / "foster" / "version_0", 1)
     study = Study(group_runs(read_runs([tmp_path])[0])[0])
-    own = {
-        group.label: [outcome.seed for outcome in group.outcomes] for group in study.groups if group.name == "My head"
-    }
+    own = {g.label: [outcome.seed for outcome in g.outcomes] for g in study.groups if g.name == "My head"}
     assert own == {"My head": [1, 2], "My head, alpha 1": [1]}
     (row,) = [row for row in settings_table(study).rows if row[1] == "My head"]
     assert row[2] == "head.alpha: 2.0; head.dtype: float64; head.soft: no"

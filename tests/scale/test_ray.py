@@ -73,9 +73,8 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
 
 def test_processes_and_ray_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
     """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, against one process."""
-    subprocess.run(
-        command("sums", "--output", str(tmp_path), "--shard", f"7/{SHARDS}", *given), check=True, env=environment()
-    )
+    part = command("sums", "--output", str(tmp_path), "--shard", f"7/{SHARDS}", *given)
+    subprocess.run(part, check=True, env=environment())
     assert main(with_ray(tmp_path, given)) == 0
     assert main(["merge", str(tmp_path), "--output", str(tmp_path / "m")]) == 0
     expected = reduce_sums(sorted(here.glob("*.sums"))).solved()

@@ -114,9 +114,8 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 def model(names: tuple[str, ...] = ("red", "green"), head: Head | None = None, count: int = 12) -> Classifier:
     """A model that knows a few colours."""
-    made = Classifier(
-        build_backbone(f"pixels:{SIDE}"), head or RidgeHead(3 * SIDE**2), CalibrationBuffer(100), [], SIDE
-    )
+    backbone, head = build_backbone(f"pixels:{SIDE}"), head or RidgeHead(3 * SIDE**2)
+    made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
     if not names:
         return made
     made.begin_task(list(names), [count] * len(names))

@@ -11,9 +11,8 @@ from cifnet_pl.serving.answering import Answering, Served
 from cifnet_pl.serving.refusals import RequestError
 from tests.serving.services import SIDE, model, pixels
 
-PHOTOS = [
-    np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(6) for name in ("red", "green")
-]
+SQUARES = [Image.fromarray(pixels(name, i)).resize((SIDE, SIDE)) for i in range(6) for name in ("red", "green")]
+PHOTOS = [np.asarray(square) for square in SQUARES]
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ def test_killed_while_it_changes(tmp_path):
     for place in places:
         place.mkdir()
     for turn in range(2):
-        processes = [
-            start(partial(change_for_ever, place / "w", turn, place / f"told-{turn}"), output) for place in places
-        ]
+        works = [partial(change_for_ever, place / "w", turn, place / f"told-{turn}") for place in places]
+        processes = [start(work, output) for work in works]
         for told in [place / f"told-{turn}" for place in places]:
             becomes(lambda told=told: told.exists() and told.stat().st_size, 120)
         for place, process in zip(places, processes, strict=True):

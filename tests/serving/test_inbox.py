@@ -122,9 +122,8 @@ def test_a_photo_that_is_learned_again_while_it_waits(tmp_path):
         names = dict.fromkeys((one["photo"] for one in waiting(http)["photos"]), "pink")
         refused = learned(http, names)
         assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (409, True)
-        assert (
-            learned(http, dict.fromkeys(names, "red")).json()["error"] == "3 photos sent, but all were learned before"
-        )
+        again = learned(http, dict.fromkeys(names, "red")).json()["error"]
+        assert again == "3 photos sent, but all were learned before"
         assert learned(http, names, params={"anyway": "true"}).json()["learned"] == {"pink": 3}
 
 

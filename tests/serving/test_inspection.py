@@ -88,9 +88,8 @@ def test_what_ten_more_photos_would_bring():
     for apart, least in ((0.5, 1), (9, 0)):
         means = apart * directions
         before, after = (taught(means, torch.arange(6).repeat(count)) for count in (30, 40))
-        right = [
-            100 * float((one.head.predict(samples(means, new, 2)) == new).double().mean()) for one in (before, after)
-        ]
+        named = [one.head.predict(samples(means, new, 2)) == new for one in (before, after)]
+        right = [100 * float(hits.double().mean()) for hits in named]
         found = class_answers(before).ten_more
         assert found[0] <= right[1] - right[0] <= found[1]
         assert found[1] >= least

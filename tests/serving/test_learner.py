@@ -1,6 +1,7 @@
 """Jobs one after another: order, refusals, faults of ours, and a queue that is full."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,21 +19,12 @@ def learner():
     made.close()
 
 
-def fails(error):
-    def work(job):
-        raise error
-
-    return work
-
-
 def test_a_refusal_or_a_fault_stops_nothing(learner):
-    refused, failed = learner.submit("a", fails(DataError("no photo"))), learner.submit("b", fails(ZeroDivisionError()))
+    refused = learner.submit("a", Mock(side_effect=DataError("no photo")))
+    failed = learner.submit("b", Mock(side_effect=ZeroDivisionError))
     done = learner.submit("c", lambda job: (None, {"c": 1}))
-    error = refused.result.exception(10)
-    assert isinstance(error, RequestError)
+    error, fault = (job.result.exception(10) for job in (refused, failed))
     assert (error.status, str(error)) == (422, "no photo")
-    fault = failed.result.exception(10)
-    assert isinstance(fault, RequestError)
     assert (fault.status, str(fault)) == (500, "the server failed; its log says why")
     assert done.result.result(10) == {"c": 1}
 

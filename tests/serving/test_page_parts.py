@@ -180,11 +180,8 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
     """A name that is nearly another; a photo of another class; a class that gets the name of another one."""
     with page_of(browser, server) as page:
         sure, message, cards = page.locator("#sure"), page.locator("#message-text"), page.locator("#cards .card")
-        drop(
-            page,
-            "drop",
-            {"apple/1.png": photo("apple", 1), "pear/1.png": photo("pear", 1), "x/2.png": photo("pear", 2)},
-        )
+        fruit = {"apple/1.png": photo("apple", 1), "pear/1.png": photo("pear", 1), "x/2.png": photo("pear", 2)}
+        drop(page, "drop", fruit)
         expect(cards).to_have_count(3)
         page.get_by_role("button", name="Name 3 by their folders").click()
         page.get_by_role("button", name="Take back the name of x/2.png").click()

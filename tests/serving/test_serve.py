@@ -17,6 +17,7 @@ from cifnet_pl.serving.service import Options, Service
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import assert_ends
 from tests.serving.services import Server, becomes, model, photo, saved
 
 BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
@@ -38,8 +39,7 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 )
 def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys):
     saved(tmp_path / "bundle")
-    assert main(["serve", "--model", str(tmp_path / "bundle"), *options]) == 2
-    assert sentence in capsys.readouterr().err
+    assert_ends(main(["serve", "--model", str(tmp_path / "bundle"), *options]), 2, sentence, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 

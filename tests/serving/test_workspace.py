@@ -3,7 +3,6 @@
 import errno
 import sqlite3
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from cifnet_pl.serving import workspace as module
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
-from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
 
@@ -87,19 +85,6 @@ def test_only_one_process_and_only_one_model(tmp_path):
     Workspace(tmp_path / "w", model()).close()
 
 
-def test_kept_photos_follow_forgetting_and_renaming(tmp_path):
-    workspace, made = Workspace(tmp_path / "w", model()), model()
-    (tmp_path / "w" / "photos").mkdir()
-    for name in "1234":
-        (tmp_path / "w" / "photos" / name).touch()
-    workspace.commit(made, Change("extend", "", learned={"red": ["1"], "blue": ["2", "3"]}))
-    workspace.commit(made, Change("rename", "", renamed=("blue", "navy")))
-    workspace.commit(made, Change("extend", "", learned={"navy": ["3", "4"]}))
-    workspace.commit(made, Change("forget", "", forgotten="red"))
-    assert workspace.kept(5) == {"navy": ["2", "3", "4"]}
-    assert workspace.kept(2) == {"red": ["1"], "blue": ["2", "3"]}
-
-
 def test_a_journal_of_another_format_is_refused(tmp_path):
     Workspace(tmp_path / "w", model()).close()
     journal = sqlite3.connect(tmp_path / "w" / "journal.sqlite")
@@ -158,16 +143,12 @@ class Full(sqlite3.Connection):
         return super().execute(*args)
 
 
-@pytest.mark.parametrize("place", ["bundle", "journal"])
-def test_full_disk_refuses_the_change_and_nothing_else(place, tmp_path, monkeypatch):
+def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(tmp_path, monkeypatch):
+    """Of the bundle, see test_service.py."""
     monkeypatch.setattr(module.sqlite3, "connect", partial(sqlite3.connect, factory=Full))
     workspace = Workspace(tmp_path / "w", model())
     before = tree(tmp_path)
-
-    if place == "bundle":
-        monkeypatch.setattr(files.os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    else:
-        Full.left = 3  # statements of a transaction: the fourth finds the disk full
+    Full.left = 3  # statements of a transaction: the fourth finds the disk full
     with pytest.raises(CifnetError, match="nothing was changed"):
         renamed(workspace, "a")
     Full.left = None

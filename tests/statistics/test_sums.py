@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.linalg.lapack import dtrttf
 from torch import Tensor
 
@@ -39,57 +37,6 @@ def test_sums_are_what_they_say(per_class: bool) -> None:
         if per_class:
             assert torch.allclose(sums.class_gram(c), outer[of_class].sum(dim=0))
     assert ("class_grams" in sums.state_dict()) == per_class
-
-
-@pytest.mark.parametrize("per_class", [False, True])
-@given(n=st.integers(0, 12), cut=st.integers(0, 12), seed=st.integers(0, 99))
-def test_sums_add_up_and_can_be_taken_apart(per_class: bool, n: int, cut: int, seed: int) -> None:
-    x, index, weight = samples(n, seed=seed)
-    whole, first, second = (Sums(3, 2, per_class=per_class) for _ in range(3))
-    whole.add(x, index, weight)
-    first.add(x[:cut], index[:cut], weight[:cut])
-    second.add(x[cut:], index[cut:], weight[cut:])
-    merged = Sums(3, 2, per_class=per_class)
-    merged.merge(first)
-    merged.merge(second)
-    assert_close(merged, whole)
-    merged.merge(second, sign=-1)
-    assert_close(merged, first)
-
-
-def test_merge_matches_columns() -> None:
-    x, index, weight = samples(30, classes=3)
-    renamed = torch.tensor([2, 0, 1, -1])[index]  # class c of one is class (2, 0, 1)[c] of the other
-    mine, theirs, expected = Sums(3, 3, per_class=True), Sums(3, 3, per_class=True), Sums(3, 3, per_class=True)
-    theirs.add(x, index, weight)
-    expected.add(x, renamed, weight)
-    mine.merge(theirs, torch.tensor([2, 0, 1]))
-    assert_close(mine, expected)
-
-
-def test_grow_and_keep_change_the_classes_and_not_the_common_sums() -> None:
-    x, index, weight = samples(30, classes=3)
-    sums, grown = Sums(3, 3, per_class=True), Sums(3, 1, per_class=True)
-    sums.add(x, index, weight)
-    grown.grow(2)
-    grown.add(x, index, weight)
-    assert_close(grown, sums)
-    gram = sums.gram.clone()
-    sums.keep(torch.tensor([2, 0]))
-    assert torch.equal(sums.gram, gram)
-    assert int(sums.seen) == 30
-    assert torch.equal(sums.class_sums, grown.class_sums[[2, 0]])
-    assert torch.equal(sums.counts, grown.counts[[2, 0]])
-    assert torch.equal(sums.class_grams, grown.class_grams[[2, 0]])
-
-
-def test_rows_of_other_sums_count_as_rows_of_no_class() -> None:
-    x, index, weight = samples(10)
-    mine, theirs, expected = Sums(3, 2), Sums(3, 2), Sums(3, 2)
-    theirs.add(x, index, weight)
-    expected.add(x, torch.full_like(index, -1), weight)
-    mine.add_gram_of(theirs)
-    assert_close(mine, expected)
 
 
 def test_the_gram_matrix_is_whole_whenever_it_is_read() -> None:
@@ -174,13 +121,6 @@ def test_added_and_mirrored_it_is_the_whole_product(width: int) -> None:
     add_lower_(gram, more, more)
     mirror_(gram)
     assert torch.allclose(gram, x.T @ (weight[:, None] * x) + more.T @ more, rtol=1e-13, atol=1e-13)
-
-
-def test_what_is_above_the_diagonal_is_left_out() -> None:
-    gram = torch.zeros(4 * BLOCK, 4 * BLOCK)
-    x = torch.ones(2, 4 * BLOCK)
-    add_lower_(gram, x, x)
-    assert (gram != 0).float().mean() == (1 + 2 + 3 + 4) / 16
 
 
 def test_a_graph_takes_any_number_of_rows() -> None:

@@ -1,9 +1,10 @@
-"""Files are there whole or not at all, and a disk that refuses is one sentence."""
+"""Files are there whole or not at all, a disk that refuses is one sentence; folders of runs."""
 
 import errno
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from unittest.mock import Mock
@@ -12,6 +13,7 @@ import pytest
 
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic, write_json, write_text
+from cifnet_pl.utilities.run_folders import experiment_of, versions
 
 
 @pytest.fixture
@@ -50,11 +52,6 @@ def test_readable_as_the_umask_says(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
-def test_undecodable_names_keep_their_bytes(tmp_path: Path) -> None:
-    write_text(tmp_path / "a", os.fsdecode(b"K\xe4tzchen"))
-    assert (tmp_path / "a").read_bytes() == b"K\xe4tzchen"
-
-
 @pytest.mark.parametrize("error", [ValueError("a fault"), KeyboardInterrupt(), RuntimeError("a fault")])
 def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) -> None:
     def write(file: IO[bytes]) -> None:
@@ -75,12 +72,6 @@ def test_disk_that_refuses_at_the_end(target: Path, call: str, monkeypatch: pyte
     assert untouched(target)
 
 
-def test_folder_that_cannot_be_made(target: Path) -> None:
-    with pytest.raises(CifnetError, match=r"cannot write .*; nothing was changed"):
-        write_text(target / "below a file.txt", "text")
-    assert untouched(target)
-
-
 def test_strict_json(target: Path) -> None:
     write_json(target, {"a": None, "b": [1.5, "ü"]})
     assert json.loads(target.read_text(encoding="utf-8")) == {"a": None, "b": [1.5, "ü"]}
@@ -89,3 +80,23 @@ def test_strict_json(target: Path) -> None:
         with pytest.raises(ValueError, match="JSON compliant"):
             write_json(target, {"a": value})
     assert target.read_bytes() == before
+
+
+def test_versions_are_numbers_in_their_order(tmp_path: Path):
+    for name in ("version_10", "version_9", "version_\u00b2", "version_x", "other"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in versions(tmp_path)] == ["version_9", "version_10"]
+    assert versions(tmp_path / "absent") == []
+
+
+def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    for logs, files, kept in (("new", [], False), ("new", ["file"], True), ("old", [], True)):
+        folder = tmp_path / logs / "experiment" / "version_0"
+        with suppress(ZeroDivisionError), experiment_of(folder):
+            assert folder.parent.is_dir()
+            for name in files:
+                (folder.parent / name).touch()
+            raise ZeroDivisionError
+        assert (tmp_path / logs).exists() == kept
+        assert folder.parent.exists() == bool(files)

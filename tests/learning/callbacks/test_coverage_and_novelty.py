@@ -39,7 +39,6 @@ def test_a_calibrated_run_with_foreign_photos(foreign, tmp_path, capsys):
     said = capsys.readouterr().out
     last = {name: f"{float(table[-1][name]):.1f} %" for name in COLUMNS}
     assert f"Unknown things, 20 photos: told from the known ones with an AUROC of {last['unknown_auroc']}" in said
-    assert f"where 5 % were to be called unknown, {last['called_unknown']} of the test photos are." in said
     assert {name: summary[name] for name in COLUMNS} == {name: float(table[-1][name]) for name in COLUMNS}
     events = EventAccumulator(str(run)).Reload()
     for tag, name in {
@@ -56,9 +55,8 @@ def test_a_calibrated_run_with_foreign_photos(foreign, tmp_path, capsys):
         assert np.average(values, weights=list(map(int, images))) == pytest.approx(summary[mean])
     # The same from the model that the run left.
     model = cifnet_pl.load(run, device="cpu")
-    z = model.embed(
-        torch.stack([torch.from_numpy(read_square(f, 8).copy()).permute(2, 0, 1) for f in foreign.iterdir()])
-    )
+    squares = [torch.from_numpy(read_square(file, 8).copy()).permute(2, 0, 1) for file in foreign.iterdir()]
+    z = model.embed(torch.stack(squares))
     assert detection(model.head.novelty(model.buffer.z), model.head.novelty(z))[0] > 95
 
 

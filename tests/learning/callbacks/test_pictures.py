@@ -79,10 +79,8 @@ def test_calibration_bins():
 
 def record(accuracies: list[float | None]) -> RunRecord:
     """A run in which every task has the accuracy of the whole."""
-    rows = [
-        TaskRow(k + 1, 2 * k + 2, a, a, None, None, 1.0, 1.0, 1.0, None, None, 1, 0, None)
-        for k, a in enumerate(accuracies)
-    ]
+    rest = (None, None, 1.0, 1.0, 1.0, None, None, 1, 0, None)
+    rows = [TaskRow(k + 1, 2 * k + 2, accuracy, accuracy, *rest) for k, accuracy in enumerate(accuracies)]
     return RunRecord(rows, [[a] * (k + 1) for k, a in enumerate(accuracies)])
 
 

@@ -115,9 +115,8 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     pixels = np.stack([images.photo(i).square(8) for i in range(len(images))])
     largest = torch.sigmoid(head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))).numpy()
     # Classes are learned in the order of the source here: two a task, label c in task c // 2.
-    expected = [
-        [largest[images.labels // 2 == i][:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)] for i in range(3)
-    ]
+    of = [largest[images.labels // 2 == i] for i in range(3)]
+    expected = [[shown[:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)] for shown in of]
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
