@@ -25,6 +25,7 @@ from cifnet_pl.utilities.errors import (
     check_that,
 )
 from cifnet_pl.utilities.growing_tensors import keeping_dtypes, make_room, state_of
+from cifnet_pl.utilities.memory import matrices_given_back
 
 Ability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
 
@@ -92,7 +93,8 @@ def in_full_precision(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[
 
     @functools.wraps(method)
     def wrapped(self: AnyHead, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.labels.device.type, enabled=False):
+        autocast = torch.autocast(self.labels.device.type, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), autocast, matrices_given_back():
             return method(self, *args, **kwargs)
 
     return wrapped

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Parameters of ``mallopt``, from malloc.h of the GNU C library."""
+
+LARGE, MANY = 2**25, 2**16
+"""Bytes of the largest threshold that the library takes, and the number of blocks that it maps by default."""
 
 
 def gnu_c_library() -> ctypes.CDLL | None:
@@ -31,8 +36,39 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the setting was changed; other C libraries are left as they are.
     """
+    global _keeps
     library = gnu_c_library()
-    return library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
+    _keeps = library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
+    return _keeps
+
+
+_keeps = False  # the library tells nobody how it is set
+_solving, _lock = 0, threading.Lock()
+
+
+@contextmanager
+def matrices_given_back() -> Iterator[None]:
+    """While any thread is within the block, give each block of 32 MB and more back to the system once it is freed.
+
+    That is how the library is set if :func:`keep_freed_memory` does not change it. A solve takes some ten matrices of
+    the features' width, of sizes that differ a little, so that what is kept of one does not serve for the next.
+    """
+    global _solving
+    library = gnu_c_library() if _keeps else None
+    if library is None:
+        yield
+        return
+    with _lock:
+        _solving += 1
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_MMAP_MAX, MANY)
+    try:
+        yield
+    finally:
+        with _lock:
+            _solving -= 1
+            if not _solving:
+                library.mallopt(M_MMAP_MAX, 0)
 
 
 def give_back_freed_memory() -> bool:
