@@ -95,8 +95,14 @@ def sweep(
         for job in jobs:
             print(f"{job.folder.name}: {'not run yet' if job.run() is None else f'complete already, {job.result()}'}")
         return
+    from cifnet_pl.report.runs import read_run
+    from cifnet_pl.report.settings import about_small_ridge
+
     failed = _run_all(jobs)
-    if output is not None and any(job.run() for job in jobs):
+    complete_runs = [run for job in jobs if (run := job.run()) is not None]
+    for note in about_small_ridge(map(read_run, complete_runs)):
+        print(f"note: {note}")
+    if output is not None and complete_runs:
         from cifnet_pl.report import report
 
         report([str(job.folder) for job in jobs if job.folder.is_dir()], output, external)

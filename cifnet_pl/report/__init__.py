@@ -87,7 +87,7 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) 
     """
     from cifnet_pl.report.figures import all_pictures, render
     from cifnet_pl.report.page import latex, report_markdown, report_page, to_csv_table, to_latex, to_markdown
-    from cifnet_pl.report.settings import notes_of
+    from cifnet_pl.report.settings import about_small_ridge, notes_of
     from cifnet_pl.report.tables import all_tables, report_notes
 
     compared = {"Comparison": list(comparisons)} if comparisons else {}
@@ -104,10 +104,12 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) 
             for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
                 write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
         parts.append({"name": name, "tables": tables.get(name, []), "pictures": drawn})
+    runs = [run for group in study.groups for run in group.runs]
     missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
+        *(f"{note}." for note in about_small_ridge(runs)),
         *notes_of(study.settings),
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]

@@ -47,6 +47,7 @@ class SummaryTable(Table):
     defaults: dict[str, Any] | None = None
     seed: int | None = None
     head_settings: dict[str, Any] | None = None
+    learned_images: int | None = None
     buffer_settings: dict[str, Any] | None = None
     state_components: dict[str, Number | None] | None = None
     state_bytes_per_element: dict[str, Number | None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -105,6 +105,37 @@ def notes_of(settings: Sequence[Setting]) -> list[str]:
         elif name.startswith("timm:"):
             notes.append(f"Backbone {name}: see its model card for the labels that it was trained on.")
     return notes
+
+
+SMALL_RIDGE = 1.0
+"""λ of the paper's head below which its weights follow noise where there are about as many images as features."""
+
+
+def about_small_ridge(runs: Iterable[Run]) -> list[str]:
+    """Warn of runs of the paper's head with a small λ that learned half to twice as many images as there are features.
+
+    There ridge regression interpolates at its worst (Belkin et al., 2019), and more so the more of these images a class
+    is fitted to: variants without a buffer, or with locked neurons, then come out better than the whole method.
+
+    Args:
+        runs: complete ones.
+
+    Returns:
+        One sentence for each number of images, width and λ.
+    """
+    notes: dict[str, None] = {}
+    for run in runs:
+        head, images = run.summary.get("head_settings") or {}, run.summary.get("learned_images") or 0
+        width, ridge = head.get("in_features") or 0, head.get("ridge")
+        close = run.summary.get("head") == "CIFNetHead" and width / 2 <= images <= 2 * width
+        if close and isinstance(ridge, float) and ridge < SMALL_RIDGE:
+            sentence = (
+                f"{images:,} images were learned, about as many as an embedding has numbers ({width:,}): with "
+                f"λ = {ridge:g} the weights follow noise there, and variants that see fewer images, without buffer or "
+                "locked, can come out better than the whole method. Take --model.head.ridge 1 or gcv, or more images"
+            )
+            notes[sentence] = None
+    return list(notes)
 
 
 def setting_of(run: Run) -> Setting:

@@ -170,6 +170,16 @@ def run(tmp_path, monkeypatch, capsys):
     return sweep
 
 
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run):
+    def learned(job: Job) -> int:
+        write_run(job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000})
+        return 0
+
+    monkeypatch.setattr(sweeping, "run_process", learned)
+    write(tmp_path, seeds=[1, 2])
+    assert run().count("note: 1,000 images were learned, about as many as an embedding has numbers") == 1
+
+
 def test_failures_do_not_stop_the_others(tmp_path, run):
     write(tmp_path, axes={"head": AXES["head"][::-1]}, seeds=[1, 2])
     said = run("--output", str(tmp_path / "r"), code=1)

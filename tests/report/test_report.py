@@ -211,3 +211,11 @@ def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert "digits, 10 cls/task" in page
     assert "kWh" not in page
+
+
+@pytest.mark.parametrize(("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)])
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, images, ridge, noted):
+    about = {"learned_images": images}
+    write_run(tmp_path / "e" / "version_0", tasks=2, head_options={"ridge": ridge}, about=about)
+    write_report(read_study([tmp_path]), tmp_path / "out")
+    assert (tmp_path / "out" / "report.md").read_text().count("weights follow noise") == noted
