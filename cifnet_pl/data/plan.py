@@ -56,7 +56,10 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     if missing:
         raise UsageError(f"class_order names '{missing[0]}', which the data source does not have")
     if len(chosen) < len(names):
-        raise UsageError(f"class_order lists {len(chosen)} of {len(names)} classes: list all, and set --data.max_tasks")
+        raise UsageError(
+            f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set --data.max_tasks to "
+            "learn fewer"
+        )
     return chosen
 
 

@@ -423,7 +423,8 @@ class IterativeModule(TaskModule):
                 raise UsageError("a limit on training batches would cut off whole passes: use fewer --model.epochs")
             if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
                 raise UsageError(
-                    "learned batch statistics need two images a process: set --data.batch_size to 2 or more"
+                    "learned batch statistics need two images in each process: set --data.batch_size to 2 or more, "
+                    "or --model.batch_statistics fixed"
                 )
 
     def on_fit_start(self) -> None:

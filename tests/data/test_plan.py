@@ -109,7 +109,7 @@ def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence)
         ([0, 3], "position 3, expected 0 to 2"),
         ([-1], "position -1, expected 0 to 2"),
         (["a", "x"], "names 'x', which the data source does not have"),
-        ([2, 0], "lists 2 of 3 classes: list all, and set --data.max_tasks"),
+        ([2, 0], "lists 2 of 3 classes: list all of them"),
     ],
 )
 def test_impossible_orders_are_usage_errors(order: int | list[int] | list[str], sentence: str) -> None:

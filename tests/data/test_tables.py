@@ -88,9 +88,9 @@ def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"embeddings": [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3}, "must have as many floats"),
-        ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "must have as many floats"),
-        ({"embeddings": [["1", "2"]] * 8}, "must have as many floats"),
+        ({"embeddings": [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3}, "are not all floats"),
+        ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "are not all floats"),
+        ({"embeddings": [["1", "2"]] * 8}, "are not all floats"),
         ({"labels": [0, None] * 4}, "the label in row 1 (counted from 0) is missing"),
         ({"labels": [0.5, 1.5] * 4}, "is 0.5 (float)"),
     ],

@@ -180,7 +180,7 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
     numbers = whole.flatten()
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
     if len(lengths) > 1 or numbers.null_count or not pyarrow.types.is_floating(numbers.type):
-        raise DataError(f"{place(path)}: each row of '{printable(name)}' must have as many floats")
+        raise DataError(f"{place(path)}: rows of '{printable(name)}' are not all floats, the same number in each row")
     return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
 
 
@@ -396,7 +396,8 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     missing = [path for path in cells["path"] if not (root / path).is_file()]
     if missing:
         raise DataError(
-            f"{where} lists {len(missing)} files that are not there, the first is {place(root / missing[0])}"
+            f"{where} lists {len(missing)} files that are not there, the first is {place(root / missing[0])}: paths "
+            "are relative to the table's folder"
         )
 
 
