@@ -16,6 +16,7 @@ const names = new Map(Object.entries(JSON.parse(sessionStorage.getItem(NAMES) ??
 let view = { waiting: 0, seen: 0, certain: 0, in_folders: 0, photos: [] };
 let shown = PAGE;
 let last = null; // the photo that was selected last
+let asked = 0; // how often the list was asked for
 
 export const waits = () => view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && now[what] !== view[what];
@@ -145,10 +146,14 @@ function progress(share) {
   $("progress").value = share ?? 0;
 }
 
+/** Ask for the photos that wait, and show them; a list that arrives after a newer one was asked for is passed over. */
 export async function show() {
   if (isReadOnly()) return draw();
+  const own = ++asked;
+  const list = await get(`/inbox?count=${shown}`);
+  if (own !== asked) return;
   const before = view.photos;
-  view = await get(`/inbox?count=${shown}`);
+  view = list;
   const here = new Set(view.photos.map(({ photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
   if (view.waiting <= view.photos.length) for (const photo of names.keys()) if (!here.has(photo)) names.delete(photo);
