@@ -36,13 +36,14 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether the setting was changed; other C libraries are left as they are.
     """
-    global _keeps
+    global _keeping
     library = gnu_c_library()
-    _keeps = library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
-    return _keeps
+    changed = library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
+    _keeping = library if changed else None
+    return changed
 
 
-_keeps = False  # the library tells nobody how it is set
+_keeping: ctypes.CDLL | None = None  # the library once it is set so; it tells nobody how it is set
 _solving, _lock = 0, threading.Lock()
 
 
@@ -54,7 +55,7 @@ def matrices_given_back() -> Iterator[None]:
     the features' width, of sizes that differ a little, so that what is kept of one does not serve for the next.
     """
     global _solving
-    library = gnu_c_library() if _keeps else None
+    library = _keeping
     if library is None:
         yield
         return
