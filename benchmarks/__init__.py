@@ -1,4 +1,6 @@
-"""Ratios against named rivals, each pair measured side by side in one process. Run with ``make bench``."""
+"""Ratios against named rivals, each pair measured side by side in one process. Run with ``make
+bench``.
+"""
 
 from cifnet_pl.__main__ import wait_briefly
 

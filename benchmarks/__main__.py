@@ -1,6 +1,8 @@
-"""``python -m benchmarks [NAME …]``: one table, each row a ratio measured side by side in this process.
+"""``python -m benchmarks [NAME …]``: one table, each row a ratio measured side by side in this
+process.
 
-A name is a module's, such as ``engines``, or the letter of a row, such as ``k``: ``python -m benchmarks a b f k l``.
+A name is a module's, such as ``engines``, or the letter of a row, such as ``k``: ``python -m
+benchmarks a b f k l``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ MODULES = list(dict.fromkeys(place.partition(".")[0] for place in PLACES))
 
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the functions of the named modules and letters, in that order, each once."""
-    named = (LETTERS.get(name) or [place for place in PLACES if place.startswith(f"{name}.")] for name in names)
+    named = (
+        LETTERS.get(name) or [place for place in PLACES if place.startswith(f"{name}.")]
+        for name in names
+    )
     return list(dict.fromkeys(chain.from_iterable(named)))
 
 
@@ -49,7 +54,9 @@ def main(names: list[str]) -> int:
         for row in getattr(importlib.import_module(f"benchmarks.{module}"), function)():
             table.add_row(row.name, row.ours, row.rival, row.ratio, row.wanted)
             about.append(f"{row.name}: {row.settings}")
-            print(f"{row.name}: {row.ratio}", file=sys.stderr, flush=True)  # all of them take an hour
+            print(
+                f"{row.name}: {row.ratio}", file=sys.stderr, flush=True
+            )  # all of them take an hour
     console = Console(width=max(Console().width, 150))
     console.print(table)
     for line in dict.fromkeys(about):

@@ -1,6 +1,7 @@
-"""(k): ``fit`` beside decoding and a bare ONNX Runtime loop over the same decoded photos.
+"""(k): ``fit`` beside decoding and a bare ONNX Runtime loop over the same decoded images.
 
-The loop takes its turns inside the run, every few batches: a shared machine is faster or slower for minutes.
+The loop takes its turns inside the run, every few batches: a shared machine is faster or slower for
+minutes.
 """
 
 from __future__ import annotations
@@ -20,42 +21,45 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.engines import fit
-from benchmarks.fit_overhead import CPU, Setup, write_photos
+from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.engines import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.images.image import cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.photos.photo import cores
 
 ROUNDS = {128: 4, 224: 2}
-"""Side of the photos → number of runs on 6000 photos: one solve for each 2000."""
+"""Side of the images → number of runs on 6000 images: one solve for each 2000."""
 
-OWN, SPLIT = "by the runtime's own threads", "each piece by one thread"
+OWN = "by the runtime's own threads"
+SPLIT = "each piece by one thread"
 """Who divides the work: ONNX Runtime, that of each layer; or the loop, the pieces."""
 
 Way = tuple[str, int]
-"""Who divides the work, and the photos of a piece."""
+"""Who divides the work, and the images of a piece."""
 
 WAYS: tuple[Way, ...] = ((OWN, 64), (OWN, 8), (SPLIT, 8), (SPLIT, 4), (SPLIT, 2))
-"""What the bare loop is tried with; 64 photos are a batch as it is decoded."""
+"""What the bare loop is tried with; 64 images are a batch as it is decoded."""
 
 
 class BareLoop(Callback):
-    """In a run: decode its photos once more, and give its decoded batches to ONNX Runtime, and do nothing else.
+    """In a run: decode its images once more, and give its decoded batches to ONNX Runtime, and do
+    nothing else.
 
     Args:
-        root: folder of the photos.
-        output: file for the seconds of all tasks together: "decoding", each of ``WAYS`` for such a loop, and "paused"
-            for how long the run waited.
+        root: folder of the images.
+        output: file for the seconds of all tasks together: "decoding", each of ``WAYS`` for such a
+            loop, and "paused" for how long the run waited.
     """
 
     def __init__(self, root: str, output: str):
         source = build_source("folder", SourceOptions(Path(root)))
         self.rows = np.arange(len(source.train))
         self.images: Any = source.train
-        self.output, self.decoded = Path(output), list[np.ndarray]()
+        self.output = Path(output)
+        self.decoded = list[np.ndarray]()
         self.seconds: dict[str, float] = defaultdict(float)
         self.turns = 0
 
@@ -63,8 +67,12 @@ class BareLoop(Callback):
         """Start workers, and a session whose memory is there already."""
         assert isinstance(module, CIFNetModule)
         data: Any = module.data
-        self.side, self.batch = data.image_size, data.batch_size
-        workers = cores() if data.num_workers is None else data.num_workers
+        self.side = data.image_size
+        self.batch = data.batch_size
+        if data.num_workers is None:
+            workers = cores()
+        else:
+            workers = data.num_workers
         self.loader = ImageLoader(self.images, self.side, 1.0, workers)
         runtime: Any = module.backbone._runtime("cpu", "32-true")
         threads = torch.get_num_threads()
@@ -78,15 +86,17 @@ class BareLoop(Callback):
     def loop(self, batches: list[np.ndarray], way: Way) -> None:
         """Run the network."""
         threads, size = way
-        pieces = [batch[start : start + size] for batch in batches for start in range(0, len(batch), size)]
+        pieces = [
+            batch[start : start + size] for batch in batches for start in range(0, len(batch), size)
+        ]
         run = partial(self.embed, self.sessions[threads])
         for _ in map(run, pieces) if threads == OWN else self.pool.map(run, pieces):
             pass
 
     @staticmethod
-    def embed(session: Any, photos: np.ndarray) -> None:
+    def embed(session: Any, images: np.ndarray) -> None:
         """Run the network once."""
-        session.run(None, {"images": photos})
+        session.run(None, {"images": images})
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -104,9 +114,11 @@ class BareLoop(Callback):
         self.decoded.clear()
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Decode all photos, three times, and write the seconds."""
+        """Decode all images, three times, and write the seconds."""
         batches = shard_batches(self.rows, self.batch, 0, 1)
-        self.seconds["decoding"] = min(seconds(lambda: [None for _ in self.loader.decode(batches)]) for _ in range(3))
+        self.seconds["decoding"] = min(
+            seconds(lambda: [None for _ in self.loader.decode(batches)]) for _ in range(3)
+        )
         self.loader.close()
         self.output.write_text(json.dumps(self.seconds))
 
@@ -114,9 +126,12 @@ class BareLoop(Callback):
 def rows_of_size(setup: Setup) -> Iterator[Row]:
     """``fit``, each run in a process of its own as users have it, and the loops in it."""
     with tempfile.TemporaryDirectory() as folder:
-        root, logs, output = Path(folder, "photos"), Path(folder, "logs"), Path(folder, "seconds.json")
-        write_photos(root, setup)
-        ours, loops = list[float](), defaultdict[Way, list[float]](list)
+        root = Path(folder, "images")
+        logs = Path(folder, "logs")
+        output = Path(folder, "seconds.json")
+        write_images(root, setup)
+        ours = list[float]()
+        loops = defaultdict[Way, list[float]](list)
         words = ["--trainer.callbacks+=benchmarks.bare_loop.BareLoop"]
         words += [f"--trainer.callbacks.root={root}", f"--trainer.callbacks.output={output}"]
         for _ in range(setup.rounds):
@@ -125,17 +140,23 @@ def rows_of_size(setup: Setup) -> Iterator[Row]:
             ours.append(learning - taken["paused"])
             for way in WAYS:
                 loops[way].append(taken["decoding"] + taken[str(way)])
-    images, threads = setup.classes * setup.per_class, torch.get_num_threads()
-    about = f"EfficientNet-Lite0, {images} JPEGs in {setup.tasks} tasks, {setup.rounds} runs, {threads} threads"
+    images = setup.classes * setup.per_class
+    threads = torch.get_num_threads()
+    about = (
+        f"EfficientNet-Lite0, {images} JPEGs in {setup.tasks} tasks, {setup.rounds} runs, {threads}"
+        " threads"
+    )
     for way in dict.fromkeys([(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]):
-        loop = f"a bare ONNX Runtime loop over {way[1]} photos at once, {way[0]}"
+        loop = f"a bare ONNX Runtime loop over {way[1]} images at once, {way[0]}"
         label = f"(k) decoding and {loop} / fit, {setup.side} px"
         yield Row(label, spread(ours), spread(loops[way]), ratio(loops[way], ours), "≥ 0.93", about)
 
 
 def best_of(threads: str, loops: Mapping[Way, list[float]]) -> Way:
     """Return the fastest of the loops in which ``threads`` divide the work."""
-    return min((way for way in WAYS if way[0] == threads), key=lambda way: float(np.median(loops[way])))
+    return min(
+        (way for way in WAYS if way[0] == threads), key=lambda way: float(np.median(loops[way]))
+    )
 
 
 def rows() -> Iterator[Row]:

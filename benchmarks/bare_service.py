@@ -1,4 +1,5 @@
-"""``python -m benchmarks.bare_service MODEL``: what one writes first, a FastAPI handler that asks the model.
+"""``python -m benchmarks.bare_service MODEL``: what one writes first, a FastAPI handler that asks
+the model.
 
 It answers each request for itself in one of FastAPI's threads: no batches, no versions, no limits.
 """
@@ -17,13 +18,17 @@ from cifnet_pl.model.classifier import Prediction
 
 
 def classes_of(one: Prediction) -> list[dict[str, Any]]:
-    """The most probable classes of a photo."""
-    return [{"name": name, "probability": p} for name, p in zip(one.classes, one.probabilities, strict=True)]
+    """The most probable classes of an image."""
+    return [
+        {"name": name, "probability": p}
+        for name, p in zip(one.classes, one.probabilities, strict=True)
+    ]
 
 
 def main(bundle: str) -> None:
     """Serve until killed."""
-    model, app = cifnet_pl.load(bundle), FastAPI()
+    model = cifnet_pl.load(bundle)
+    app = FastAPI()
 
     @app.post("/classify")
     def classify(files: list[UploadFile]) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""(k), (l): ONNX Runtime beside torch in fit, extend and classify, photos as phones make them, and start-up times."""
+"""(k), (l): ONNX Runtime beside torch in fit, extend and classify, images as phones make them, and
+start-up times.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,53 @@ import torch
 from PIL import Image
 
 import cifnet_pl
-from benchmarks.fit_overhead import CPU, Setup, write_photos
+from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.photos.photo import squares
+from cifnet_pl.images.image import squares
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
 ENGINES = ("auto", "torch")
 SMALL = replace(CPU, classes=12, per_class=150, tasks=2)
 ROUNDS = {128: 3, 224: 2}
-"""Side of the photos → how often both engines are measured, on 1800 photos."""
+"""Side of the images → how often both engines are measured, on 1800 images."""
 FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
-"""Photos of three sizes: width and height in pixels."""
+"""Images of three sizes: width and height in pixels."""
 
 
 def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
-    """Seconds of learning all tasks, the evaluation apart, in a process of its own, as users have it.
+    """Seconds of learning all tasks, the evaluation apart, in a process of its own, as users have
+    it.
 
     ``more`` are further words of the command.
     """
-    arguments = ["fit", "--config", "heads/ridge", "--data.root", str(root), "--data.image_size", str(setup.side)]
-    arguments += ["--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch)]
-    arguments += ["--logs", str(logs), "--experiment", engine, "--model.engine", engine, "--trainer.accelerator", "cpu"]
+    arguments = [
+        "fit",
+        "--config",
+        "heads/ridge",
+        "--data.root",
+        str(root),
+        "--data.image_size",
+        str(setup.side),
+    ]
+    arguments += [
+        "--data.classes_per_task",
+        str(setup.classes // setup.tasks),
+        "--data.batch_size",
+        str(setup.batch),
+    ]
+    arguments += [
+        "--logs",
+        str(logs),
+        "--experiment",
+        engine,
+        "--model.engine",
+        engine,
+        "--trainer.accelerator",
+        "cpu",
+    ]
     arguments += more
     subprocess.run([sys.executable, "-m", "cifnet_pl", *arguments], check=True)
     newest = max((logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime)
@@ -48,36 +73,57 @@ def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
 
 def engine_rows(setup: Setup) -> Iterator[Row]:
     """Alternating, so that a busy machine slows both engines alike."""
-    assert build_backbone(BACKBONE).engine() == "onnxruntime", "there is nothing to compare on this machine"
+    assert build_backbone(BACKBONE).engine() == "onnxruntime", (
+        "there is nothing to compare on this machine"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        root, logs = Path(folder, "photos"), Path(folder, "logs")
-        write_photos(root, setup)
-        write_photos(Path(folder, "more"), setup, seed=1000)
-        new, files = Path(folder, "more", "train"), sorted((root / "train").rglob("*.jpg"))
+        root = Path(folder, "images")
+        logs = Path(folder, "logs")
+        write_images(root, setup)
+        write_images(Path(folder, "more"), setup, seed=1000)
+        new = Path(folder, "more", "train")
+        files = sorted((root / "train").rglob("*.jpg"))
         for entry in sorted(new.iterdir()):  # for extend, to which other names are other classes
             entry.rename(entry.with_name(f"new_{entry.name}"))
-        times: dict[str, list[list[float]]] = {"fit": [[], []], "extend": [[], []], "classify": [[], []]}
+        times: dict[str, list[list[float]]] = {
+            "fit": [[], []],
+            "extend": [[], []],
+            "classify": [[], []],
+        }
         for _ in range(setup.rounds):
             for which, engine in enumerate(ENGINES):
                 times["fit"][which].append(fit(root, logs, setup, engine))
                 model = cifnet_pl.load(logs / engine, "cpu", engine=engine)
                 times["extend"][which].append(model.extend(new).seconds)
-                times["classify"][which].append(seconds(lambda model=model: list(model.classify(files))))  # type: ignore[misc]
+                times["classify"][which].append(
+                    seconds(lambda model=model: list(model.classify(files)))
+                )  # type: ignore[misc]
         images = setup.classes * setup.per_class
         for name, (ours, slower) in times.items():
-            rates = f"; images/s: auto {images / np.median(ours):.0f}, torch {images / np.median(slower):.0f}"
+            rates = (
+                f"; images/s: auto {images / np.median(ours):.0f}, torch"
+                f" {images / np.median(slower):.0f}"
+            )
             label = f"(k) {name} with engine auto, torch / auto, {setup.side} px"
-            yield Row(label, spread(ours), spread(slower), ratio(slower, ours), "≥ 1.8", about(setup) + rates)
+            yield Row(
+                label,
+                spread(ours),
+                spread(slower),
+                ratio(slower, ours),
+                "≥ 1.8",
+                about(setup) + rates,
+            )
 
 
 def about(setup: Setup) -> str:
     """What was learned, how often, on how many threads."""
-    images, threads = setup.classes * setup.per_class, torch.get_num_threads()
+    images = setup.classes * setup.per_class
+    threads = torch.get_num_threads()
     return f"EfficientNet-Lite0, {images} JPEGs, {setup.rounds} rounds, {threads} threads"
 
 
 def file_rows() -> Iterator[Row]:
-    """What classify takes for photos of three sizes, beside decoding them alone."""
+    """What classify takes for images of three sizes, beside decoding them alone."""
     model = _learned()
     with tempfile.TemporaryDirectory() as folder:
         noise = np.random.default_rng(0)
@@ -86,13 +132,14 @@ def file_rows() -> Iterator[Row]:
             files = [Path(folder, f"{name}_{i}.jpg") for i in range(64)]
             for file in files:
                 small.resize(shape, Image.Resampling.BICUBIC).save(file)
-            ours, decode = [], []
+            ours = []
+            decode = []
             for _ in range(3):
                 ours.append(seconds(lambda files=files: list(model.classify(files))))  # type: ignore[misc]
                 decode.append(seconds(lambda files=files: list(squares(files, 224, 0.875))))  # type: ignore[misc]
             rates = [f"{64 / np.median(times):.0f}" for times in (ours, decode)]
             rate = "64 JPEGs at 224 px; images/s: {}, decoding alone {}".format(*rates)
-            yield Row(f"(k) classify / decoding alone, photos of {name}", spread(ours), spread(decode),
+            yield Row(f"(k) classify / decoding alone, images of {name}", spread(ours), spread(decode),
                       ratio(ours, decode), "", rate)  # fmt: skip
 
 
@@ -108,19 +155,31 @@ def _learned() -> cifnet_pl.Classifier:
 def start_rows(rounds: int = 5) -> Iterator[Row]:
     """Whole commands, each a process of its own, beside ``python -c "import torch"``."""
     with tempfile.TemporaryDirectory() as folder:
-        model, photo = Path(folder, "model"), Path(folder, "photo.jpg")
+        model = Path(folder, "model")
+        image = Path(folder, "image.jpg")
         _learned().save(model)
-        Image.new("RGB", (500, 375), "olive").save(photo)
-        classify = ["classify", "--model", str(model), "--images", str(photo), "--output", f"{folder}/out.csv"]
+        Image.new("RGB", (500, 375), "olive").save(image)
+        classify = [
+            "classify",
+            "--model",
+            str(model),
+            "--images",
+            str(image),
+            "--output",
+            f"{folder}/out.csv",
+        ]
         commands = {
             "--help": ["--help"],
             "info --help": ["info", "--help"],
             "an error in an option": ["classify", "--modle", "x"],
-            "classify of one photo": [*classify, "--overwrite"],
+            "classify of one image": [*classify, "--overwrite"],
         }
         for name, arguments in commands.items():
             pairs = [
-                (seconds(_process("-m", "cifnet_pl", *arguments)), seconds(_process("-c", "import torch")))
+                (
+                    seconds(_process("-m", "cifnet_pl", *arguments)),
+                    seconds(_process("-c", "import torch")),
+                )
                 for _ in range(rounds)
             ]
             ours, rival = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -133,7 +192,7 @@ def _process(*arguments: str) -> Callable[[], object]:
 
 
 def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:
-    """Photos of three sizes, then the engines in turn."""
+    """Images of three sizes, then the engines in turn."""
     keep_freed_memory()  # as every command does
     yield from file_rows()
     for side, count in rounds.items():

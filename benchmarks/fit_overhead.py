@@ -1,6 +1,8 @@
-"""(b) and (e): the training pass of ``fit`` against a bare loop, and against decoding and backbone alone, by task.
+"""(b) and (e): the training pass of ``fit`` against a bare loop, and against decoding and backbone
+alone, by task.
 
-The rivals take turns with the run every few seconds: a shared machine is faster or slower for minutes.
+The rivals take turns with the run every few seconds: a shared machine is faster or slower for
+minutes.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ HEADS = ("CIFNetHead", "RidgeHead")
 class Setup:
     """What is learned, and on what.
 
-    ``network`` are the words of ``fit`` that choose backbone, device and precision; ``together`` is what decoding and
-    the backbone take at least: their sum on the same cores, the slower of the two on different ones. ``turn`` is the
+    ``network`` are the words of ``fit`` that choose backbone, device and precision; ``together`` is
+    what decoding and the backbone take at least: their sum on the same cores, the slower of the two
+        on different ones. ``turn`` is the
     number of batches after which the rivals have their turn.
     """
 
@@ -51,14 +54,16 @@ class Setup:
     together: Callable[[Sequence[float]], float] = sum
 
 
-CPU = Setup(30, 200, 3, 128, 64, 2, 8, 5, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu"))
-"""Photos that the network embeds in a third of the time that those of its own size take."""
+CPU = Setup(
+    30, 200, 3, 128, 64, 2, 8, 5, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu")
+)
+"""Images that the network embeds in a third of the time that those of its own size take."""
 
 OWN_SIZE = replace(CPU, side=224, rounds=3)
 """The size of the network's weights, which ``fit`` uses unless told otherwise."""
 
 
-def write_photos(root: Path, setup: Setup, seed: int = 0) -> None:
+def write_images(root: Path, setup: Setup, seed: int = 0) -> None:
     """JPEG files in class folders; no two are the same, nor those of seeds that are 1000 apart."""
     for first, split, count in ((seed, "train", setup.per_class), (seed + setup.classes, "val", 1)):
         for c in range(setup.classes):
@@ -70,7 +75,8 @@ def write_photos(root: Path, setup: Setup, seed: int = 0) -> None:
 
 @dataclass
 class Seconds:
-    """What as many images as each task has take without us: the bare loop, decoding alone, the backbone alone.
+    """What as many images as each task has take without us: the bare loop, decoding alone, the
+    backbone alone.
 
     ``paused`` is how long the run waited for the rivals within the training pass of the task.
     """
@@ -82,9 +88,11 @@ class Seconds:
 
 
 class Rivals(Callback):
-    """Decode and embed as many images as each task of a run has, in batches as large, and do nothing else.
+    """Decode and embed as many images as each task of a run has, in batches as large, and do
+    nothing else.
 
-    They are those of the task before, so that the rivals do not read files that the run has read a moment ago.
+    They are those of the task before, so that the rivals do not read files that the run has read a
+    moment ago.
     """
 
     seconds: ClassVar[Seconds] = Seconds()
@@ -96,7 +104,9 @@ class Rivals(Callback):
         self.images: Any = source.train
 
     def batches(self, task: int) -> Iterator[ImageBatch]:
-        """The decoded images of the task before ``task``, or of the last one; the workers begin at once."""
+        """The decoded images of the task before ``task``, or of the last one; the workers begin at
+        once.
+        """
         classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task - 1]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
         return self.loader.decode(shard_batches(rows, self.setup_.batch, 0, 1))
@@ -117,10 +127,16 @@ class Rivals(Callback):
             torch.cuda.synchronize()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Start the workers, as the run has done; then bring the memory that a batch needs into the process."""
+        """Start the workers, as the run has done; then bring the memory that a batch needs into the
+        process.
+        """
         assert isinstance(module, CIFNetModule)
-        self.trainer, self.backbone, self.device = trainer, module.backbone, module.device
-        self.loader = ImageLoader(self.images, self.setup_.side, 1.0, self.setup_.workers, self.device.type)
+        self.trainer = trainer
+        self.backbone = module.backbone
+        self.device = module.device
+        self.loader = ImageLoader(
+            self.images, self.setup_.side, 1.0, self.setup_.workers, self.device.type
+        )
         self.embed(self.batches(0))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -131,12 +147,16 @@ class Rivals(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The bare loop does as many batches as the run did since the last turn; then the backbone alone does."""
+        """The bare loop does as many batches as the run did since the last turn; then the backbone
+        alone does.
+        """
         if (batch_idx + 1) % self.setup_.turn and not trainer.is_last_batch:
             return
         self.wait()
         if batch_idx < self.setup_.turn:
-            self.left = self.batches(trainer.current_epoch)  # right before the clock of a task starts, as the run does
+            self.left = self.batches(
+                trainer.current_epoch
+            )  # right before the clock of a task starts, as the run does
         start = time.perf_counter()
         decoded = self.embed(islice(self.left, self.setup_.turn))
         between = time.perf_counter()
@@ -156,7 +176,8 @@ class Rivals(Callback):
 def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], list[float]]:
     """Seconds of learning each task of a run, and how many of them its solve took.
 
-    The first include sums, solve, buffer and energy, not the evaluation; the turns of the rivals are within them.
+    The first include sums, solve, buffer and energy, not the evaluation; the turns of the rivals
+    are within them.
     """
     code = main(
         ["fit", "--config", "heads/cifnet", "--data.root", str(root), "--data.image_size", str(setup.side),
@@ -168,7 +189,9 @@ def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], l
     newest = max((logs / "bench").iterdir(), key=lambda path: path.stat().st_mtime)
     with (newest / "tasks.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return [float(row["train_seconds"]) for row in rows], [float(row["solve_seconds"]) for row in rows]
+    return [float(row["train_seconds"]) for row in rows], [
+        float(row["solve_seconds"]) for row in rows
+    ]
 
 
 def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
@@ -176,7 +199,9 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
     rival = Rivals.seconds = Seconds()
     Rivals.setup_ = setup
     rounds = [fit(root, logs, head, setup) for _ in range(setup.rounds)]
-    learning, solving = ([s for times in round_times for s in times] for round_times in zip(*rounds, strict=True))
+    learning, solving = (
+        [s for times in round_times for s in times] for round_times in zip(*rounds, strict=True)
+    )
 
     def runs(times: list[float]) -> list[float]:
         """All tasks of each run."""
@@ -184,11 +209,19 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
 
     ours = runs([whole - paused for whole, paused in zip(learning, rival.paused, strict=True)])
     unsolved = [whole - solve for whole, solve in zip(ours, runs(solving), strict=True)]
-    loop, decode, backbone = runs(rival.loop), runs(rival.decode), runs(rival.backbone)
+    loop = runs(rival.loop)
+    decode = runs(rival.decode)
+    backbone = runs(rival.backbone)
     both = [setup.together(parts) for parts in zip(decode, backbone, strict=True)]
     images = setup.classes // setup.tasks * setup.per_class
-    about = f"{setup.rounds} runs of {setup.tasks} tasks of {images} JPEGs, {setup.about}, {setup.side} px, batch "
-    about += f"{setup.batch}, {setup.workers} workers, {torch.get_num_threads()} threads; energy measured in ours only"
+    about = (
+        f"{setup.rounds} runs of {setup.tasks} tasks of {images} JPEGs, {setup.about}, {setup.side}"
+        " px, batch "
+    )
+    about += (
+        f"{setup.batch}, {setup.workers} workers, {torch.get_num_threads()} threads; energy"
+        " measured in ours only"
+    )
     rates = [f"{setup.tasks * images / median(times):.0f}" for times in (decode, backbone, ours)]
     rated = "; images/s: decoding alone {}, backbone alone {}, fit {}".format(*rates)
     size = f"at {setup.side} px"
@@ -202,10 +235,12 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
 
 
 def rows(*setups: Setup) -> Iterator[Row]:
-    """CIFNetHead and RidgeHead in each setup; on the CPU, with photos of two sizes, where none is given."""
+    """CIFNetHead and RidgeHead in each setup; on the CPU, with images of two sizes, where none is
+    given.
+    """
     for setup in setups or (OWN_SIZE, CPU):
         with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder, "photos")
-            write_photos(root, setup)
+            root = Path(folder, "images")
+            write_images(root, setup)
             for head in HEADS:
                 yield from measure(setup, root, Path(folder, "logs"), head)

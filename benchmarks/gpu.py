@@ -1,4 +1,6 @@
-"""(b) and (e) on a CUDA GPU: ResNet-18, 224 px, bf16, 50,000 JPEGs; skipped, saying so, where there is none."""
+"""(b) and (e) on a CUDA GPU: ResNet-18, 224 px, bf16, 50,000 JPEGs; skipped, saying so, where there
+is none.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,45 @@ from torchvision.models import resnet18
 
 from benchmarks import fit_overhead
 from benchmarks.measure import Row
-from cifnet_pl.photos.photo import cores
+from cifnet_pl.images.image import cores
 
-SETUP = fit_overhead.Setup(100, 500, 10, 224, 256, cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max)
+SETUP = fit_overhead.Setup(
+    100, 500, 10, 224, 256, cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max
+)
 
 
 def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
-    """The same rows as on the CPU; what decoding and network allow together is the slower of the two."""
+    """The same rows as on the CPU; what decoding and network allow together is the slower of the
+    two.
+    """
     if not torch.cuda.is_available():
-        return [Row("(j) the same on a GPU", "skipped", "no CUDA GPU here", "", "", "skipped: torch sees no CUDA GPU")]
+        return [
+            Row(
+                "(j) the same on a GPU",
+                "skipped",
+                "no CUDA GPU here",
+                "",
+                "",
+                "skipped: torch sees no CUDA GPU",
+            )
+        ]
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         torch.save(resnet18().state_dict(), Path(folder, "resnet18.pth"))
-        arguments = ["--model.backbone", f"file:{folder}/resnet18.pth", "--model.architecture", "resnet18"]
-        arguments += ["--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"]
+        arguments = [
+            "--model.backbone",
+            f"file:{folder}/resnet18.pth",
+            "--model.architecture",
+            "resnet18",
+        ]
+        arguments += [
+            "--trainer.accelerator",
+            "gpu",
+            "--trainer.devices",
+            "1",
+            "--trainer.precision",
+            "bf16-mixed",
+        ]
         about = f"{setup.about} on one {torch.cuda.get_device_name()}"
         measured = fit_overhead.rows(replace(setup, about=about, network=tuple(arguments)))
         return [replace(row, name=f"(j) GPU: {row.name}") for row in measured]

@@ -11,8 +11,10 @@ from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.statistics import Sums, solve_ridge
 from cifnet_pl.utilities.memory import keep_freed_memory
 
-FEATURES, SAMPLES = 512, 50
-COHORTS, REPEATS = 500, 7
+FEATURES = 512
+SAMPLES = 50
+COHORTS = 500
+REPEATS = 7
 
 
 def task(head: Head, first: int, draw: torch.Generator) -> None:
@@ -24,9 +26,12 @@ def task(head: Head, first: int, draw: torch.Generator) -> None:
 
 
 def rows() -> list[Row]:
-    """Every cohort of ``CIFNetHead`` shown one more task and solved, against that many systems solved and no more."""
+    """Every cohort of ``CIFNetHead`` shown one more task and solved, against that many systems
+    solved and no more.
+    """
     keep_freed_memory()  # as the command line does
-    head, draw = CIFNetHead(FEATURES, ridge=1.0), torch.Generator().manual_seed(0)
+    head = CIFNetHead(FEATURES, ridge=1.0)
+    draw = torch.Generator().manual_seed(0)
     for k in range(COHORTS):
         task(head, 2 * k, draw)
     sums = [module for module in head.modules() if isinstance(module, Sums)]

@@ -1,6 +1,7 @@
 """(i) The head's sums from embeddings, as a share of the peak rate of matrix products.
 
-Whole Gram matrices are counted; the sums leave out most of what is above the diagonal, so the share can exceed one.
+Whole Gram matrices are counted; the sums leave out most of what is above the diagonal, so the share
+can exceed one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from torch import Tensor
 from benchmarks.measure import Row, ratio, seconds, side_by_side
 from cifnet_pl.heads import CIFNetHead, Head, RidgeHead
 
-SAMPLES, CLASSES, BATCH, SQUARE, REPEATS = 20_000, 10, 512, 2048, 5
+SAMPLES = 20_000
+CLASSES = 10
+BATCH = 512
+SQUARE = 2048
+REPEATS = 5
 
 
 def observe(make: Callable[[], Head], z: Tensor, y: Tensor) -> None:
@@ -26,11 +31,15 @@ def observe(make: Callable[[], Head], z: Tensor, y: Tensor) -> None:
 
 
 def rows() -> list[Row]:
-    """Both heads at two widths: samples a second, against 2(d+1)² operations a sample at the peak rate."""
+    """Both heads at two widths: samples a second, against 2(d+1)² operations a sample at the peak
+    rate.
+    """
     measured = []
     for d in (512, 1280):
-        z, y = torch.randn(SAMPLES, d), torch.randint(CLASSES, (SAMPLES,))
-        # As many operations as the sums need, in square products: the fastest that this machine multiplies.
+        z = torch.randn(SAMPLES, d)
+        y = torch.randint(CLASSES, (SAMPLES,))
+        # As many operations as the sums need, in square products: the fastest that this machine
+        # multiplies.
         a, b = torch.randn(2, SQUARE, SQUARE, dtype=torch.float64)
         products = max(1, round(SAMPLES * (d + 1) ** 2 / SQUARE**3))
         operations = 2 * products * SQUARE**3
@@ -48,8 +57,14 @@ def rows() -> list[Row]:
             ours, rival = side_by_side(partial(observe, make, z, y), peak, REPEATS)
             allowed = [t * 2 * SAMPLES * (d + 1) ** 2 / operations for t in rival]
             rates = [f"{SAMPLES / sorted(t)[len(t) // 2]:,.0f} samples/s" for t in (ours, allowed)]
-            about = f"d={d}, {SAMPLES:,} samples in batches of {BATCH}, float64; peak: products of {SQUARE}² matrices"
-            about += f", {operations / sorted(rival)[len(rival) // 2] / 1e9:.0f} GFLOP/s; both with all threads"
+            about = (
+                f"d={d}, {SAMPLES:,} samples in batches of {BATCH}, float64; peak: products of"
+                f" {SQUARE}² matrices"
+            )
+            about += (
+                f", {operations / sorted(rival)[len(rival) // 2] / 1e9:.0f} GFLOP/s; both with all"
+                " threads"
+            )
             title = f"(i) sums of {name}, d={d} / peak product rate"
             measured.append(Row(title, rates[0], rates[1], ratio(allowed, ours), "near 1", about))
     return measured

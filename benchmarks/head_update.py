@@ -1,4 +1,6 @@
-"""(a) One task of CIFNet's head: cohort sums and one Cholesky, against the paper's per-class SVD."""
+"""(a) One task of CIFNet's head: cohort sums and one Cholesky, against the paper's per-class
+SVD.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,19 @@ from torch import Tensor
 from benchmarks.measure import Row, ratio, seconds, side_by_side, spread
 from cifnet_pl.heads import CIFNetHead
 
-D, CLASSES, SAMPLES, BATCH, RIDGE, EPSILON = 512, 10, 2000, 256, 1.0, 0.05
+D = 512
+CLASSES = 10
+SAMPLES = 2000
+BATCH = 256
+RIDGE = 1.0
+EPSILON = 0.05
 
 
-def literal_svd(z: Tensor, y: Tensor, batch: int, dtype: torch.dtype, together: bool, classes: int = CLASSES) -> Tensor:
-    """eq:svd_rrls, eq:moment_rrls, eq:moment_update, eq:svd_update and eq:weights_rrls, class by class.
+def literal_svd(
+    z: Tensor, y: Tensor, batch: int, dtype: torch.dtype, together: bool, classes: int = CLASSES
+) -> Tensor:
+    """eq:svd_rrls, eq:moment_rrls, eq:moment_update, eq:svd_update and eq:weights_rrls, class by
+    class.
 
     ``together`` hands all classes to one batched SVD call instead of one call a class.
     """
@@ -25,14 +35,21 @@ def literal_svd(z: Tensor, y: Tensor, batch: int, dtype: torch.dtype, together: 
     factors: list[Tensor | None] = [None] * classes
     moments = torch.zeros(classes, D + 1, dtype=dtype)
     for start in range(0, len(z), batch):
-        batch_rows, labels = x[:, start : start + batch], y[start : start + batch]
+        batch_rows = x[:, start : start + batch]
+        labels = y[start : start + batch]
         targets = torch.where(labels[None] == torch.arange(classes)[:, None], limit, -limit)
         weighted = batch_rows * slope
         moments += targets @ (weighted * slope).T
         stack = [weighted for _ in range(classes)]
         fresh = _scaled_left_factors(stack, together)
-        joined = [new if old is None else torch.cat([old, new], dim=1) for old, new in zip(factors, fresh, strict=True)]
-        factors = list(_scaled_left_factors(joined, together)) if start else list(fresh)
+        joined = [
+            new if old is None else torch.cat([old, new], dim=1)
+            for old, new in zip(factors, fresh, strict=True)
+        ]
+        if start:
+            factors = list(_scaled_left_factors(joined, together))
+        else:
+            factors = list(fresh)
     weights = []
     for factor, moment in zip(factors, moments, strict=True):
         assert factor is not None
@@ -66,14 +83,21 @@ def ours(z: Tensor, y: Tensor) -> CIFNetHead:
 
 
 def rows() -> list[Row]:
-    """Ours against the rival at its best threads, dtype and batching, and at its best batch size as well."""
+    """Ours against the rival at its best threads, dtype and batching, and at its best batch size as
+    well.
+    """
     torch.manual_seed(0)
-    z, y = torch.randn(SAMPLES, D).relu(), torch.randint(CLASSES, (SAMPLES,))
+    z = torch.randn(SAMPLES, D).relu()
+    y = torch.randint(CLASSES, (SAMPLES,))
     exact = ours(z, y).weights()
     threads = torch.get_num_threads()
     measured = []
     for batches, wanted in (([BATCH], "≥ 150"), ([BATCH, 512, 1000, SAMPLES], "reported")):
-        settings = list(itertools.product(sorted({1, threads}), (torch.float32, torch.float64), (False, True), batches))
+        settings = list(
+            itertools.product(
+                sorted({1, threads}), (torch.float32, torch.float64), (False, True), batches
+            )
+        )
         timed = []
         for n, dtype, together, batch in settings:
             torch.set_num_threads(n)
@@ -93,8 +117,15 @@ def rows() -> list[Row]:
 
         a, b = side_by_side(us, rival, 5)
         torch.set_num_threads(threads)
-        name = "(a) head: update and solve" + (", rival's best batch size" if len(batches) > 1 else "")
-        about = f"rival: {n} threads, {str(dtype)[6:]}, batch {batch}, {'batched' if together else 'looped'} SVD"
+        name = "(a) head: update and solve" + (
+            ", rival's best batch size" if len(batches) > 1 else ""
+        )
+        about = (
+            f"rival: {n} threads, {str(dtype)[6:]}, batch {batch},"
+            f" {'batched' if together else 'looped'} SVD"
+        )
         about += f"; ours: {threads} threads, float64, batch {BATCH}"
-        measured.append(Row(name, spread(a, 1e3, "ms"), spread(b, 1e3, "ms"), ratio(b, a), wanted, about))
+        measured.append(
+            Row(name, spread(a, 1e3, "ms"), spread(b, 1e3, "ms"), ratio(b, a), wanted, about)
+        )
     return measured

@@ -1,4 +1,6 @@
-"""Processes that serve a model, and clients that ask them over kept connections, as cheaply as a client can."""
+"""Processes that serve a model, and clients that ask them over kept connections, as cheaply as a
+client can.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-BOUNDARY = "a-boundary-that-no-photo-holds"
+BOUNDARY = "a-boundary-that-no-image-holds"
 
 
 @dataclass
@@ -38,32 +40,39 @@ class Load:
         return float(np.percentile(self.times, percent))
 
 
-def form(photo: bytes) -> bytes:
-    """The body of a multipart request with one photo."""
-    about = 'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
-    return f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
+def form(image: bytes) -> bytes:
+    """The body of a multipart request with one image."""
+    about = (
+        'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
+    )
+    return f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode() + image + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-def ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None = None) -> Load:
-    """Ask for one photo a request, each client the next one as soon as it has its answer.
+def ask(
+    url: str, images: Sequence[bytes], requests: int, clients: int, until: Event | None = None
+) -> Load:
+    """Ask for one image a request, each client the next one as soon as it has its answer.
 
     Args:
         url: of a service on this machine.
-        photos: sent in turn.
+        images: sent in turn.
         requests: number of them in all.
         clients: number of connections.
         until: stop as soon as it is set.
     """
-    return asyncio.run(_ask(url, photos, requests, clients, until))
+    return asyncio.run(_ask(url, images, requests, clients, until))
 
 
-async def _ask(url: str, photos: Sequence[bytes], requests: int, clients: int, until: Event | None) -> Load:
+async def _ask(
+    url: str, images: Sequence[bytes], requests: int, clients: int, until: Event | None
+) -> Load:
     host, port = url.removeprefix("http://").split(":")
     about = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
     head = f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\n{about}\r\n"
-    bodies = [form(photo) for photo in photos]
+    bodies = [form(image) for image in images]
     messages = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
-    load, left = Load(), iter(range(requests))
+    load = Load()
+    left = iter(range(requests))
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -100,10 +109,10 @@ class Process:
         """A JSON answer."""
         return httpx.get(self.url + path, timeout=300).json()
 
-    def teach(self, photos: Sequence[bytes], name: str) -> Any:
+    def teach(self, images: Sequence[bytes], name: str) -> Any:
         """Begin a lesson; gives its job."""
-        files = [("files", (f"{i}.jpg", content)) for i, content in enumerate(photos)]
-        names = dict.fromkeys(self.post("/inbox", files=files)["photos"], name)
+        files = [("files", (f"{i}.jpg", content)) for i, content in enumerate(images)]
+        names = dict.fromkeys(self.post("/inbox", files=files)["images"], name)
         return self.post("/inbox/learn?wait=false", json={"names": names})
 
     def megabytes(self) -> float:
@@ -114,7 +123,9 @@ class Process:
         raise RuntimeError("the process has ended")
 
     def cpu_seconds(self) -> float:
-        """What it has computed so far, on all cores: unlike a clock, it does not count what other programs do."""
+        """What it has computed so far, on all cores: unlike a clock, it does not count what other
+        programs do.
+        """
         fields = Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -123,7 +134,10 @@ class Process:
 def serving(*arguments: str) -> Iterator[Process]:
     """Run ``python -m words`` until it says its address, and end it afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-u", "-m", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     lines = []
     try:

@@ -1,4 +1,6 @@
-"""Timing two things side by side on a machine that others use too: interleaved, medians, spread; photos to time on."""
+"""Timing two things side by side on a machine that others use too: interleaved, medians, spread;
+images to time on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the benchmark's table: ours against a rival; ``ratio`` is rival / ours unless the name says else."""
+    """One line of the benchmark's table: ours against a rival; ``ratio`` is rival / ours unless the
+    name says else.
+    """
 
     name: str
     ours: str
@@ -34,7 +38,9 @@ def seconds(function: Callable[[], object]) -> float:
 def side_by_side(
     ours: Callable[[], object], rival: Callable[[], object], repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Times of both, alternating after one warm-up each, so that a busy machine slows both alike."""
+    """Times of both, alternating after one warm-up each, so that a busy machine slows both
+    alike.
+    """
     seconds(ours), seconds(rival)
     pairs = [(seconds(ours), seconds(rival)) for _ in range(repeats)]
     return [a for a, _ in pairs], [b for _, b in pairs]
@@ -53,12 +59,17 @@ def ratio(numerator: list[float], denominator: list[float]) -> str:
 
 
 def _shown(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
 
 
 def jpegs(count: int, shape: tuple[int, int], seed: int = 0) -> list[bytes]:
-    """JPEG files of smoothed noise, (width, height): as costly to decode and embed as photos of their size."""
-    draw, files = np.random.default_rng(seed), []
+    """JPEG files of smoothed noise, (width, height): as costly to decode and embed as images of
+    their size.
+    """
+    draw = np.random.default_rng(seed)
+    files = []
     for _ in range(count):
         small = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
         out = io.BytesIO()

@@ -1,4 +1,6 @@
-"""(d) ``ACILHead`` against the recursion of its authors: one Woodbury update of the inverse a batch."""
+"""(d) ``ACILHead`` against the recursion of its authors: one Woodbury update of the inverse a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from benchmarks.measure import Row, ratio, side_by_side, spread
 from cifnet_pl.heads import ACILHead
 from cifnet_pl.heads.acil import draw_projection
 
-FEATURES, CLASSES, TASKS, PER_TASK, BATCH, RIDGE, REPEATS = 512, 20, 2, 5120, 512, 100.0, 3
+FEATURES = 512
+CLASSES = 20
+TASKS = 2
+PER_TASK = 5120
+BATCH = 512
+RIDGE = 100.0
+REPEATS = 3
 
 Stream = list[tuple[list[int], Tensor, Tensor]]
 """Classes, embeddings (n, d) float32 and labels (n,) of every task."""
@@ -22,7 +30,8 @@ def stream() -> Stream:
     """Tasks of well separated classes."""
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(CLASSES, FEATURES, generator=draw)
-    size, tasks = CLASSES // TASKS, []
+    size = CLASSES // TASKS
+    tasks = []
     for k in range(TASKS):
         y = torch.randint(k * size, (k + 1) * size, (PER_TASK,), generator=draw)
         y[:size] = torch.arange(k * size, (k + 1) * size)
@@ -50,7 +59,9 @@ def literal(inverse: Tensor, x: Tensor, target: Tensor, weights: Tensor) -> None
 
 
 def rewritten(inverse: Tensor, x: Tensor, target: Tensor, weights: Tensor) -> None:
-    """The same for speed: RXᵀ computed once, the new one had from it, a Cholesky factor for the small inverse."""
+    """The same for speed: RXᵀ computed once, the new one had from it, a Cholesky factor for the
+    small inverse.
+    """
     rx = inverse @ x.T
     small = x @ rx
     small.diagonal().add_(1)
@@ -68,27 +79,41 @@ def recursion(tasks: Stream, projection: Tensor, update: Callable[..., None]) ->
         weights = torch.cat([weights, weights.new_zeros(len(weights), len(classes))], dim=1)
         for start in range(0, PER_TASK, BATCH):
             x = (z[start : start + BATCH].double() @ projection.T).relu_()
-            target = torch.nn.functional.one_hot(y[start : start + BATCH], weights.shape[1]).double()
+            target = torch.nn.functional.one_hot(
+                y[start : start + BATCH], weights.shape[1]
+            ).double()
             update(inverse, x, target, weights)
     return weights
 
 
 def rows() -> list[Row]:
     """At two widths, in float64, against two ways to write the recursion."""
-    tasks, measured = stream(), []
+    tasks = stream()
+    measured = []
     queries = tasks[0][1][:200]
     for width in (2048, 4096):
         projection = draw_projection(width, FEATURES, seed=0)
-        scores, h = ours(tasks, projection)(queries), (queries.double() @ projection.double().T).relu()
+        scores = ours(tasks, projection)(queries)
+        h = (queries.double() @ projection.double().T).relu()
         for name, update in (("as written", literal), ("rewritten for speed", rewritten)):
             expected = h @ recursion(tasks, projection, update)
             off = float((scores - expected).norm() / expected.norm())
             assert off < 1e-7, off
             mine, rival = side_by_side(
-                partial(ours, tasks, projection), partial(recursion, tasks, projection, update), REPEATS
+                partial(ours, tasks, projection),
+                partial(recursion, tasks, projection, update),
+                REPEATS,
             )
-            about = f"d={FEATURES}, {TASKS} tasks of {CLASSES // TASKS} classes and {PER_TASK} samples, float64, "
-            about += f"batches of {BATCH}, {torch.get_num_threads()} threads in both; scores differ by {off:.0e}"
+            about = (
+                f"d={FEATURES}, {TASKS} tasks of {CLASSES // TASKS} classes and {PER_TASK} samples,"
+                " float64, "
+            )
+            about += (
+                f"batches of {BATCH}, {torch.get_num_threads()} threads in both; scores differ by"
+                f" {off:.0e}"
+            )
             title = f"(d) recursion {name} / ACILHead, width {width}"
-            measured.append(Row(title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about))
+            measured.append(
+                Row(title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about)
+            )
     return measured

@@ -1,4 +1,6 @@
-"""(m) ``cifnet serve`` on this machine's loopback: 16 clients at once beside the same model called directly."""
+"""(m) ``cifnet serve`` on this machine's loopback: 16 clients at once beside the same model called
+directly.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ CLIENTS = 16
 
 @dataclass(frozen=True)
 class Setup:
-    """What is served, and how much is asked: ``requests`` in all, in ``rounds`` turns with the rivals."""
+    """What is served, and how much is asked: ``requests`` in all, in ``rounds`` turns with the
+    rivals.
+    """
 
     backbone: str = "embedded:efficientnet_lite0"
     side: int = 224
     crop_ratio: float = 0.875
-    photo: tuple[int, int] = (500, 375)
+    image: tuple[int, int] = (500, 375)
     classes: int = 20
     requests: int = 10_000
     rounds: int = 5
@@ -42,12 +46,20 @@ FULL = Setup()
 
 
 def save_model(folder: Path, setup: Setup) -> None:
-    """A bundle of a model that learned a few classes of noise; what it says takes as long as if it were right."""
+    """A bundle of a model that learned a few classes of noise; what it says takes as long as if it
+    were right.
+    """
     backbone = build_backbone(setup.backbone)
     model = cifnet_pl.Classifier(
-        backbone, RidgeHead(backbone.features), CalibrationBuffer(400), [], setup.side, setup.crop_ratio
+        backbone,
+        RidgeHead(backbone.features),
+        CalibrationBuffer(400),
+        [],
+        setup.side,
+        setup.crop_ratio,
     )
-    names, count = [f"class {i}" for i in range(setup.classes)], 40
+    names = [f"class {i}" for i in range(setup.classes)]
+    count = 40
     model.begin_task(names, [count] * len(names))
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(setup.classes).repeat_interleave(count)
@@ -62,16 +74,18 @@ def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
     """The command that serves a bundle without a limit for each client."""
     return (
         "cifnet_pl", "serve", "--model", str(bundle), "--workspace", str(workspace), "--port", "0", "--rate", "0",
-        "--keep_photos", "false", "--keep_versions", "3",
+        "--keep_images", "false", "--keep_versions", "3",
     )  # fmt: skip
 
 
 def rows(setup: Setup = FULL) -> Iterator[Row]:
-    """Images/s, beside a direct call and beside a bare handler; the slowest answers, with and without a lesson."""
-    photos = jpegs(64, setup.photo)
+    """Images/s, beside a direct call and beside a bare handler; the slowest answers, with and
+    without a lesson.
+    """
+    images = jpegs(64, setup.image)
     about = (
-        f"{setup.backbone} at {setup.side} px, JPEGs of {setup.photo[0]} × {setup.photo[1]} px, one a request, "
-        f"{CLIENTS} clients, {setup.rounds} turns, {torch.get_num_threads()} threads"
+        f"{setup.backbone} at {setup.side} px, JPEGs of {setup.image[0]} × {setup.image[1]} px, one"
+        f" a request, {CLIENTS} clients, {setup.rounds} turns, {torch.get_num_threads()} threads"
     )
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder, "model")
@@ -81,26 +95,33 @@ def rows(setup: Setup = FULL) -> Iterator[Row]:
             serving(*served(bundle, Path(folder, "work"))) as ours,
             serving("benchmarks.bare_service", str(bundle)) as bare,
         ):
-            yield from _throughput(setup, model, photos, ours, bare, about)
-            yield from _lessons(setup, photos, ours, about)
+            yield from _throughput(setup, model, images, ours, bare, about)
+            yield from _lessons(setup, images, ours, about)
 
 
 def _throughput(
-    setup: Setup, model: cifnet_pl.Classifier, photos: list[bytes], ours: Process, bare: Process, about: str
+    setup: Setup,
+    model: cifnet_pl.Classifier,
+    images: list[bytes],
+    ours: Process,
+    bare: Process,
+    about: str,
 ) -> Iterator[Row]:
     share = setup.requests // setup.rounds
     few = max(CLIENTS, share // 4)
-    repeated = [photos[i % len(photos)] for i in range(few)]
+    repeated = [images[i % len(images)] for i in range(few)]
     for process in (ours, bare):
-        ask(process.url, photos, 2 * CLIENTS, CLIENTS)
-    list(model.classify(photos))
+        ask(process.url, images, 2 * CLIENTS, CLIENTS)
+    list(model.classify(images))
     loads: list[tuple[Load, Load]] = []
-    direct, memory, cpu = [], [ours.megabytes()], [0.0, 0.0, 0.0]
+    direct = []
+    memory = [ours.megabytes()]
+    cpu = [0.0, 0.0, 0.0]
     for _ in range(setup.rounds):
         before = time.process_time(), ours.cpu_seconds(), bare.cpu_seconds()
         direct.append(seconds(lambda: list(model.classify(repeated))) / few)
         between = time.process_time()
-        loads.append((ask(ours.url, photos, share, CLIENTS), ask(bare.url, photos, few, CLIENTS)))
+        loads.append((ask(ours.url, images, share, CLIENTS), ask(bare.url, images, few, CLIENTS)))
         after = between, ours.cpu_seconds(), bare.cpu_seconds()
         cpu = [total + end - start for total, start, end in zip(cpu, before, after, strict=True)]
         memory.append(ours.megabytes())
@@ -117,12 +138,12 @@ def _throughput(
     )
     others = few * setup.rounds
     said = (
-        f"{about}; {count} requests, {errors} errors; images/s: directly {1 / median(direct):.0f}, "
-        f"served {1 / median(own):.0f}, bare handler {1 / median(rival):.0f}; CPU time of an image: "
-        f"directly {1000 * cpu[0] / others:.1f} ms, served {1000 * cpu[1] / count:.1f} ms, "
-        f"bare handler {1000 * cpu[2] / others:.1f} ms; "
-        f"answers: median {p50:.0f} ms, p99 {p99:.0f} ms, of the bare handler {bare99:.0f} ms; "
-        f"memory {memory[0]:.0f} MB before, after each turn {', '.join(f'{m:.0f}' for m in memory[1:])}"
+        f"{about}; {count} requests, {errors} errors; images/s: directly {1 / median(direct):.0f},"
+        f" served {1 / median(own):.0f}, bare handler {1 / median(rival):.0f}; CPU time of an"
+        f" image: directly {1000 * cpu[0] / others:.1f} ms, served {1000 * cpu[1] / count:.1f} ms,"
+        f" bare handler {1000 * cpu[2] / others:.1f} ms; answers: median {p50:.0f} ms, p99"
+        f" {p99:.0f} ms, of the bare handler {bare99:.0f} ms; memory {memory[0]:.0f} MB before,"
+        f" after each turn {', '.join(f'{m:.0f}' for m in memory[1:])}"
     )
     yield Row("(m) images/s of serve / of the model called directly", spread(own, 1000, "ms"),
               spread(direct, 1000, "ms"), ratio(direct, own), "≥ 0.8", said)  # fmt: skip
@@ -130,28 +151,35 @@ def _throughput(
               spread(rival, 1000, "ms"), ratio(rival, own), "> 1", said)  # fmt: skip
 
 
-def _lessons(setup: Setup, photos: list[bytes], ours: Process, about: str) -> Iterator[Row]:
+def _lessons(setup: Setup, images: list[bytes], ours: Process, about: str) -> Iterator[Row]:
     """The slowest answers while a class is taught, beside those without a lesson in turn."""
-    calm, busy, taking = [], [], []
+    calm = []
+    busy = []
+    taking = []
     for number in range(setup.rounds):
-        lesson = jpegs(setup.lesson, setup.photo, seed=1 + number)
-        calm.append(ask(ours.url, photos, max(CLIENTS, setup.requests // setup.rounds // 4), CLIENTS).percentile(99))
+        lesson = jpegs(setup.lesson, setup.image, seed=1 + number)
+        calm.append(
+            ask(
+                ours.url, images, max(CLIENTS, setup.requests // setup.rounds // 4), CLIENTS
+            ).percentile(99)
+        )
         begun = time.perf_counter()
         with taught(ours, lesson, f"new {number}") as over:
-            busy.append(ask(ours.url, photos, 10**6, CLIENTS, over).percentile(99))
+            busy.append(ask(ours.url, images, 10**6, CLIENTS, over).percentile(99))
         taking.append(time.perf_counter() - begun)
-    details = f"{about}; lessons of {setup.lesson} photos, {np.median(taking):.1f} s each"
+    details = f"{about}; lessons of {setup.lesson} images, {np.median(taking):.1f} s each"
     yield Row("(m) p99 of answers while a class is taught / otherwise", spread(busy, 1000, "ms"),
               spread(calm, 1000, "ms"), ratio(busy, calm), "≤ 3", details)  # fmt: skip
 
 
 @contextmanager
-def taught(service: Process, photos: list[bytes], name: str) -> Iterator[Event]:
+def taught(service: Process, images: list[bytes], name: str) -> Iterator[Event]:
     """Teach a class meanwhile; the event is set when it is learned."""
-    over, ends = Event(), []
+    over = Event()
+    ends = []
 
     def teach() -> None:
-        job = service.teach(photos, name)
+        job = service.teach(images, name)
         while job["state"] in ("waiting", "at work"):
             time.sleep(0.5)
             job = service.get(f"/jobs/{job['job']}")

@@ -1,4 +1,6 @@
-"""cifnet_pl: class-incremental learning without training (frozen backbone, closed-form classifier)."""
+"""cifnet_pl: class-incremental learning without training (frozen backbone, closed-form
+classifier).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
     from cifnet_pl.data.datamodule import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
-    from cifnet_pl.model.class_photos import embed
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.labelled_images import embed
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
@@ -34,13 +36,15 @@ _HOME = {
     "CifnetError": "cifnet_pl.utilities.errors",
     "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
-    "embed": "cifnet_pl.model.class_photos",
+    "embed": "cifnet_pl.model.labelled_images",
     "load": "cifnet_pl.model.store",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that users without Lightning do not wait for it."""
+    """Import a public name when it is first used, so that users without Lightning do not wait for
+    it.
+    """
     if name == "__version__":
         return version("cifnet_pl")
     if name not in _HOME:

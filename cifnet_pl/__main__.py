@@ -1,4 +1,6 @@
-"""Entry point of the command line, ``python -m cifnet_pl`` and ``cifnet``: choose the sub-command and run it."""
+"""Entry point of the command line, ``python -m cifnet_pl`` and ``cifnet``: choose the sub-command
+and run it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,18 @@ from types import FrameType
 
 from cifnet_pl.utilities.errors import CifnetError
 
-INTERRUPTED, UNREAD = 130, 141
-"""Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody reads."""
+INTERRUPTED = 130
+UNREAD = 141
+"""Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody
+reads.
+"""
 
 STOPPED = "stopped; no file is left half written. Give the command again"
 
 SPINS = 40_000
-"""Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its core."""
+"""Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its
+core.
+"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -29,7 +36,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words of the command line, without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output that nobody reads, as
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output
+            that nobody reads, as
         after ``| head``. A fault of the package keeps its traceback.
     """
     words = list(sys.argv[1:] if args is None else args)
@@ -41,7 +49,10 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"cifnet: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        again = ", with --ckpt_path last to go on where it was" if words[:1] == ["fit"] else ""
+        if words[:1] == ["fit"]:
+            again = ", with --ckpt_path last to go on where it was"
+        else:
+            again = ""
         print(f"cifnet: {STOPPED}{again}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
@@ -73,12 +84,15 @@ def _run(words: list[str]) -> None:
 
 @contextmanager
 def _interrupts_reach_main() -> Iterator[None]:
-    """Make Ctrl-C end a program that is importing at once; at any other time it raises `KeyboardInterrupt` as usual.
+    """Make Ctrl-C end a program that is importing at once; at any other time it raises
+    `KeyboardInterrupt` as usual.
 
-    Compiled modules turn what is raised while they are set up into an `ImportError`, and their importers go on without
-    them, or fail with a traceback that has nothing to do with Ctrl-C.
+    Compiled modules turn what is raised while they are set up into an `ImportError`, and their
+    importers go on without them, or fail with a traceback that has nothing to do with Ctrl-C.
     """
-    usual = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+    usual = (
+        threading.current_thread() is threading.main_thread()
+    )  # no other thread may set a handler
     if not usual or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -101,9 +115,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _output_is_unread() -> bool:
     """Return whether the standard output's reader has gone; then nothing more is written to it."""
     try:
-        print(flush=True)  # what could not be written before is forgotten, so flushing alone would succeed
+        print(
+            flush=True
+        )  # what could not be written before is forgotten, so flushing alone would succeed
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes once more when it ends
         return True
     return False
 
@@ -112,11 +130,17 @@ def _output_is_unread() -> bool:
 
 
 def prepare_process() -> None:
-    """Set up this process: every character can be printed, memory is reused, threads wait briefly, news are shown."""
-    from cifnet_pl.utilities.memory import keep_freed_memory  # here: Ctrl-C is answered once this file is imported
+    """Set up this process: every character can be printed, memory is reused, threads wait briefly,
+    news are shown.
+    """
+    from cifnet_pl.utilities.memory import (
+        keep_freed_memory,
+    )  # here: Ctrl-C is answered once this file is imported
 
     for stream in (sys.stdout, sys.stderr):  # whatever their encoding (cp1252, ASCII, …)
-        if hasattr(stream, "reconfigure"):  # streams that a test or a notebook put there may lack it
+        if hasattr(
+            stream, "reconfigure"
+        ):  # streams that a test or a notebook put there may lack it
             stream.reconfigure(errors="backslashreplace")
     keep_freed_memory()
     wait_briefly()
@@ -130,16 +154,19 @@ def prepare_process() -> None:
 def wait_briefly() -> None:
     """Shorten the time for which a network's idle threads keep their cores busy.
 
-    A thread of GNU's OpenMP, which torch's Linux builds use, spins for 300,000 steps by default before it sleeps
-    (measured: 9 ms), on the core on which a worker is to decode the next images; with ``SPINS`` steps it is 1 ms.
-    Settings that the user made for OpenMP are not changed. Call this before torch is imported, which reads them then.
+    A thread of GNU's OpenMP, which torch's Linux builds use, spins for 300,000 steps by default
+    before it sleeps (measured: 9 ms), on the core on which a worker is to decode the next images;
+    with ``SPINS`` steps it is 1 ms. Settings that the user made for OpenMP are not changed. Call
+    this before torch is imported, which reads them then.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 class News(logging.Handler):
-    """Prints notes for the user, one line each, from the first process of a run: which engine runs the network."""
+    """Prints notes for the user, one line each, from the first process of a run: which engine runs
+    the network.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print to the current standard error stream."""

@@ -14,13 +14,24 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 
-FAST = ["--model.backbone", "pixels:8", "--data.source", "digits", "--data.image_size", "8", "--data.num_workers", "0"]
+FAST = [
+    "--model.backbone",
+    "pixels:8",
+    "--data.source",
+    "digits",
+    "--data.image_size",
+    "8",
+    "--data.num_workers",
+    "0",
+]
 FAST += ["--data.classes_per_task", "2", "--energy.enabled", "false"]
 BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "300"]
 
 
 def fit(logs: Path, *options: str) -> int:
-    """Learn digits from their pixels: experiment "default" in ``logs``, unless ``options`` say otherwise."""
+    """Learn digits from their pixels: experiment "default" in ``logs``, unless ``options`` say
+    otherwise.
+    """
     return main(["fit", *FAST, "--logs", str(logs), *options])
 
 
@@ -31,7 +42,9 @@ def learned(logs: Path, *options: str, version: int = 0) -> Path:
 
 
 def assert_ends(code: int, expected: int, sentence: str, capsys) -> None:
-    """A command line in this process ended with the exit code ``expected`` and said so: errors apart from results."""
+    """A command line in this process ended with the exit code ``expected`` and said so: errors
+    apart from results.
+    """
     shown = capsys.readouterr()
     assert code == expected, shown.err
     assert sentence in (shown.err if expected else shown.out), shown
@@ -51,8 +64,11 @@ def environment(**more: str) -> dict[str, str]:
 
 def call(*args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, to its end."""
-    encoding, env = more.get("PYTHONIOENCODING", "utf-8"), environment(**more)
-    return subprocess.run(command(*args), env=env, capture_output=True, encoding=encoding, timeout=timeout)
+    encoding = more.get("PYTHONIOENCODING", "utf-8")
+    env = environment(**more)
+    return subprocess.run(
+        command(*args), env=env, capture_output=True, encoding=encoding, timeout=timeout
+    )
 
 
 IN_TURN = """
@@ -65,10 +81,17 @@ for args in json.loads(sys.argv[1]):
 """
 
 
-def call_in_turn(*commands: list[str], timeout: float = 300, **more: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run command lines one after the other in one process of their own, which imports the package once."""
-    encoding, args = more.get("PYTHONIOENCODING", "utf-8"), [sys.executable, "-c", IN_TURN, json.dumps(commands)]
-    done = subprocess.run(args, env=environment(**more), capture_output=True, encoding=encoding, timeout=timeout)
+def call_in_turn(
+    *commands: list[str], timeout: float = 300, **more: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run command lines one after the other in one process of their own, which imports the package
+    once.
+    """
+    encoding = more.get("PYTHONIOENCODING", "utf-8")
+    args = [sys.executable, "-c", IN_TURN, json.dumps(commands)]
+    done = subprocess.run(
+        args, env=environment(**more), capture_output=True, encoding=encoding, timeout=timeout
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     outputs, errors = (re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr))
     assert outputs[1::2] == errors[1::2]
@@ -89,13 +112,16 @@ def checkpoint(run: Path) -> dict:
 
 
 def description(content: dict) -> dict:
-    """What a checkpoint says of its run and model, without the history, which has dates and times."""
+    """What a checkpoint says of its run and model, without the history, which has dates and
+    times.
+    """
     return {**content["cifnet"], "model": {**content["cifnet"].get("model", {}), "history": None}}
 
 
 def assert_same_model(run: Path, other: Path) -> None:
     """Both runs ended with bit-identical weights, sums and buffer, and the same classes."""
-    ours, theirs = checkpoint(run), checkpoint(other)
+    ours = checkpoint(run)
+    theirs = checkpoint(other)
     assert description(ours) == description(theirs)
     assert ours["state_dict"].keys() == theirs["state_dict"].keys()
     for key, tensor in ours["state_dict"].items():
@@ -103,15 +129,19 @@ def assert_same_model(run: Path, other: Path) -> None:
 
 
 def measurements(run: Path) -> list[list[str]]:
-    """The rows of ``tasks.csv`` without the columns of time and energy, and without what these depend on."""
+    """The rows of ``tasks.csv`` without the columns of time and energy, and without what these
+    depend on.
+    """
     lines = [line.split(",") for line in (run / "tasks.csv").read_text().splitlines()]
     costs = ("seconds", "energy", "cached")
     kept = [i for i, name in enumerate(lines[0]) if not any(cost in name for cost in costs)]
     return [[line[i] for i in kept] for line in lines]
 
 
-def make_photos(root: Path, classes: list[str], per_class: int = 10) -> Path:
-    """Class folders of small PNG files: a little noise on a pattern that the class's name decides."""
+def make_images(root: Path, classes: list[str], per_class: int = 10) -> Path:
+    """Class folders of small PNG files: a little noise on a pattern that the class's name
+    decides.
+    """
     for name in classes:
         draw = np.random.default_rng([*name.encode()])
         pattern = draw.integers(0, 256, (12, 10, 3))

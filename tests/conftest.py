@@ -1,4 +1,6 @@
-"""Settings of all tests: property tests draw the same cases in every run; more of them with HYPOTHESIS_PROFILE=soak."""
+"""Settings of all tests: property tests draw the same cases in every run; more of them with
+HYPOTHESIS_PROFILE=soak.
+"""
 
 import gc
 import os
@@ -8,8 +10,12 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several workers share the cores
     os.environ["OMP_NUM_THREADS"] = "1"
 
-if "CIFNET_CACHE" not in os.environ:  # a network is exported once, not in every test, and not into the user's folder
-    os.environ["CIFNET_CACHE"] = os.path.join(tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}")
+if (
+    "CIFNET_CACHE" not in os.environ
+):  # a network is exported once, not in every test, and not into the user's folder
+    os.environ["CIFNET_CACHE"] = os.path.join(
+        tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}"
+    )
 
 import pytest
 from hypothesis import settings
@@ -27,9 +33,11 @@ os.fsync = lambda descriptor: None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files beside this one first: some have few tests that take long, and would keep one worker at the end.
+    """Put the files beside this one first: some have few tests that take long, and would keep one
+    worker at the end.
 
-    ``--no-loadscope-reorder`` keeps this order; the last files are those of small functions and of examples.
+    ``--no-loadscope-reorder`` keeps this order; the last files are those of small functions and of
+    examples.
     """
     items.sort(key=lambda item: item.path.parent != TESTS)
 
@@ -52,10 +60,13 @@ def blank_pictures(monkeypatch):
 
 @pytest.fixture
 def watch(monkeypatch):
-    """``watch(owner, name, note)`` gives a list: before each call of a function ``note`` of its arguments is added."""
+    """``watch(owner, name, note)`` gives a list: before each call of a function ``note`` of its
+    arguments is added.
+    """
 
     def watched(owner, name, note):
-        notes, real = [], getattr(owner, name)
+        notes = []
+        real = getattr(owner, name)
 
         def noted(*args, **options):
             notes.append(note(*args, **options))
@@ -68,7 +79,9 @@ def watch(monkeypatch):
 
 
 def pytest_collection_finish() -> None:
-    """Take all modules and tests out of the garbage collector's sight: with them a full collection takes seconds."""
+    """Take all modules and tests out of the garbage collector's sight: with them a full collection
+    takes seconds.
+    """
     gc.collect()
     gc.freeze()
 

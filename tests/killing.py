@@ -1,4 +1,6 @@
-"""Ends runs at exact moments: with SIGKILL in a process of their own, or with an exception that nothing may catch."""
+"""Ends runs at exact moments: with SIGKILL in a process of their own, or with an exception that
+nothing may catch.
+"""
 
 import multiprocessing
 import os
@@ -15,7 +17,12 @@ from lightning.pytorch import Callback
 
 DEFAULT = multiprocessing.get_start_method()
 SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = ["cifnet_pl.cli.lightning_cli", "cifnet_pl.cli.commands", "lightning.pytorch", "matplotlib.pyplot"]
+PRELOADED = [
+    "cifnet_pl.cli.lightning_cli",
+    "cifnet_pl.cli.commands",
+    "lightning.pytorch",
+    "matplotlib.pyplot",
+]
 SERVER.set_forkserver_preload(PRELOADED)
 
 
@@ -29,7 +36,9 @@ def die(*_: Any) -> NoReturn:
 
 
 def at_call(number, function, then, after=False):
-    """``function``, which calls ``then`` at its call ``number`` (from 1), before or after it has done its work."""
+    """``function``, which calls ``then`` at its call ``number`` (from 1), before or after it has
+    done its work.
+    """
     calls = 0
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -51,10 +60,11 @@ def kill_self() -> None:
 
 
 def start(work: Callable[[], int], output: Path, terminal: bool = False) -> BaseProcess:
-    """Run ``work`` (it must pickle) in a process of its own, which writes to the file or terminal ``output``.
+    """Run ``work`` (it must pickle) in a process of its own, which writes to the file or terminal
+    ``output``.
 
-    The process is forked from a server that has imported the product and started no thread: a copy of the process
-    that runs the tests could wait for threads that were not copied with it.
+    The process is forked from a server that has imported the product and started no thread: a copy
+    of the process that runs the tests could wait for threads that were not copied with it.
     """
     process = SERVER.Process(target=_run, args=(work, output, terminal))
     process.start()
@@ -63,11 +73,14 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
 
 def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
     """Do ``work`` and be gone, without what multiprocessing would say."""
-    multiprocessing.set_start_method(DEFAULT, force=True)  # not the server's, which would be started and imported anew
+    multiprocessing.set_start_method(
+        DEFAULT, force=True
+    )  # not the server's, which would be started and imported anew
     file = os.open(output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (0, 1, 2) if terminal else (1, 2):
         os.dup2(file, number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
     code = 99
     try:
         code = work()
@@ -89,12 +102,16 @@ def ended(process: BaseProcess, timeout: float = 240) -> int:
 
 
 def in_a_process(work: Callable[[], int], output: Path) -> int:
-    """Run ``work`` in a process of its own, to its end: its exit code, or minus the signal that ended it."""
+    """Run ``work`` in a process of its own, to its end: its exit code, or minus the signal that
+    ended it.
+    """
     return ended(start(work, output))
 
 
 def killed_within(seconds: float, work: Callable[[], int], output: Path) -> int:
-    """Start ``work`` in a process of its own and kill it after ``seconds``: its exit code, or minus the signal."""
+    """Start ``work`` in a process of its own and kill it after ``seconds``: its exit code, or minus
+    the signal.
+    """
     process = start(work, output)
     time.sleep(seconds)
     process.kill()
@@ -102,14 +119,22 @@ def killed_within(seconds: float, work: Callable[[], int], output: Path) -> int:
 
 
 class Act(Callback):
-    """Calls ``do(trainer)`` at the first call of a hook in a task (from 0), after ``batches`` batches of it."""
+    """Calls ``do(trainer)`` at the first call of a hook in a task (from 0), after ``batches``
+    batches of it.
+    """
 
     def __init__(self, hook: str, task: int, do: Callable[[Any], Any], batches: int = 0):
-        self.task, self.batches, self.do, self.done = task, batches, do, False
+        self.task = task
+        self.batches = batches
+        self.do = do
+        self.done = False
         setattr(self, hook, self._act)
 
     def _act(self, trainer: Any, *rest: Any) -> None:
-        batch = rest[-1] if isinstance(rest[-1], int) else self.batches
+        if isinstance(rest[-1], int):
+            batch = rest[-1]
+        else:
+            batch = self.batches
         if not self.done and trainer.current_epoch == self.task and batch >= self.batches:
             self.done = True
             self.do(trainer)

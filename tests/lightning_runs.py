@@ -10,7 +10,9 @@ from cifnet_pl import CalibrationBuffer, CIFNetDataModule, CIFNetModule
 
 def digits(**options: Any) -> CIFNetDataModule:
     """Five tasks of two digits, as pixels."""
-    return CIFNetDataModule(**{"source": "digits", "classes_per_task": 2, "image_size": 8, "num_workers": 0, **options})
+    return CIFNetDataModule(
+        **{"source": "digits", "classes_per_task": 2, "image_size": 8, "num_workers": 0, **options}
+    )
 
 
 def module(**options: Any) -> CIFNetModule:
@@ -20,5 +22,12 @@ def module(**options: Any) -> CIFNetModule:
 
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     """A Trainer with Lightning's defaults, but quiet."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
-    return Trainer(**{"default_root_dir": folder, "max_epochs": 5, **quiet, **options}, callbacks=[*callbacks])
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+        "accelerator": "cpu",
+    }
+    return Trainer(
+        **{"default_root_dir": folder, "max_epochs": 5, **quiet, **options}, callbacks=[*callbacks]
+    )

@@ -22,14 +22,18 @@ from tests.heads.suite import HEADS
 SIDE = 2
 WIDTH = 3 * SIDE**2
 
-MAKERS: dict[str, Callable[[], Head]] = {case.id: partial(case.values[0].make, WIDTH) for case in HEADS}
+MAKERS: dict[str, Callable[[], Head]] = {
+    case.id: partial(case.values[0].make, WIDTH) for case in HEADS
+}
 """Every head, and every setting that changes which tensors it keeps."""
 
 TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
 
 
 def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torch.Tensor) -> None:
-    """Five tasks of two digits; after each the buffer is shown to the head and holds its samples."""
+    """Five tasks of two digits; after each the buffer is shown to the head and holds its
+    samples.
+    """
     for k in range(5):
         rows = (y // 2 == k).nonzero().flatten()
         head.begin_task([2 * k, 2 * k + 1])
@@ -40,9 +44,13 @@ def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torc
         head.solve()
 
 
-def samples(names: Sequence[str], count: int = 7, seed: int = 0) -> tuple[Tensor, list[str], Tensor]:
+def samples(
+    names: Sequence[str], count: int = 7, seed: int = 0
+) -> tuple[Tensor, list[str], Tensor]:
     """(n, d) embeddings of well separated classes, their names, and a key each."""
-    z, own, keys = [], [], []
+    z = []
+    own = []
+    keys = []
     for name in names:
         number = int.from_bytes(name.encode("utf-8", "surrogateescape"), "big")
         draw = torch.Generator().manual_seed(seed + number % 2**31)
@@ -60,8 +68,12 @@ def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
 
 
-def take_in(model: Classifier, names: Sequence[str], z: Tensor, y: Tensor, keys: Tensor | None = None) -> Classifier:
-    """One more task of (n, d) embeddings, their labels, and keys, which are positions if none are given."""
+def take_in(
+    model: Classifier, names: Sequence[str], z: Tensor, y: Tensor, keys: Tensor | None = None
+) -> Classifier:
+    """One more task of (n, d) embeddings, their labels, and keys, which are positions if none are
+    given.
+    """
     model.begin_task(names)
     model.observe(z, y, torch.arange(len(y)) if keys is None else keys)
     model.finish_task()
@@ -78,7 +90,9 @@ def teach(model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0
     return model
 
 
-def learned(head: str = "cifnet", tasks: Sequence[Sequence[str]] = TASKS, seed: int = 0) -> Classifier:
+def learned(
+    head: str = "cifnet", tasks: Sequence[Sequence[str]] = TASKS, seed: int = 0
+) -> Classifier:
     """A model that has learned a few classes."""
     model = empty(head)
     for names in tasks:
@@ -97,12 +111,17 @@ def tensors_of(bundle: Path) -> dict[str, Tensor]:
     return load(path.read_bytes())
 
 
-def forge(bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | bytes | None = None) -> None:
+def forge(
+    bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | bytes | None = None
+) -> None:
     """Put other content into a bundle, with checksums that are right: what an attacker can do."""
     if tensors is not None:
         for old in bundle.glob("tensors-*.safetensors"):
             old.unlink()
-        content = tensors if isinstance(tensors, bytes) else save({k: v.contiguous() for k, v in tensors.items()})
+        if isinstance(tensors, bytes):
+            content = tensors
+        else:
+            content = save({k: v.contiguous() for k, v in tensors.items()})
         digest = hashlib.sha256(content).hexdigest()
         (bundle / f"tensors-{digest[:16]}.safetensors").write_bytes(content)
         config = {**config, "tensors": {"sha256": digest, "bytes": len(content)}}
@@ -113,4 +132,6 @@ def forge(bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | byt
 
 def tensors_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     """Whether two models hold the same tensors, bit by bit."""
-    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[key]) for key, value in ours.items()
+    )

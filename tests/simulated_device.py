@@ -1,8 +1,9 @@
 """A device that is not there: tensors that say they are on a GPU, for machines without one.
 
-What they hold is in the CPU's memory. As on a GPU, an operation of tensors on two devices fails, and so does NumPy; so
-code that works here puts every tensor where it belongs. What is left to a real GPU: its rounding, autocast, streams
-(hence a backward pass), pinned memory, and processes that talk through it.
+What they hold is in the CPU's memory. As on a GPU, an operation of tensors on two devices fails,
+and so does NumPy; so code that works here puts every tensor where it belongs. What is left to a
+real GPU: its rounding, autocast, streams (hence a backward pass), pinned memory, and processes that
+talk through it.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> There:
-        shape, stride, offset = held.shape, held.stride(), held.storage_offset()
-        made: There = Tensor._make_wrapper_subclass(cls, shape, stride, offset, dtype=held.dtype, device=DEVICE)
+        shape = held.shape
+        stride = held.stride()
+        offset = held.storage_offset()
+        made: There = Tensor._make_wrapper_subclass(
+            cls, shape, stride, offset, dtype=held.dtype, device=DEVICE
+        )
         made.held = held
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(operator, args, kwargs or {})
 
     def __repr__(self, *_: Any, **__: Any) -> str:
@@ -75,31 +82,45 @@ class There(Tensor):
 def simulated_device() -> Iterator[torch.device]:
     """While entered, ``DEVICE`` exists in this thread.
 
-    No network can be exported meanwhile, whether or not its graph is kept already: torch's exporter asks the driver for
-    more than there is here.
+    No network can be exported meanwhile, whether or not its graph is kept already: torch's exporter
+    asks the driver for more than there is here.
     """
     torch._C._ensureCUDADeviceGuardSet()
     _configure(True)
-    refused = mock.Mock(side_effect=AssertionError("a network is embedded by torch where a device is simulated"))
+    refused = mock.Mock(
+        side_effect=AssertionError("a network is embedded by torch where a device is simulated")
+    )
     try:
-        with mock.patch.multiple(torch.cuda, **DRIVER), mock.patch.object(engines, "stored_graph", refused), _Mode():
+        with (
+            mock.patch.multiple(torch.cuda, **DRIVER),
+            mock.patch.object(engines, "stored_graph", refused),
+            _Mode(),
+        ):
             yield DEVICE
     finally:
         _configure(False)
 
 
 def _configure(simulated: bool) -> None:
-    torch._C._set_only_lift_cpu_tensors(simulated)  # torch.tensor(…, device=…) makes it here, and moves it
-    torch.__future__.set_overwrite_module_params_on_conversion(simulated)  # not .data, which would stay here
+    torch._C._set_only_lift_cpu_tensors(
+        simulated
+    )  # torch.tensor(…, device=…) makes it here, and moves it
+    torch.__future__.set_overwrite_module_params_on_conversion(
+        simulated
+    )  # not .data, which would stay here
     torch.backends.cudnn.enabled = not simulated  # operations that the CPU knows too
 
 
 class _Mode(TorchDispatchMode):
     _mode_key = torch._C._TorchDispatchModeKey.FAKE  # torch then does not look for a driver
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator.name(), "CompositeImplicitAutograd"
+        ):
             with self:  # in inference mode these arrive whole
                 return operator.decompose(*args, **kwargs)
         if any(issubclass(kind, There) for kind in types) or _is_there(kwargs.get("device")):
@@ -116,12 +137,17 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor)]
     _check_devices(operator, tensors)
     device = kwargs.get("device")
-    there = _is_there(device) if device is not None else isinstance(tensors[0], There)
+    if device is not None:
+        there = _is_there(device)
+    else:
+        there = isinstance(tensors[0], There)
     if _is_there(device):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     parts, tree = tree_flatten((args, kwargs))
     known = {id(part.held): part for part in parts if isinstance(part, There)}
-    own_args, own_kwargs = tree_unflatten([part.held if isinstance(part, There) else part for part in parts], tree)
+    own_args, own_kwargs = tree_unflatten(
+        [part.held if isinstance(part, There) else part for part in parts], tree
+    )
     with torch._C._DisableTorchDispatch():
         result = operator(*own_args, **own_kwargs)
 
@@ -129,7 +155,9 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(part, Tensor) or id(part) in known:
             return known.get(id(part), part)
         with torch.inference_mode(False):
-            return There(part) if there else part
+            if there:
+                return There(part)
+            return part
 
     return tree_map(wrapped, result)
 
@@ -138,6 +166,10 @@ def _check_devices(operator: Any, tensors: Sequence[Tensor]) -> None:
     if operator in MAY_MIX:
         mixed = operator is aten.index.Tensor and not isinstance(tensors[0], There)
     else:
-        mixed = len({isinstance(tensor, There) for tensor in tensors if tensor.ndim}) > 1  # scalars may be anywhere
+        mixed = (
+            len({isinstance(tensor, There) for tensor in tensors if tensor.ndim}) > 1
+        )  # scalars may be anywhere
     if mixed and any(isinstance(tensor, There) for tensor in tensors):
-        raise RuntimeError(f"{operator} of tensors on two devices: {[str(tensor.device) for tensor in tensors]}")
+        raise RuntimeError(
+            f"{operator} of tensors on two devices: {[str(tensor.device) for tensor in tensors]}"
+        )

@@ -14,7 +14,7 @@ from sklearn.svm import LinearSVC
 from benchmarks import bare_loop, fit_overhead, gpu, growth, head_update, http_load
 from benchmarks.__main__ import PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
-from benchmarks.studies import few_photos, trained
+from benchmarks.studies import few_images, trained
 from tests.command_line import assert_ends
 from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
@@ -29,7 +29,11 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_letters_choose_rows() -> None:
-    assert chosen(["b", "e", "l", "growth"]) == ["fit_overhead.rows", "engines.start_rows", "growth.rows"]
+    assert chosen(["b", "e", "l", "growth"]) == [
+        "fit_overhead.rows",
+        "engines.start_rows",
+        "growth.rows",
+    ]
     assert chosen(["k"]) == ["engines.network_rows", "bare_loop.rows"]
     for place in PLACES:
         module, _, function = place.partition(".")
@@ -44,7 +48,9 @@ def test_the_table_has_the_rows_that_were_chosen(monkeypatch, capsys):
     row = Row("(a) something", "1 s", "2 s", "2", "", "settings")
     monkeypatch.setattr(head_update, "rows", lambda: [row])
     assert main(["a", "head_update"]) == 0
-    assert capsys.readouterr().out.count("(a) something") == 2  # in the table, and below it with its settings
+    assert (
+        capsys.readouterr().out.count("(a) something") == 2
+    )  # in the table, and below it with its settings
 
 
 def test_training_pass_against_its_rivals() -> None:
@@ -57,10 +63,14 @@ def test_training_pass_against_its_rivals() -> None:
 
 @pytest.mark.system
 def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
-    tiny = fit_overhead.Setup(4, 6, 2, 32, 64, 2, 1, 1, "EfficientNet-Lite0", ("--trainer.accelerator", "cpu"))
+    tiny = fit_overhead.Setup(
+        4, 6, 2, 32, 64, 2, 1, 1, "EfficientNet-Lite0", ("--trainer.accelerator", "cpu")
+    )
     rows = list(bare_loop.rows_of_size(tiny))
     assert len({row.name for row in rows}) == len(rows) in (2, 3)
-    assert all(row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ") for row in rows)
+    assert all(
+        row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ") for row in rows
+    )
     assert all("24 JPEGs in 2 tasks, 1 runs" in row.settings for row in rows)
     assert all(float(row.rival.split()[0]) > 0 for row in rows)
 
@@ -79,7 +89,9 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.name == "(f) CIFNetHead: one more task after 3 / as many systems solved"
 
 
-@pytest.mark.parametrize("study", sorted(path.stem for path in Path(trained.__file__).parent.glob("*.py")))
+@pytest.mark.parametrize(
+    "study", sorted(path.stem for path in Path(trained.__file__).parent.glob("*.py"))
+)
 def test_a_study_can_be_imported(study: str) -> None:
     importlib.import_module(f"benchmarks.studies.{study}")
 
@@ -87,7 +99,7 @@ def test_a_study_can_be_imported(study: str) -> None:
 def test_the_linear_svm_minimises_what_that_of_scikit_learn_does() -> None:
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype(np.float32)
-    ours = few_photos.LinearSVM(C=0.01).fit(x, y)
+    ours = few_images.LinearSVM(C=0.01).fit(x, y)
     theirs = LinearSVC(C=0.01, tol=1e-6).fit(x, y)
     weights = np.vstack([theirs.coef_.T, theirs.intercept_])
     np.testing.assert_allclose(ours.weights.detach().numpy(), weights, atol=1e-3)
@@ -98,7 +110,7 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
     server = ThreadServer(tmp_path / "w")
     try:
         good = http_load.ask(server.url, jpegs(3, (20, 16)), 40, 4)
-        bad = http_load.ask(server.url, [b"no photo"], 5, 2)
+        bad = http_load.ask(server.url, [b"no image"], 5, 2)
         process = http_load.Process(server.url, os.getpid())
         job = process.teach(jpegs(4, (20, 16), seed=1), "new")
         while job["state"] in ("waiting", "at work"):
@@ -112,13 +124,30 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
 
 
 def test_table_of_trained_methods(tmp_path, monkeypatch, capsys):
-    points = (("ridge-s1-0", 1, 0.01, 50.0), ("ridge-s2-0", 2, 0.03, 52.0), ("der-s1-0", 1, 0.1, 30.0))
+    points = (
+        ("ridge-s1-0", 1, 0.01, 50.0),
+        ("ridge-s2-0", 2, 0.03, 52.0),
+        ("der-s1-0", 1, 0.1, 30.0),
+    )
     for name, seed, energy, final in points:
-        both = {"A_k_classifier": [9.0, final], "A_k_nearest_mean": [8.0, 31.0]} if name.startswith("der") else {}
-        write_run(tmp_path / name / "version_0", seed=seed, tasks=2, kwh=energy, first=90.0, final=final, about=both)
+        if name.startswith("der"):
+            both = {"A_k_classifier": [9.0, final], "A_k_nearest_mean": [8.0, 31.0]}
+        else:
+            both = {}
+        write_run(
+            tmp_path / name / "version_0",
+            seed=seed,
+            tasks=2,
+            kwh=energy,
+            first=90.0,
+            final=final,
+            about=both,
+        )
     monkeypatch.setattr(sys, "argv", ["trained", str(tmp_path)])
     trained.main()
-    _, _, der, ridge = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    _, _, der, ridge = [
+        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
+    ]
     assert (der[0], der[3:9]) == ("der", ["30.0", "–", "–", "–", "30.0", "31.0"])
     assert der[-2:] == ["5", "11.17 M"]  # 0.1 kWh against 0.02
     assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == ("ridge", "50.0", ["52.0", "–", "–"], "1")

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
 
-from cifnet_pl.buffer import STRATEGIES, CalibrationBuffer, mix_keys, select_centroid, select_herding, select_kmeans
+from cifnet_pl.buffer import (
+    STRATEGIES,
+    CalibrationBuffer,
+    mix_keys,
+    select_centroid,
+    select_herding,
+    select_kmeans,
+)
 from cifnet_pl.utilities.errors import UsageError
 
 Samples = tuple[Tensor, Tensor, Tensor]
@@ -26,7 +33,9 @@ def samples(counts: dict[int, int], seed: int = 0) -> Samples:
     return torch.randn(len(y), 3, generator=generator), y, key
 
 
-def offer(buffer: CalibrationBuffer, data: Samples, batches: Sequence[Tensor] | None = None) -> None:
+def offer(
+    buffer: CalibrationBuffer, data: Samples, batches: Sequence[Tensor] | None = None
+) -> None:
     for rows in [torch.arange(len(data[1]))] if batches is None else batches:
         buffer.add(*(part[rows] for part in data))
 
@@ -56,7 +65,11 @@ TASKS = [samples({7: 30, -2: 9}, 0), samples({10**12: 25}, 1), samples({0: 2, 3:
 
 def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> None:
     buffer = CalibrationBuffer(capacity=26)
-    expected = [{7: 13, -2: 9}, {7: 8, -2: 8, 10**12: 8}, {7: 4, -2: 4, 10**12: 4, 0: 2, 3: 4, 5: 4}]
+    expected = [
+        {7: 13, -2: 9},
+        {7: 8, -2: 8, 10**12: 8},
+        {7: 4, -2: 4, 10**12: 4, 0: 2, 3: 4, 5: 4},
+    ]
     for task, after in zip(TASKS, expected, strict=True):
         assert sizes(filled(buffer, task)) == after
         assert len(buffer.y) <= 26
@@ -72,11 +85,15 @@ def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
     buffer = filled(CalibrationBuffer(capacity=2), TASKS[0])
     before = content(buffer)
 
-    def learn_more() -> None:  # many samples are refused when they are offered, few at the end of the task
+    def learn_more() -> (
+        None
+    ):  # many samples are refused when they are offered, few at the end of the task
         buffer.add(*(part[:few] for part in TASKS[1]))
         buffer.commit()
 
-    with pytest.raises(UsageError, match="a buffer of 2 cannot hold 3 classes: use a capacity of 3"):
+    with pytest.raises(
+        UsageError, match="a buffer of 2 cannot hold 3 classes: use a capacity of 3"
+    ):
         learn_more()
     assert content(buffer) == before
     with pytest.raises(UsageError, match="cannot hold"):
@@ -116,7 +133,9 @@ def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed: int, quota: in
     data = TASKS[2]
     here = torch.from_numpy(np.random.default_rng(seed).random(len(data[1])) < 0.5)
     chosen = [tuple(part[rows] for part in data) for rows in (here | ~here, here, ~here)]
-    whole, *parts = (filled(CalibrationBuffer(per_class=quota), samples_of) for samples_of in chosen)
+    whole, *parts = (
+        filled(CalibrationBuffer(per_class=quota), samples_of) for samples_of in chosen
+    )
     union = CalibrationBuffer(per_class=quota)
     for part in parts:
         union.add(part.z, part.y, part.key)
@@ -124,7 +143,9 @@ def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed: int, quota: in
     assert content(union) == content(whole)
 
 
-def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = samples({4: 700, 9: 30, 6: 300}, 5)
     earlier = samples({1: 50}, 6)
     buffers = []
@@ -140,7 +161,8 @@ def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(monkeypatc
 
 
 def test_a_key_that_comes_again_is_kept_once() -> None:
-    once, twice = CalibrationBuffer(capacity=18), CalibrationBuffer(capacity=18)
+    once = CalibrationBuffer(capacity=18)
+    twice = CalibrationBuffer(capacity=18)
     offer(once, TASKS[0])
     offer(twice, TASKS[0])
     offer(twice, TASKS[0])
@@ -162,21 +184,31 @@ def test_seeds_give_different_samples_and_the_same_seed_the_same() -> None:
     assert len({frozenset(k) for k in kept}) == 3
 
 
-@pytest.mark.parametrize("keys", [torch.arange(50), torch.arange(0, 50 * 2**32, 2**32), -torch.arange(50)])
+@pytest.mark.parametrize(
+    "keys", [torch.arange(50), torch.arange(0, 50 * 2**32, 2**32), -torch.arange(50)]
+)
 def test_every_sample_is_as_likely_as_every_other(keys: Tensor) -> None:
-    """Chi-square tests, at a false alarm rate of 1e-4 each, of single samples and of neighbours kept together."""
-    n, quota, trials = len(keys), 10, 3000
+    """Chi-square tests, at a false alarm rate of 1e-4 each, of single samples and of neighbours
+    kept together.
+    """
+    n = len(keys)
+    quota = 10
+    trials = 3000
     ranks = torch.stack([mix_keys(keys, seed).argsort() for seed in range(trials)])[:, :quota]
     kept = torch.zeros(trials, n, dtype=torch.float64).scatter_(1, ranks, 1)
     # Drawn without replacement the counts are negatively correlated, hence the factor.
     share = quota / n
-    statistic = (kept.sum(0) - trials * share).square().sum() / (trials * share * (1 - share)) * (n - 1) / n
+    statistic = (
+        (kept.sum(0) - trials * share).square().sum() / (trials * share * (1 - share)) * (n - 1) / n
+    )
     assert statistic < chi2.ppf(1 - 1e-4, n - 1)
     assert statistic > chi2.ppf(1e-4, n - 1)
     together = (kept[:, ::2] * kept[:, 1::2]).sum().item()
     expected = trials * n / 2 * quota * (quota - 1) / (n * (n - 1))
     assert abs(together - expected) < 4 * expected**0.5
-    in_seeds = (kept[:-1] * kept[1:]).sum().item()  # sets of neighbouring seeds overlap by chance only
+    in_seeds = (
+        (kept[:-1] * kept[1:]).sum().item()
+    )  # sets of neighbouring seeds overlap by chance only
     assert abs(in_seeds - (trials - 1) * n * share**2) < 4 * ((trials - 1) * n * share**2) ** 0.5
 
 
@@ -197,7 +229,8 @@ def test_oversampling_brings_every_class_to_the_largest_new_one(n_max: int) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
-    buffer, again = CalibrationBuffer(capacity=26, seed=4), CalibrationBuffer(capacity=26, seed=4)
+    buffer = CalibrationBuffer(capacity=26, seed=4)
+    again = CalibrationBuffer(capacity=26, seed=4)
     for z, y, key in TASKS[:2]:
         buffer.add(z.to(dtype), y, key)
         buffer.commit()
@@ -229,7 +262,8 @@ def test_removed_classes_are_gone_and_may_come_back() -> None:
 def test_hashes_of_distinct_keys_are_distinct_and_fixed() -> None:
     keys = torch.arange(-10_000, 10_000)
     assert len(torch.unique(mix_keys(keys, 0))) == len(keys)
-    # SplitMix64 with state 0 gives this first number: the kept set must not change between versions.
+    # SplitMix64 with state 0 gives this first number: the kept set must not change between
+    # versions.
     assert mix_keys(torch.tensor([0]), 0).item() == 0xE220A8397B1DCDAF - 2**64
 
 
@@ -253,7 +287,8 @@ def test_herding_is_the_greedy_search_written_out() -> None:
     z = embeddings()
     features = z.double().numpy()
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
-    mean, chosen = features.mean(axis=0), list[int]()
+    mean = features.mean(axis=0)
+    chosen = list[int]()
     for _ in range(15):
         left = [i for i in range(len(z)) if i not in chosen]
         gaps = [np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left]
@@ -264,7 +299,9 @@ def test_herding_is_the_greedy_search_written_out() -> None:
 def test_kmeans_takes_one_of_each_cluster_the_largest_first() -> None:
     centres = torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0], [100.0, 100.0]])
     sizes = [5, 20, 10, 15]
-    parts = [c + embeddings(n, 2, seed=i) for i, (c, n) in enumerate(zip(centres, sizes, strict=True))]
+    parts = [
+        c + embeddings(n, 2, seed=i) for i, (c, n) in enumerate(zip(centres, sizes, strict=True))
+    ]
     label = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
     z = torch.cat(parts)
     rows = select_kmeans(z, torch.arange(len(z)), 0, 4)
@@ -293,7 +330,8 @@ def test_every_strategy_gives_distinct_rows_up_to_the_quota(strategy: str, quota
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_a_buffer_does_not_depend_on_order_or_batches(strategy: str) -> None:
-    z, y = torch.cat([embeddings(40, seed=1), embeddings(40, seed=2)]), torch.arange(80) % 2
+    z = torch.cat([embeddings(40, seed=1), embeddings(40, seed=2)])
+    y = torch.arange(80) % 2
     whole, pieces = (CalibrationBuffer(20, strategy=strategy, seed=1) for _ in range(2))
     whole.add(z, y, torch.arange(80))
     order = torch.randperm(80, generator=torch.Generator().manual_seed(5))

@@ -1,4 +1,6 @@
-"""Everything runs on another device than the CPU as it does there: on a simulated one, where there is no GPU."""
+"""Everything runs on another device than the CPU as it does there: on a simulated one, where there
+is no GPU.
+"""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
-from tests.command_line import BUFFER, FAST, fit, learned, make_photos, measurements
+from tests.command_line import BUFFER, FAST, fit, learned, make_images, measurements
 from tests.simulated_device import simulated_device
 
 THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
@@ -26,9 +28,15 @@ def device() -> Iterator[torch.device]:
 
 
 def test_the_simulation_refuses_what_a_gpu_refuses(device):
-    a, b = torch.ones(2), torch.ones(2).to(device)
+    a = torch.ones(2)
+    b = torch.ones(2).to(device)
     rows = b.long()
-    for wrong in (lambda: a + b, lambda: torch.cat([a, b]), lambda: a[rows], lambda: a.index_add_(0, rows, a)):
+    for wrong in (
+        lambda: a + b,
+        lambda: torch.cat([a, b]),
+        lambda: a[rows],
+        lambda: a.index_add_(0, rows, a),
+    ):
         with pytest.raises(RuntimeError, match="two devices"):
             wrong()
     with pytest.raises(TypeError, match="numpy"):
@@ -39,16 +47,23 @@ def test_the_simulation_refuses_what_a_gpu_refuses(device):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_buffer(strategy, device):
     draw = torch.Generator().manual_seed(0)
-    buffers = [CalibrationBuffer(7, strategy=strategy), CalibrationBuffer(7, strategy=strategy).to(device)]
+    buffers = [
+        CalibrationBuffer(7, strategy=strategy),
+        CalibrationBuffer(7, strategy=strategy).to(device),
+    ]
     for k in range(3):
-        z, y = torch.randn(20, 4, generator=draw), torch.tensor([2 * k, 2 * k + 1]).repeat(10)
+        z = torch.randn(20, 4, generator=draw)
+        y = torch.tensor([2 * k, 2 * k + 1]).repeat(10)
         for buffer in buffers:
             where = buffer.y.device
             buffer.add(z.to(where), y.to(where), torch.arange(20 * k, 20 * k + 20, device=where))
             buffer.commit()
     here, there = buffers
     assert {tensor.device for tensor in there.items()} == {device}
-    assert all(torch.equal(mine, yours.cpu()) for mine, yours in zip(here.items(), there.items(), strict=True))
+    assert all(
+        torch.equal(mine, yours.cpu())
+        for mine, yours in zip(here.items(), there.items(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +71,9 @@ def test_the_buffer(strategy, device):
 )
 def test_backbones(name, device):
     side = 4 if name == "pixels:4" else 32
-    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     backbone = build_backbone(name)
     here = backbone.embed(images)
     there = backbone.to(device)(images.to(device))
@@ -66,21 +83,56 @@ def test_backbones(name, device):
 
 @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
 def test_a_run_and_its_resumption(head, tmp_path):
-    """With everything that a run does: buffer, calibration, metrics, activations, cache, tables, predictions."""
-    options = ["--model.head", head, *BUFFER, "--model.calibrate", "true", "--data.num_workers", "1"]
-    options += ["--trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable", "--data.cache", "true"]
-    one = learned(tmp_path / "one", *options, "--data.max_tasks", "3", "--data.cache_folder", str(tmp_path / "cache"))
-    other, own_cache = tmp_path / "other", ["--data.cache_folder", str(tmp_path / "own")]
+    """With everything that a run does: buffer, calibration, metrics, activations, cache, tables,
+    predictions.
+    """
+    options = [
+        "--model.head",
+        head,
+        *BUFFER,
+        "--model.calibrate",
+        "true",
+        "--data.num_workers",
+        "1",
+    ]
+    options += [
+        "--trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable",
+        "--data.cache",
+        "true",
+    ]
+    one = learned(
+        tmp_path / "one",
+        *options,
+        "--data.max_tasks",
+        "3",
+        "--data.cache_folder",
+        str(tmp_path / "cache"),
+    )
+    other = tmp_path / "other"
+    own_cache = ["--data.cache_folder", str(tmp_path / "own")]
     with simulated_device():
         assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "2") == 0
         assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST) == 0
-        arguments = [*FAST, *options, *THERE, *own_cache, "--logs", str(other), "--data.max_tasks", "3", *LAST]
+        arguments = [
+            *FAST,
+            *options,
+            *THERE,
+            *own_cache,
+            "--logs",
+            str(other),
+            "--data.max_tasks",
+            "3",
+            *LAST,
+        ]
         assert main(["predict", *arguments]) == 0
     run = other / "default" / "version_0"
     for kind in ("tasks", "activations"):
         assert (run / f"{kind}.csv").is_file()
     assert json.loads((run / "summary.json").read_text())["device"] == "a simulated GPU"
-    rounded = [[[round(float(cell or -1), 6) for cell in row] for row in measurements(each)[1:]] for each in (one, run)]
+    rounded = [
+        [[round(float(cell or -1), 6) for cell in row] for row in measurements(each)[1:]]
+        for each in (one, run)
+    ]
     assert rounded[0] == rounded[1]
     assert len((run / "predictions.csv").read_text().splitlines()) > 100
     assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
@@ -89,19 +141,31 @@ def test_a_run_and_its_resumption(head, tmp_path):
 @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
 def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
     """The commands take the first GPU where there is one."""
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
-    more = make_photos(tmp_path / "more", ["dog", "elk"])
-    options = ["--data.source", "folder", "--data.root", str(photos), "--model.head", head, *BUFFER]
+    images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
+    more = make_images(tmp_path / "more", ["dog", "elk"])
+    options = ["--data.source", "folder", "--data.root", str(images), "--model.head", head, *BUFFER]
     run = learned(tmp_path / "logs", *options, "--model.calibrate", "true")
     commands = [
-        ["extend", "--model", str(run), "--images", str(more), "--output", "extended", "--check", str(photos)],
-        ["classify", "--model", "extended", "--images", str(photos), "--output", "classes.csv"],
+        [
+            "extend",
+            "--model",
+            str(run),
+            "--images",
+            str(more),
+            "--output",
+            "extended",
+            "--check",
+            str(images),
+        ],
+        ["classify", "--model", "extended", "--images", str(images), "--output", "classes.csv"],
         ["forget", "--model", "extended", "--class", "bee", "--output", "forgot"],
     ]
     if head == "RidgeHead":
         commands += [["merge", str(run), "extended", "--base", str(run), "--output", "merged"]]
-        commands += [["extend", "--model", "extended", "--images", str(more), "--output", "again", "--more"]]
-        commands[-1] += ["--duplicates", "keep"]  # the photos were learned before
+        commands += [
+            ["extend", "--model", "extended", "--images", str(more), "--output", "again", "--more"]
+        ]
+        commands[-1] += ["--duplicates", "keep"]  # the images were learned before
     written = {}
     for where in ("here", "there"):
         folder = tmp_path / where
@@ -112,12 +176,20 @@ def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
         else:
             with simulated_device():
                 assert cifnet_pl.load("../here/extended").device.type == "cuda"
-                assert [main(command) for command in commands] == [0] * len(commands), capsys.readouterr().err
-        written[where] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+                assert [main(command) for command in commands] == [0] * len(commands), (
+                    capsys.readouterr().err
+                )
+        written[where] = sorted(
+            path.name for path in folder.iterdir() if not path.name.startswith(".")
+        )
     assert written["here"] == written["there"]
-    assert (tmp_path / "here" / "classes.csv").read_text() == (tmp_path / "there" / "classes.csv").read_text()
+    assert (tmp_path / "here" / "classes.csv").read_text() == (
+        tmp_path / "there" / "classes.csv"
+    ).read_text()
     for name in set(written["here"]) - {"classes.csv"}:
-        assert_close(*(cifnet_pl.load(tmp_path / where / name, "cpu") for where in ("here", "there")))
+        assert_close(
+            *(cifnet_pl.load(tmp_path / where / name, "cpu") for where in ("here", "there"))
+        )
 
 
 def assert_close(one: Classifier, other: Classifier) -> None:

@@ -19,16 +19,25 @@ def test_a_class_has_at_most_four_of_our_classes_up_to_its_root():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                plain = (
+                    base.value if isinstance(base, ast.Subscript) else base for base in node.bases
+                )
                 bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in plain]
 
     def depth(name: str) -> int:
-        return 1 + max((depth(base) for base in bases[name] if base in bases and base != name), default=0)
+        return 1 + max(
+            (depth(base) for base in bases[name] if base in bases and base != name), default=0
+        )
 
     assert {name: depth(name) for name in bases if depth(name) > 4} == {}
 
 
 def test_no_module_imports_what_windows_lacks():
-    lacking = re.compile(r"^\s*(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b", re.MULTILINE)
+    lacking = re.compile(
+        r"^\s*(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b",
+        re.MULTILINE,
+    )
     assert lacking.search("import sys\n    import fcntl\n")
-    assert not [path for path in PACKAGE.rglob("*.py") if lacking.search(path.read_text(encoding="utf-8"))]
+    assert not [
+        path for path in PACKAGE.rglob("*.py") if lacking.search(path.read_text(encoding="utf-8"))
+    ]

@@ -1,4 +1,6 @@
-"""The wheel holds all that a run needs: installed into an empty folder, it runs without the repository."""
+"""The wheel holds all that a run needs: installed into an empty folder, it runs without the
+repository.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,12 @@ REPOSITORY = Path(__file__).parents[1]
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=200
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -35,9 +42,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
-def test_it_runs_in_another_folder(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_runs_in_another_folder(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     environment = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    imported_from = run("-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment).stdout
+    imported_from = run(
+        "-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment
+    ).stdout
     assert imported_from.startswith(str(installed))
     fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
     run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **environment)

@@ -1,1 +1,3 @@
-"""Studies on photos that chose a constant or support a table in docs/: ``python -m benchmarks.studies.NAME``."""
+"""Studies on images that chose a constant or support a table in docs/: ``python -m
+benchmarks.studies.NAME``.
+"""

@@ -1,8 +1,10 @@
-"""``python -m benchmarks.studies.bound PHOTOS…``: what might pass ACIL on the same embedding, at fewer bytes.
+"""``python -m benchmarks.studies.bound IMAGES…``: what might pass ACIL on the same embedding, at
+fewer bytes.
 
-PHOTOS are files that ``cifnet embed`` made with ``+layers+mirror``, or folders. All classes at once: the
-default without and with products of features, as many as it takes by itself, and ACIL with the ridge that is best on
-the validation photos. Differences from the first are paired over the validation photos, with 95 % intervals.
+IMAGES are files that ``cifnet embed`` made with ``+layers+mirror``, or folders. All classes at
+once: the default without and with products of features, as many as it takes by itself, and ACIL
+with the ridge that is best on the validation images. Differences from the first are paired over the
+validation images, with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -14,45 +16,59 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks.studies.few_photos import acil, default_head, drawn
-from benchmarks.studies.photos import RICH, Photos, interval, read_photos, show, show_columns, study_parser
+from benchmarks.studies.few_images import acil, default_head, drawn
+from benchmarks.studies.images import (
+    RICH,
+    Images,
+    interval,
+    read_images,
+    show,
+    show_columns,
+    study_parser,
+)
 
-Way = Callable[[Photos], tuple[Tensor, float]]
-"""Function from photos to (n,) whether each validation photo is named right, and the megabytes kept in float32."""
+Way = Callable[[Images], tuple[Tensor, float]]
+"""Function from images to (n,) whether each validation image is named right, and the megabytes kept
+in float32.
+"""
 
 
-def default(photos: Photos, products: float | Literal["auto"] = 0.0) -> tuple[Tensor, float]:
+def default(images: Images, products: float | Literal["auto"] = 0.0) -> tuple[Tensor, float]:
     """What ``cifnet fit`` learns with, and so many random products of features."""
-    head = default_head(photos, products)
-    return head.predict(photos.val_z) == photos.val_y, 4e-6 * sum(head.state_elements().values())
+    head = default_head(images, products)
+    return head.predict(images.val_z) == images.val_y, 4e-6 * sum(head.state_elements().values())
 
 
 WAYS: dict[str, Way] = {
     "no products": default,
     **{f"products {share}": partial(default, products=share) for share in (1.0, 1.5, 3.0)},
     "default": partial(default, products="auto"),
-    "ACIL 8192, best ridge": lambda photos: (acil(8192)(photos) == photos.val_y, 4e-6 * 35.2e6),
+    "ACIL 8192, best ridge": lambda images: (acil(8192)(images) == images.val_y, 4e-6 * 35.2e6),
 }
 
 
 def main() -> None:
-    """Print a row for each way, set and number of photos."""
+    """Print a row for each way, set and number of images."""
     parser = study_parser(__doc__, roots="+")
-    parser.add_argument("--counts", nargs="*", default=("all",), help="photos of a class, or all")
+    parser.add_argument("--counts", nargs="*", default=("all",), help="images of a class, or all")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of rows beside the first")
     options = parser.parse_args()
-    show_columns(["set", "photos of a class", "way", "accuracy", "it − no products", "megabytes"])
+    show_columns(["set", "images of a class", "way", "accuracy", "it − no products", "megabytes"])
     for root in options.root:
-        photos = read_photos(root, options, RICH)
+        images = read_images(root, options, RICH)
         for count in options.counts:
-            draws = drawn(photos, count, range(options.draws))
+            draws = drawn(images, count, range(options.draws))
             base: Tensor | None = None
             for name, way in WAYS.items():
                 if options.only and name not in ("no products", *options.only):
                     continue
                 found = [way(draw) for draw in draws]
-                right = 100 * torch.stack([one for one, _ in found]).double().mean(dim=0) / len(photos.val_y)
+                right = (
+                    100
+                    * torch.stack([one for one, _ in found]).double().mean(dim=0)
+                    / len(images.val_y)
+                )
                 base = right if base is None else base
                 gap = interval(right, base) if right is not base else ""
                 show([root.stem, count, name, f"{right.sum():.2f}", gap, f"{found[0][1]:.1f}"])

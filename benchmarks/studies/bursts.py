@@ -1,8 +1,9 @@
-"""``python -m benchmarks.studies.bursts ROOT OUTPUT``: make photos that come in bursts of photos that do not.
+"""``python -m benchmarks.studies.bursts ROOT OUTPUT``: make images that come in bursts of images
+that do not.
 
-Six training photos of each class of ROOT become five photos each (``--photos``, ``--shots``): turned by up to 8
-degrees, cut to 60 % or more, with other light and colour. The validation photos stay as they are. So OUTPUT shows what
-a model promises that has seen few occasions.
+Six training images of each class of ROOT become five images each (``--images``, ``--shots``):
+turned by up to 8 degrees, cut to 60 % or more, with other light and colour. The validation images
+stay as they are. So OUTPUT shows what a model promises that has seen few groups.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--photos", type=int, default=6)
+    parser.add_argument("--images", type=int, default=6)
     parser.add_argument("--shots", type=int, default=5)
     asked = parser.parse_args()
     torch.manual_seed(0)
@@ -35,9 +38,9 @@ if __name__ == "__main__":
         files = sorted(folder.iterdir())
         random.shuffle(files)
         (asked.output / "train" / folder.name).mkdir(parents=True)
-        for i, file in enumerate(files[: asked.photos]):
+        for i, file in enumerate(files[: asked.images]):
             with Image.open(file) as opened:
-                photo = opened.convert("RGB")
+                image = opened.convert("RGB")
             for k in range(asked.shots):
-                change(photo).save(asked.output / "train" / folder.name / f"{i}{k}.jpg", quality=92)
+                change(image).save(asked.output / "train" / folder.name / f"{i}{k}.jpg", quality=92)
     (asked.output / "val").symlink_to((asked.root / "val").resolve())

@@ -1,10 +1,12 @@
-"""``python -m benchmarks.studies.fine_tuning PHOTOS``: what one would do instead, on the same photos and machine.
+"""``python -m benchmarks.studies.fine_tuning IMAGES``: what one would do instead, on the same
+images and machine.
 
-The default of ``cifnet fit`` against logistic regression on embeddings, and against fine-tuning the same network as is
-usual: AdamW, one cycle, random crops and flips, label smoothing, its last block and a classifier or all of it. First
-all classes at once; then without the last ten, which come later. What learns from sums or stored embeddings sees the
-new photos only and ends where it would have with all; fine-tuning goes on with the new photos alone. Seconds and kWh
-of learning, photos decoded and embedded included; evaluation is not. Energy is processor time at ``WATTS``, which other
+The default of ``cifnet fit`` against logistic regression on embeddings, and against fine-tuning the
+same network as is usual: AdamW, one cycle, random crops and flips, label smoothing, its last block
+and a classifier or all of it. First all classes at once; then without the last ten, which come
+later. What learns from sums or stored embeddings sees the new images only and ends where it would
+have with all; fine-tuning goes on with the new images alone. Seconds and kWh of learning, images
+decoded and embedded included; evaluation is not. Energy is processor time at ``WATTS``, which other
 programs on the machine do not change much.
 """
 
@@ -26,8 +28,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from benchmarks.studies.few_photos import PENALTIES, new_model, teach
-from benchmarks.studies.photos import BACKBONE, RICH, show, show_columns, study_parser
+from benchmarks.studies.few_images import PENALTIES, new_model, teach
+from benchmarks.studies.images import BACKBONE, RICH, show, show_columns, study_parser
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.backbone import Backbone
 from cifnet_pl.data.loading import ImageLoader
@@ -36,10 +38,14 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 Way = Any
-"""An object that can ``learn`` images of new classes and ``classify`` photos."""
+"""An object that can ``learn`` images of new classes and ``classify`` images."""
 
-LATER, BATCH, RATE = 10, 32, 3e-3
-"""Classes that come later, photos of a step, and the largest learning rate: of the classifier, a tenth for the rest."""
+LATER = 10
+BATCH = 32
+RATE = 3e-3
+"""Classes that come later, images of a step, and the largest learning rate: of the classifier, a
+tenth for the rest.
+"""
 
 WATTS = 27.7
 """Of one core of an AMD EPYC and its share of the memory, as CodeCarbon estimates."""
@@ -47,22 +53,24 @@ WATTS = 27.7
 
 @dataclass(frozen=True)
 class Images:
-    """(n, 3, side, side) uint8 photos and (n,) int64 classes."""
+    """(n, 3, side, side) uint8 images and (n,) int64 classes."""
 
     x: Tensor
     y: Tensor
 
     def of(self, classes: list[int]) -> Images:
-        """The photos of some classes."""
+        """The images of some classes."""
         rows = torch.isin(self.y, torch.tensor(classes))
         return Images(self.x[rows], self.y[rows])
 
 
 def decoded(images: ImageSet, side: int, classes: list[int]) -> Images:
-    """All photos of some classes."""
+    """All images of some classes."""
     loader = ImageLoader(images, side, 1.0, 1)
     rows = np.flatnonzero(np.isin(images.labels, classes))
-    x = torch.cat([batch.image for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))])
+    x = torch.cat(
+        [batch.image for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))]
+    )
     loader.close()
     return Images(x, torch.from_numpy(images.labels[rows]))
 
@@ -84,15 +92,17 @@ class Default:
 
 
 class Logistic:
-    """Logistic regression on the embeddings of all photos so far."""
+    """Logistic regression on the embeddings of all images so far."""
 
     def __init__(self) -> None:
         self.backbone = build_backbone(BACKBONE)
-        self.z, self.y = torch.zeros(0, self.backbone.features), torch.zeros(0, dtype=torch.int64)
+        self.z = torch.zeros(0, self.backbone.features)
+        self.y = torch.zeros(0, dtype=torch.int64)
 
     def learn(self, images: Images) -> None:
-        """Embed new photos, and fit all again."""
-        self.z, self.y = torch.cat([self.z, embedded(self.backbone, images.x)]), torch.cat([self.y, images.y])
+        """Embed new images, and fit all again."""
+        self.z = torch.cat([self.z, embedded(self.backbone, images.x)])
+        self.y = torch.cat([self.y, images.y])
         regression = LogisticRegressionCV(Cs=PENALTIES[1:6], cv=3, max_iter=100)
         self.model = make_pipeline(StandardScaler(), regression).fit(self.z.numpy(), self.y.numpy())
 
@@ -102,7 +112,7 @@ class Logistic:
 
 
 def embedded(backbone: Backbone, x: Tensor) -> Tensor:
-    """(n, d) embeddings of uint8 photos."""
+    """(n, d) embeddings of uint8 images."""
     return torch.cat([backbone(part) for part in torch.split(x, 64)])
 
 
@@ -111,7 +121,9 @@ class FineTuned:
 
     def __init__(self, classes: int, epochs: int, whole: bool):
         self.backbone = build_backbone(BACKBONE, engine="torch")
-        self.network, self.epochs, self.whole = copy.deepcopy(self.backbone.network), epochs, whole
+        self.network = copy.deepcopy(self.backbone.network)
+        self.epochs = epochs
+        self.whole = whole
         self.classifier = nn.Linear(self.backbone.features, classes)
         inner = self.network.network
         last = nn.ModuleList([inner._blocks[-1], inner._conv_head, inner._bn1])
@@ -119,18 +131,27 @@ class FineTuned:
         self.trained.requires_grad_(True)
 
     def scores(self, x: Tensor) -> Tensor:
-        """(n, C) of uint8 photos."""
-        return self.classifier(self.network(torch.addcmul(self.backbone.shift, x, self.backbone.scale)))
+        """(n, C) of uint8 images."""
+        return self.classifier(
+            self.network(torch.addcmul(self.backbone.shift, x, self.backbone.scale))
+        )
 
     def learn(self, images: Images) -> None:
-        """Train on these photos alone."""
+        """Train on these images alone."""
         torch.manual_seed(0)
         side = images.x.shape[-1]
-        augment = v2.Compose([v2.RandomResizedCrop(side, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()])
+        augment = v2.Compose(
+            [
+                v2.RandomResizedCrop(side, scale=(0.35, 1.0), antialias=True),
+                v2.RandomHorizontalFlip(),
+            ]
+        )
         groups = [{"params": self.classifier.parameters()}, {"params": self.trained.parameters()}]
         optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.05)
         steps = -(-len(images.y) // BATCH) * self.epochs
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [RATE, RATE / 10], total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [RATE, RATE / 10], total_steps=steps
+        )
         for _ in range(self.epochs):
             self.network.eval()
             self.trained.train()
@@ -151,7 +172,8 @@ class FineTuned:
 
 def measured(act: Callable[[], None]) -> list[str]:
     """Seconds and kWh of a function."""
-    start, before = time.perf_counter(), os.times()
+    start = time.perf_counter()
+    before = os.times()
     act()
     processor = sum(after - b for after, b in zip(os.times()[:4], before[:4], strict=True))
     return [f"{time.perf_counter() - start:.0f}", f"{processor * WATTS / 3.6e6:.1e}"]
@@ -160,7 +182,9 @@ def measured(act: Callable[[], None]) -> list[str]:
 def main() -> None:
     """Print a row for each way."""
     parser = study_parser(__doc__)
-    parser.add_argument("--epochs", type=int, default=10, help="of fine-tuning, over the photos of each step")
+    parser.add_argument(
+        "--epochs", type=int, default=10, help="of fine-tuning, over the images of each step"
+    )
     parser.add_argument("--only", nargs="*", help="names of rows")
     options = parser.parse_args()
     keep_freed_memory()
@@ -177,13 +201,24 @@ def main() -> None:
     for name, make in ways.items():
         if options.only and name not in options.only:
             continue
-        way, old, new = make(), classes[:-LATER], classes[-LATER:]
+        way = make()
+        old = classes[:-LATER]
+        new = classes[-LATER:]
         cost = step(way, source, options, classes)
         cells = [percent(way, val), *cost]
         way = make()  # anew
         step(way, source, options, old)
         cost = step(way, source, options, new)
-        show([name, *cells, percent(way, val), percent(way, val.of(old)), percent(way, val.of(new)), *cost])
+        show(
+            [
+                name,
+                *cells,
+                percent(way, val),
+                percent(way, val.of(old)),
+                percent(way, val.of(new)),
+                *cost,
+            ]
+        )
 
 
 def step(way: Way, source: object, options: argparse.Namespace, classes: list[int]) -> list[str]:
@@ -192,7 +227,7 @@ def step(way: Way, source: object, options: argparse.Namespace, classes: list[in
 
 
 def percent(way: Way, images: Images) -> str:
-    """Of photos that are named right, among all classes."""
+    """Of images that are named right, among all classes."""
     return f"{100 * (way.classify(images.x) == images.y).double().mean():.1f}"
 
 

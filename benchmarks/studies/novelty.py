@@ -1,13 +1,16 @@
-"""``python -m benchmarks.studies.novelty PHOTOS [PHOTOS …]``: are unknown things told from known ones?
+"""``python -m benchmarks.studies.novelty IMAGES [IMAGES …]``: are unknown things told from known
+ones?
 
-The first table has AUROC and FPR95 (unknown photos taken for known ones where 95 % of known photos are kept), in
-percent, of the exact head's largest score and largest probability, of Mahalanobis distances from its sums (plain,
-relative, half-relative), and of the cosine to the tenth nearest of 2000 stored embeddings. Known are the classes of one
-folder, unknown those of another one, or half of the classes of one folder (the mean of several splits).
+The first table has AUROC and FPR95 (unknown images taken for known ones where 95 % of known images
+are kept), in percent, of the exact head's largest score and largest probability, of Mahalanobis
+distances from its sums (plain, relative, half-relative), and of the cosine to the tenth nearest of
+2000 stored embeddings. Known are the classes of one folder, unknown those of another one, or half
+of the classes of one folder (the mean of several splits).
 
-The second table says whether thresholds hold. It has, along a stream of ten tasks, after a class was removed and after
-more photos came, the share of photos of known classes that is called unknown where 1, 5 and 10 % was asked for, and
-coverage and size of sets of answers where 90 and 95 % was; the mean over three class orders.
+The second table says whether thresholds hold. It has, along a stream of ten tasks, after a class
+was removed and after more images came, the share of images of known classes that is called unknown
+where 1, 5 and 10 % was asked for, and coverage and size of sets of answers where 90 and 95 % was;
+the mean over three class orders.
 """
 
 from __future__ import annotations
@@ -18,11 +21,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.studies.photos import Photos, learn, read_photos, show, show_columns, study_parser
+from benchmarks.studies.images import Images, learn, read_images, show, show_columns, study_parser
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate, novelty_reference
-from cifnet_pl.model.calibration import occasions
+from cifnet_pl.heads.confidence import (
+    CalibrationSamples,
+    PredictionSets,
+    calibrate,
+    novelty_reference,
+)
+from cifnet_pl.model.calibration import groups
 from cifnet_pl.model.classifier import detection
 from cifnet_pl.statistics import ClassDistances
 
@@ -31,10 +39,18 @@ ORDERS = (0, 1, 2)
 """Class orders of the streams, whose mean is shown."""
 
 MOST = 3000
-"""Unknown photos of one comparison at most."""
+"""Unknown images of one comparison at most."""
 
-COLUMNS = ("score", "probability", "Mahalanobis", "relative", "half-relative", "cosine to 10th of 2000")
-SHARES, COVERAGES = (0.01, 0.05, 0.10), (0.90, 0.95)
+COLUMNS = (
+    "score",
+    "probability",
+    "Mahalanobis",
+    "relative",
+    "half-relative",
+    "cosine to 10th of 2000",
+)
+SHARES = (0.01, 0.05, 0.10)
+COVERAGES = (0.90, 0.95)
 
 
 def drawn(rows: Tensor, seed: int) -> Tensor:
@@ -43,15 +59,16 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 
 
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
-    """The samples of a buffer, those of one occasion, or near-copies, in one group."""
+    """The samples of a buffer, those of one group, or near-duplicates, in one group."""
     samples = CalibrationSamples(head, *buffer.items())
-    return samples.grouped(occasions(samples)[1])
+    return samples.grouped(groups(samples)[1])
 
 
-def learned(photos: Photos, classes: list[int]) -> tuple[Head, CalibrationBuffer]:
+def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer]:
     """The exact head on some classes, calibrated on 2000 samples."""
-    head, buffer = RidgeHead(photos.z.shape[1]), CalibrationBuffer(2000)
-    learn(head, photos, classes, buffer)
+    head = RidgeHead(images.z.shape[1])
+    buffer = CalibrationBuffer(2000)
+    learn(head, images, classes, buffer)
     calibrate(stored(head, buffer))
     return head, buffer
 
@@ -69,85 +86,99 @@ def foreignness(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Te
     yield -(unit(z, dim=1) @ unit(buffer.z, dim=1).T).topk(10, dim=1).values[:, -1]
 
 
-def compare(photos: Photos, classes: list[int], foreign: Tensor) -> Tensor:
+def compare(images: Images, classes: list[int], foreign: Tensor) -> Tensor:
     """(6, 2) AUROC and FPR95 of each column."""
-    head, buffer = learned(photos, classes)
-    known = photos.val_z[torch.isin(photos.val_y, torch.tensor(classes))]
+    head, buffer = learned(images, classes)
+    known = images.val_z[torch.isin(images.val_y, torch.tensor(classes))]
     pairs = zip(foreignness(head, buffer, known), foreignness(head, buffer, foreign), strict=True)
     return torch.tensor([detection(*pair) for pair in pairs])
 
 
-def near(photos: Photos) -> Tensor:
+def near(images: Images) -> Tensor:
     """Half of the classes are known; the mean of several splits."""
     foreign = []
     for seed in SEEDS:
-        order = torch.randperm(photos.classes, generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(images.classes, generator=torch.Generator().manual_seed(seed))
         known, unknown = order.chunk(2)
-        rows = torch.isin(photos.val_y, unknown).nonzero().flatten()
-        foreign.append(compare(photos, known.tolist(), photos.val_z[drawn(rows, seed)]))
+        rows = torch.isin(images.val_y, unknown).nonzero().flatten()
+        foreign.append(compare(images, known.tolist(), images.val_z[drawn(rows, seed)]))
     return torch.stack(foreign).mean(dim=0)
 
 
-def kept_promises(head: Head, buffer: CalibrationBuffer, photos: Photos) -> Tensor:
-    """(8,) columns of the second table, on the validation photos of the classes known."""
-    rows = torch.isin(photos.val_y, head.labels)
-    z, y = photos.val_z[rows], photos.val_y[rows]
+def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tensor:
+    """(8,) columns of the second table, on the validation images of the classes known."""
+    rows = torch.isin(images.val_y, head.labels)
+    z = images.val_z[rows]
+    y = images.val_y[rows]
     columns = (y[:, None] == head.labels).int().argmax(dim=1)
     p = novelty_reference(stored(head, buffer)).p_values(head.novelty(z))
     percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)
     for share in COVERAGES:
-        sets = AnswerSets.of(stored(head, buffer), share).of_probabilities(probabilities)
-        percentages += [100 * sets.gather(1, columns[:, None]).double().mean(), sets.sum(dim=1).double().mean()]
+        sets = PredictionSets.of(stored(head, buffer), share).of_probabilities(probabilities)
+        percentages += [
+            100 * sets.gather(1, columns[:, None]).double().mean(),
+            sets.sum(dim=1).double().mean(),
+        ]
     percentages += [100 * (probabilities.argmax(dim=1) == columns).double().mean()]
     return torch.stack(percentages)
 
 
-def along_the_stream(photos: Photos, order: int) -> Iterator[tuple[str, Tensor]]:
-    """A row after tasks 2, 5 and 10, after a task was removed, and after more photos of known classes."""
-    head, buffer = RidgeHead(photos.z.shape[1]), CalibrationBuffer(2000)
-    later = torch.arange(len(photos.y)) % 4 == 0  # come at the end
-    first, more = (replace(photos, z=photos.z[chosen], y=photos.y[chosen]) for chosen in (~later, later))
-    tasks = photos.tasks(order, -(-photos.classes // 10))
+def along_the_stream(images: Images, order: int) -> Iterator[tuple[str, Tensor]]:
+    """A row after tasks 2, 5 and 10, after a task was removed, and after more images of known
+    classes.
+    """
+    head = RidgeHead(images.z.shape[1])
+    buffer = CalibrationBuffer(2000)
+    later = torch.arange(len(images.y)) % 4 == 0  # come at the end
+    first, more = (
+        replace(images, z=images.z[chosen], y=images.y[chosen]) for chosen in (~later, later)
+    )
+    tasks = images.tasks(order, -(-images.classes // 10))
     for k, classes in enumerate(tasks, start=1):
         learn(head, first, classes, buffer)
         calibrate(stored(head, buffer))
         if k in (2, 5, len(tasks)):
-            yield f"task {k}", kept_promises(head, buffer, photos)
+            yield f"task {k}", kept_promises(head, buffer, images)
     kept = [c for task in tasks[1:] for c in task]
     head.remove_classes(tasks[0])
     buffer.remove_classes(tasks[0])
     calibrate(stored(head, buffer))
-    yield "first task forgotten", kept_promises(head, buffer, photos)
+    yield "first task forgotten", kept_promises(head, buffer, images)
     extra = head.fresh()
     rows = torch.isin(more.y, torch.tensor(kept)).nonzero().flatten()
     learn(extra, more, kept)
-    buffer.add(more.z[rows], more.y[rows], len(photos.y) + rows)
+    buffer.add(more.z[rows], more.y[rows], len(images.y) + rows)
     buffer.commit()
     head.merge_(extra)
     head.solve()
     calibrate(stored(head, buffer))
-    yield "more photos of the others", kept_promises(head, buffer, photos)
+    yield "more images of the others", kept_promises(head, buffer, images)
 
 
 def main() -> None:
     """Print both tables."""
     options = study_parser(__doc__, roots="+").parse_args()
-    sets = {root.stem: read_photos(root, options) for root in options.root}
+    sets = {root.stem: read_images(root, options) for root in options.root}
     show_columns(["known", "unknown", *COLUMNS])
-    for name, photos in sets.items():
-        everything = list(range(photos.classes))
+    for name, images in sets.items():
+        everything = list(range(images.classes))
         foreign = {other: theirs.val_z for other, theirs in sets.items() if other != name}
-        rows = {other: compare(photos, everything, z[drawn(torch.arange(len(z)), 0)]) for other, z in foreign.items()}
-        rows["its other classes"] = near(photos)
+        rows = {
+            other: compare(images, everything, z[drawn(torch.arange(len(z)), 0)])
+            for other, z in foreign.items()
+        }
+        rows["its other classes"] = near(images)
         for unknown, scores in rows.items():
             show([name, unknown, *(f"{a:.1f} / {b:.1f}" for a, b in scores.tolist())])
     print()
     promised = [f"{100 * share:g} % unknown" for share in SHARES]
-    promised += [column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")]
+    promised += [
+        column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")
+    ]
     show_columns(["set", "after", *promised, "most probable class alone"])
-    for name, photos in sets.items():
-        for moments in zip(*(along_the_stream(photos, order) for order in ORDERS), strict=True):
+    for name, images in sets.items():
+        for moments in zip(*(along_the_stream(images, order) for order in ORDERS), strict=True):
             means = torch.stack([row for _, row in moments]).mean(dim=0).tolist()
             show([name, moments[0][0], *(f"{value:.1f}" for value in means)])
 

@@ -1,12 +1,15 @@
-"""``python -m benchmarks.studies.shop ROOT URL``: from an empty page to all products of ROOT, and the week after.
+"""``python -m benchmarks.studies.shop ROOT URL``: from an empty page to all products of ROOT, and
+the week after.
 
-Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten photos of each product, a
-quarter of the products at a time, as folders; then the other photos of ``train``. The next week brings the first half
-of ``val``, by the order of its files: what is certain is counted, then the most doubtful are named one by one. Clicks
-and keys are counted as the page takes them: one to drop, one to name by folders, one to learn, one key for each
-doubtful photo whose class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
-page promises after the step, mean over classes, and what the second half of ``val``, none of which is ever learned,
-shows of the known classes. They wait from the beginning, so that each version answers them.
+Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten images of
+each product, a quarter of the products at a time, as folders; then the other images of ``train``.
+The next week brings the first half of ``val``, by the order of its files: what is certain is
+counted, then the most doubtful are named one by one. Clicks and keys are counted as the page takes
+them: one to drop, one to name by folders, one to learn, one key for each doubtful image whose class
+is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the page
+promises after the step, mean over classes, and what the second half of ``val``, none of which is
+ever learned, shows of the known classes. They wait from the beginning, so that each version answers
+them.
 """
 
 from __future__ import annotations
@@ -19,42 +22,61 @@ from typing import Any
 
 import httpx
 
-FIRST, STEPS, REVIEWED, OFFERED, TYPED = 10, 4, 100, 3, 5
+FIRST = 10
+STEPS = 4
+REVIEWED = 100
+OFFERED = 3
+TYPED = 5
 
 
 class Shop:
-    """A page's owner, who knows the right class of each photo."""
+    """A page's owner, who knows the right class of each image."""
 
     def __init__(self, root: Path, url: str):
-        self.root, self.http, self.clicks = root, httpx.Client(base_url=url, timeout=1800), 0
-        self.photos = {
-            part: {folder.name: sorted(folder.iterdir()) for folder in sorted((root / part).iterdir())}
+        self.root = root
+        self.http = httpx.Client(base_url=url, timeout=1800)
+        self.clicks = 0
+        self.images = {
+            part: {
+                folder.name: sorted(folder.iterdir()) for folder in sorted((root / part).iterdir())
+            }
             for part in ("train", "val")
         }
-        self.later = {self.sent(f) for files in self.photos["val"].values() for f in files[len(files) // 2 :]}
+        self.later = {
+            self.sent(f) for files in self.images["val"].values() for f in files[len(files) // 2 :]
+        }
         self.classes = {
-            self.sent(file): name for part in self.photos.values() for name, files in part.items() for file in files
+            self.sent(file): name
+            for part in self.images.values()
+            for name, files in part.items()
+            for file in files
         }
         self.begun = time.perf_counter()
 
     def sent(self, file: Path) -> str:
-        """Path that a photo is sent with: those of ``train`` in the folders of their classes, the others in none."""
+        """Path that an image is sent with: those of ``train`` in the folders of their classes, the
+        others in none.
+        """
         part, name, file_name = file.relative_to(self.root).parts
-        return f"train/{name}/{file_name}" if part == "train" else f"val/{file_name}"
+        if part == "train":
+            return f"train/{name}/{file_name}"
+        return f"val/{file_name}"
 
     def bring(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """Drop photos, and wait until they are answered; those of the same part."""
+        """Drop images, and wait until they are answered; those of the same part."""
         for start in range(0, len(files), 100):
             sent = [("files", (self.sent(f), f.read_bytes())) for f in files[start : start + 100]]
             self.http.post("/inbox", files=sent).raise_for_status()
         return self.waiting(str(files[0].relative_to(self.root).parts[0]))
 
     def waiting(self, part: str) -> list[dict[str, Any]]:
-        """Photos of ``train`` or ``val`` that wait, the most doubtful first, once all of them are answered."""
+        """Images of ``train`` or ``val`` that wait, the most doubtful first, once all of them are
+        answered.
+        """
         while True:
             found = self.http.get("/inbox", params={"count": 20_000}).json()
             if found["seen"] == found["waiting"]:
-                own = [one for one in found["photos"] if one["file"].startswith(part)]
+                own = [one for one in found["images"] if one["file"].startswith(part)]
                 return [one | {"class": self.classes[one["file"]]} for one in own]
             time.sleep(0.5)
 
@@ -65,69 +87,90 @@ class Shop:
         answer.raise_for_status()
         return float(answer.json()["seconds"])
 
-    def row(self, step: str, photos: int, seconds: float) -> None:
-        """Print what the page promises, and what photos of another day show."""
+    def row(self, step: str, images: int, seconds: float) -> None:
+        """Print what the page promises, and what images of another day show."""
         look = self.http.get("/look").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
-        tested = [one for one in self.waiting("val") if one["class"] in known and one["file"] in self.later]
+        tested = [
+            one
+            for one in self.waiting("val")
+            if one["class"] in known and one["file"] in self.later
+        ]
         shares = [right_of(tested, name) for name in sorted({one["class"] for one in tested})]
-        said = [look["right"][key] for key in ("these_days", "another_day")]
-        shown = ["–" if value is None else f"{value:.1f}" for value in (*said, sum(shares) / len(shares))]
+        said = [look["right"][key] for key in ("loo_accuracy", "new_group_accuracy")]
+        shown = [
+            "–" if value is None else f"{value:.1f}" for value in (*said, sum(shares) / len(shares))
+        ]
         minutes = (time.perf_counter() - self.begun) / 60
-        cells = [step, len(known), photos, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
+        cells = [step, len(known), images, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
         self.compare(tested)
         print(f"| {' | '.join(map(str, cells))} of {len(tested)} |", flush=True)
 
     def compare(self, tested: list[dict[str, Any]]) -> None:
-        """Print what is said of each class, beside the photos of another day."""
-        found, held = self.http.get("/classes/answers").json(), []
-        print(f"± {found['margin']}; ten more photos: {found['ten_more']}")
+        """Print what is said of each class, beside the images of another day."""
+        found = self.http.get("/classes/answers").json()
+        held = []
+        print(f"± {found['margin']}; ten more images: {found['ten_more']}")
         for one in found["classes"]:
-            count = sum(photo["class"] == one["name"] for photo in tested)
+            count = sum(image["class"] == one["name"] for image in tested)
             if one["right"] is not None and count:
                 (low, high), true = one["between"], right_of(tested, one["name"])
                 held.append(low <= true <= high)
-                print(f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f} of {count}")
+                print(
+                    f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f}"
+                    f" of {count}"
+                )
         print(f"{sum(held)} of {len(held)} intervals hold")
 
 
 def right_of(tested: list[dict[str, Any]], name: str) -> float:
-    """Percent of the photos of a class that are named right."""
-    answers = [photo["classes"][0]["name"] == name for photo in tested if photo["class"] == name]
+    """Percent of the images of a class that are named right."""
+    answers = [image["classes"][0]["name"] == name for image in tested if image["class"] == name]
     return 100 * sum(answers) / len(answers)
 
 
 def main(root: Path, url: str) -> None:
     """Print a table."""
     shop = Shop(root, url)
-    names = list(shop.photos["train"])
-    shop.bring([file for files in shop.photos["val"].values() for file in files])
+    names = list(shop.images["train"])
+    shop.bring([file for files in shop.images["val"].values() for file in files])
     shop.begun = time.perf_counter()
     print(
-        "| step | classes | photos | s to learn | minutes | clicks | these days % | another day % | right % of photos |"
+        "| step | classes | images | s to learn | minutes | clicks | these days % | another day % |"
+        " right % of images |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for step in range(STEPS):
         part = names[step * len(names) // STEPS : (step + 1) * len(names) // STEPS]
-        folders(shop, f"{len(part)} products", [file for name in part for file in shop.photos["train"][name][:FIRST]])
-    folders(shop, "their other photos", [file for name in names for file in shop.photos["train"][name][FIRST:]])
+        folders(
+            shop,
+            f"{len(part)} products",
+            [file for name in part for file in shop.images["train"][name][:FIRST]],
+        )
+    folders(
+        shop,
+        "their other images",
+        [file for name in names for file in shop.images["train"][name][FIRST:]],
+    )
     new = [one for one in shop.waiting("val") if one["file"] not in shop.later]
     certain = [one for one in new if one["certain"]]
     wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
-    doubtful = new[:REVIEWED]
-    offered = [one["class"] in [each["name"] for each in one["classes"][:OFFERED]] for one in doubtful]
+    label_errors = new[:REVIEWED]
+    offered = [
+        one["class"] in [each["name"] for each in one["classes"][:OFFERED]] for one in label_errors
+    ]
     shop.clicks += sum(1 if easy else TYPED for easy in offered)
-    seconds = shop.learn({one["photo"]: one["class"] for one in doubtful})
-    shop.row(f"the {REVIEWED} most doubtful of the week", len(doubtful), seconds)
-    print(f"the week: {len(new)} photos, {len(certain)} certain, {wrong} of them wrong; of the most doubtful "
+    seconds = shop.learn({one["image"]: one["class"] for one in label_errors})
+    shop.row(f"the {REVIEWED} most doubtful of the week", len(label_errors), seconds)
+    print(f"the week: {len(new)} images, {len(certain)} certain, {wrong} of them wrong; of the most doubtful "
           f"{sum(offered)} were offered their class")  # fmt: skip
 
 
 def folders(shop: Shop, step: str, files: Sequence[Path]) -> None:
-    """Drop photos, name them by their folders, learn them."""
+    """Drop images, name them by their folders, learn them."""
     new = shop.bring(files)
     shop.clicks += 2
-    shop.row(step, len(new), shop.learn({one["photo"]: one["class"] for one in new}))
+    shop.row(step, len(new), shop.learn({one["image"]: one["class"] for one in new}))
 
 
 if __name__ == "__main__":

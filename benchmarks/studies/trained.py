@@ -1,8 +1,9 @@
 """``python -m benchmarks.studies.trained RUNS``: the table of trained methods in docs/results.md.
 
 It comes from the runs of configs/sweeps/trained*.yaml.
-A row for each method: A_k after each task by the answers that count, in every class order; A_K by the classifier and by
-the nearest mean of exemplars; seconds and energy, also as a ratio to the run called ``--reference``.
+A row for each method: A_k after each task by the answers that count, in every class order; A_K by
+the classifier and by the nearest mean of exemplars; seconds and energy, also as a ratio to the run
+called ``--reference``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def label(run: Run) -> str:
 
 def numbers(values: Sequence[float] | None, separator: str = " / ") -> str:
     """With one decimal; a dash for nothing."""
-    return "–" if not values else separator.join(f"{value:.1f}" for value in values)
+    if not values:
+        return "–"
+    return separator.join(f"{value:.1f}" for value in values)
 
 
 def row(name: str, runs: dict[int, Run], seeds: Sequence[int], reference: float) -> list[str]:
@@ -43,7 +46,9 @@ def row(name: str, runs: dict[int, Run], seeds: Sequence[int], reference: float)
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path)
     parser.add_argument("--reference", default="ridge")
     options = parser.parse_args()
@@ -53,9 +58,18 @@ def main() -> None:
     seeds = sorted({seed for runs in found.values() for seed in runs})
     energies = [run.summary["energy_kwh"] for run in found[options.reference].values()]
     head = ["method", *(cell for seed in seeds for cell in (f"A_k, order {seed}", "Ā", "A_K"))]
-    head += ["A_K: classifier", "nearest mean", "seconds", "kWh", f"energy ÷ {options.reference}", "parameters"]
+    head += [
+        "A_K: classifier",
+        "nearest mean",
+        "seconds",
+        "kWh",
+        f"energy ÷ {options.reference}",
+        "parameters",
+    ]
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-    for name in sorted(found, key=lambda name: statistics.mean(r.summary["A_K"] for r in found[name].values())):
+    for name in sorted(
+        found, key=lambda name: statistics.mean(r.summary["A_K"] for r in found[name].values())
+    ):
         print("| " + " | ".join(row(name, found[name], seeds, statistics.mean(energies))) + " |")
 
 

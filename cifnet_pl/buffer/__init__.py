@@ -42,10 +42,11 @@ def mix_keys(keys: Tensor, seed: int) -> Tensor:
 
 
 def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select the ``quota`` samples with the smallest seeded hash, in that order (bottom-k sampling).
+    """Select the ``quota`` samples with the smallest seeded hash, in that order (bottom-k
+    sampling).
 
-    Which samples are kept depends on their keys alone, not on batch order, batch size or process, and the
-    sample of a union is the bottom-k of the samples of its parts.
+    Which samples are kept depends on their keys alone, not on batch order, batch size or process,
+    and the sample of a union is the bottom-k of the samples of its parts.
 
     Example:
         >>> keys = torch.arange(100)
@@ -64,12 +65,14 @@ def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select by greedy mean matching (iCaRL's herding): each pick brings the picks' mean closest to the class mean.
+    """Select by greedy mean matching (iCaRL's herding): each pick brings the picks' mean closest to
+    the class mean.
 
     As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
     """
     z = torch.nn.functional.normalize(z.double(), dim=1)
-    mean, total = z.mean(dim=0), torch.zeros_like(z[0])
+    mean = z.mean(dim=0)
+    total = torch.zeros_like(z[0])
     norms = z.square().sum(dim=1)
     taken = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     picks: list[Tensor] = []
@@ -84,9 +87,11 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select the member nearest to the centre of each of ``quota`` k-means clusters; large clusters come first.
+    """Select the member nearest to the centre of each of ``quota`` k-means clusters; large clusters
+    come first.
 
-    With fewer distinct embeddings than ``quota`` some clusters are empty: further members nearest to a centre follow.
+    With fewer distinct embeddings than ``quota`` some clusters are empty: further members nearest
+    to a centre follow.
     """
     from sklearn.cluster import KMeans
 
@@ -117,7 +122,9 @@ def unique_by_key(key: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (m,) int64 keys, rising, and (m,) int64 the first row of each.
     """
-    keys, rows = (torch.from_numpy(x).to(key.device) for x in np.unique(key.cpu().numpy(), return_index=True))
+    keys, rows = (
+        torch.from_numpy(x).to(key.device) for x in np.unique(key.cpu().numpy(), return_index=True)
+    )
     return keys, rows
 
 
@@ -134,13 +141,18 @@ def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
         [1, 2]
     """
     order = torch.argsort(hashes)
-    members = {group: order[groups[order] == group] for group in dict.fromkeys(groups[order].tolist())}
-    chosen, left = list[Tensor](), quota
+    members = {
+        group: order[groups[order] == group] for group in dict.fromkeys(groups[order].tolist())
+    }
+    chosen = list[Tensor]()
+    left = quota
     for rows in members.values():
         if len(rows) <= left:
             chosen.append(rows)
             left -= len(rows)
-    return torch.cat(chosen) if chosen else next(iter(members.values()))[:quota]
+    if chosen:
+        return torch.cat(chosen)
+    return next(iter(members.values()))[:quota]
 
 
 Strategy = Literal["random", "herding", "kmeans", "centroid"]
@@ -151,18 +163,22 @@ STRATEGIES: dict[str, Select] = {name: globals()[f"select_{name}"] for name in g
 """Name → function of this module."""
 
 STREAMING = {"random"}
-"""Strategies whose selection from a union is the selection from its selections, so that they may prune early."""
+"""Strategies whose selection from a union is the selection from its selections, so that they may
+prune early.
+"""
 
 
 class CalibrationBuffer(GrowingModule):
-    """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each (Calibration Buffer).
+    """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each (Calibration
+    Buffer).
 
-    With a total capacity each class keeps ``⌊capacity / classes seen⌋``: early tasks keep more. ``add`` collects
-    candidates of the current task; ``commit`` selects among them and shrinks the older classes.
+    With a total capacity each class keeps ``⌊capacity / classes seen⌋``: early tasks keep more.
+    ``add`` collects candidates of the current task; ``commit`` selects among them and shrinks the
+    older classes.
 
     Buffers:
-        z: (n, d) stored embeddings, in the dtype they came in; y: (n,) int64 labels; key: (n,) int64.
-            Grouped by class in the order of commit, best first within a class.
+        z: (n, d) stored embeddings, in the dtype they came in; y: (n,) int64 labels; key: (n,)
+            int64. Grouped by class in the order of commit, best first within a class.
 
     Attributes:
         offered: number of samples offered since the last commit, in all processes.
@@ -172,7 +188,8 @@ class CalibrationBuffer(GrowingModule):
         per_class: number of embeddings of each class, or None.
         strategy: one of ``STRATEGIES``.
         seed: of the selection; on the command line, ``--seed_everything``.
-        oversample: whether ``oversampling`` gives eq:oversampling or all ones (the paper's ablation).
+        oversample: whether ``oversampling`` gives eq:oversampling or all ones (the paper's
+            ablation).
     """
 
     def __init__(
@@ -185,11 +202,17 @@ class CalibrationBuffer(GrowingModule):
     ):
         super().__init__()
         check_choice("buffer strategy", strategy, Strategy)
-        least = capacity if per_class is None else min(capacity, per_class)
+        if per_class is None:
+            least = capacity
+        else:
+            least = min(capacity, per_class)
         check_that(least >= 1, "buffer capacity", least, "at least 1")
         check_that(seed >= 0, "buffer seed", seed, "at least 0")
-        self.capacity, self.per_class, self.strategy = capacity, per_class, strategy
-        self.seed, self.oversample = seed, oversample
+        self.capacity = capacity
+        self.per_class = per_class
+        self.strategy = strategy
+        self.seed = seed
+        self.oversample = oversample
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -199,7 +222,9 @@ class CalibrationBuffer(GrowingModule):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         z = state.get("z")
-        if isinstance(z, Tensor) and z.is_floating_point():  # embeddings keep the dtype that they came in
+        if (
+            isinstance(z, Tensor) and z.is_floating_point()
+        ):  # embeddings keep the dtype that they came in
             self.z = self.z.to(z.dtype)
 
     @property
@@ -220,9 +245,15 @@ class CalibrationBuffer(GrowingModule):
         Raises:
             UsageError: the capacity is smaller than the number of classes.
         """
-        quota = self.per_class if self.per_class is not None else self.capacity // classes
+        if self.per_class is not None:
+            quota = self.per_class
+        else:
+            quota = self.capacity // classes
         if quota < 1:
-            raise UsageError(f"a buffer of {self.capacity} cannot hold {classes} classes: use a capacity of {classes}")
+            raise UsageError(
+                f"a buffer of {self.capacity} cannot hold {classes} classes: use a capacity of"
+                f" {classes}"
+            )
         return quota
 
     @torch.no_grad()
@@ -232,27 +263,36 @@ class CalibrationBuffer(GrowingModule):
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels.
-            key: (n,) int64 identity of each sample, such as the hash of its content; repeats are kept once.
+            key: (n,) int64 identity of each sample, such as the hash of its content; repeats are
+                kept once.
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
         self.offered += len(z)
         if len(z):
             self._pending.append((z.detach().clone(), y.clone(), key.clone()))
-            if self.strategy in STREAMING and sum(len(z_batch) for z_batch, *_ in self._pending) > self._prune_at:
+            if (
+                self.strategy in STREAMING
+                and sum(len(z_batch) for z_batch, *_ in self._pending) > self._prune_at
+            ):
                 self._prune_pending()
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return embeddings, labels and keys of the samples to select among, stored and offered, class after class.
+        """Return embeddings, labels and keys of the samples to select among, stored and offered,
+        class after class.
 
         Returns:
-            Within a class by key, each once; None where all fit, where the strategy does not draw at random, and where
-            more than four times the capacity were offered: only a part of these is in memory.
+            Within a class by key, each once; None where all fit, where the strategy does not draw
+            at random, and where more than four times the capacity were offered: only a part of
+            these is in memory.
         """
         if self.strategy != "random" or not 0 < self.offered <= 4 * self.capacity:
             return None
         offered = self.pending()
-        before = (self.z.to(offered[0]), self.y, self.key) if len(self.y) else tuple(part[:0] for part in offered)
+        if len(self.y):
+            before = (self.z.to(offered[0]), self.y, self.key)
+        else:
+            before = (offered[0][:0], offered[1][:0], offered[2][:0])
         z, y, key = (torch.cat(pair) for pair in zip(before, offered, strict=True))
         of_class = [(y == label).nonzero().flatten() for label in torch.unique(y)]
         parts = [rows[unique_by_key(key[rows])[1]] for rows in of_class]
@@ -267,17 +307,21 @@ class CalibrationBuffer(GrowingModule):
 
         Args:
             candidates: what :meth:`candidates` gives.
-            groups: (n,) int64 of these, equal for samples of a class that are kept or left together.
+            groups: (n,) int64 of these, equal for samples of a class that are kept or left
+                together.
         """
         z, y, key = candidates
         classes = list(dict.fromkeys([*self.classes, *y.tolist()]))
-        quota, hashes = self.quota(len(classes)), mix_keys(key, self.seed)
+        quota = self.quota(len(classes))
+        hashes = mix_keys(key, self.seed)
         parts = []
         for label in classes:
             rows = (y == label).nonzero().flatten()
             parts.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
         chosen = torch.cat(parts)
-        self.z, self.y, self.key = z[chosen], y[chosen], key[chosen]
+        self.z = z[chosen]
+        self.y = y[chosen]
+        self.key = key[chosen]
         self.discard_pending()
 
     @torch.no_grad()
@@ -298,7 +342,8 @@ class CalibrationBuffer(GrowingModule):
         return self.z, self.y
 
     def oversampling(self, n_max: int) -> Tensor:
-        """Compute the weight of each stored sample: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling).
+        """Compute the weight of each stored sample: ``r_c = ⌊n_max / n'_c⌋``, at least 1
+        (eq:oversampling).
 
         Args:
             n_max: number of samples of the largest class of the current task.
@@ -326,7 +371,9 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not stored are ignored.
         """
         keep = ~torch.isin(self.y, self.y.new_tensor(labels))
-        self.z, self.y, self.key = self.z[keep], self.y[keep], self.key[keep]
+        self.z = self.z[keep]
+        self.y = self.y[keep]
+        self.key = self.key[keep]
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes of the stored embeddings.
@@ -359,10 +406,12 @@ class CalibrationBuffer(GrowingModule):
 
     def discard_pending(self) -> None:
         """Forget the samples offered since the last commit."""
-        self._pending, self.offered = [], 0
+        self._pending = []
+        self.offered = 0
 
     def _prune_pending(self) -> None:
-        # No class can keep more than its share among the classes that are known already or offered now.
+        # No class can keep more than its share among the classes that are known already or offered
+        # now.
         z, y, key = self.pending()
         present = torch.unique(y).tolist()
         quota = self.quota(len(set(present) | set(self.classes)))
@@ -371,16 +420,27 @@ class CalibrationBuffer(GrowingModule):
         self.replace_pending(z, y, key)
         self._prune_at = max(4 * self.capacity, 2 * len(z))
 
-    def _select(self, label: int, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
-        stored, offered = self.y == label, y == label
+    def _select(
+        self, label: int, z: Tensor, y: Tensor, key: Tensor, quota: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        stored = self.y == label
+        offered = y == label
         if not offered.any():  # already in order of preference
             rows = stored.nonzero().flatten()[:quota]
             return self.z[rows], self.y[rows], self.key[rows]
-        before = (self.z[stored].to(z), self.y[stored], self.key[stored]) if len(self.y) else (z[:0], y[:0], key[:0])
-        parts = [torch.cat(pair) for pair in zip(before, (z[offered], y[offered], key[offered]), strict=True)]
+        if len(self.y):
+            before = (self.z[stored].to(z), self.y[stored], self.key[stored])
+        else:
+            before = (z[:0], y[:0], key[:0])
+        parts = [
+            torch.cat(pair)
+            for pair in zip(before, (z[offered], y[offered], key[offered]), strict=True)
+        ]
         return self._choose(parts[0], parts[1], parts[2], quota)
 
-    def _choose(self, z: Tensor, y: Tensor, key: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(
+        self, z: Tensor, y: Tensor, key: Tensor, quota: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # Sorted by key first, each key once: the result cannot depend on the order of arrival.
         sorted_key, rows = unique_by_key(key)
         best = STRATEGIES[self.strategy](z[rows], sorted_key, self.seed, quota)

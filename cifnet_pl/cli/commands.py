@@ -1,6 +1,8 @@
-"""The sub-commands: those that need no Trainer are functions whose signature is their command line; help of the others.
+"""The sub-commands: those that need no Trainer are functions whose signature is their command line;
+help of the others.
 
-Help of ``fit``, ``validate``, ``test`` and ``predict`` shows the usual options on one screen, all others by topic.
+Help of ``fit``, ``validate``, ``test`` and ``predict`` shows the usual options on one screen, all
+others by topic.
 """
 
 from __future__ import annotations
@@ -25,32 +27,47 @@ RUNS: dict[str, str] = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
     "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
     "test": "The same as validate: a class-incremental run has one held-out set.",
-    "predict": "Predict the held-out images of all classes learned, into predictions.csv of the run's folder.",
+    "predict": (
+        "Predict the held-out images of all classes learned, into predictions.csv of the run's"
+        " folder."
+    ),
 }
-"""Name of a sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → what it does, in one line."""
+"""Name of a sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → what it does,
+in one line.
+"""
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "audit": ("cifnet_pl.cli.audit", "Make a page about doubtful labels, odd photos, confusions."),
-    "classify": ("cifnet_pl.cli.classify", "Name what is on photos, into a CSV file."),
+    "audit": ("cifnet_pl.cli.audit", "Make a page about doubtful labels, odd images, confusions."),
+    "classify": ("cifnet_pl.cli.classify", "Name what is on images, into a CSV file."),
     "configs": ("cifnet_pl.cli.configs", "List the configurations that come with the package."),
-    "embed": ("cifnet_pl.cli.embed", "Turn photos into vectors, in one file."),
-    "evaluate": ("cifnet_pl.cli.evaluate", "Say how well a model names labelled photos."),
+    "embed": ("cifnet_pl.cli.embed", "Turn images into vectors, in one file."),
+    "evaluate": ("cifnet_pl.cli.evaluate", "Say how well a model names labelled images."),
     "export": ("cifnet_pl.cli.export", "Write a model as a bundle, or as one ONNX graph."),
-    "extend": ("cifnet_pl.cli.extend", "Teach a model new classes from photos, without any old photo."),
-    "forget": ("cifnet_pl.cli.forget", "Remove a class from a model, with its photos exactly."),
+    "extend": (
+        "cifnet_pl.cli.extend",
+        "Teach a model new classes from images, without any old image.",
+    ),
+    "forget": ("cifnet_pl.cli.forget", "Remove a class from a model, with its images exactly."),
     "info": ("cifnet_pl.cli.info", "Show what a model knows, and what it has cost."),
-    "merge": ("cifnet_pl.cli.merge", "Add up what several models learned from different photos."),
+    "merge": ("cifnet_pl.cli.merge", "Add up what several models learned from different images."),
     "report": ("cifnet_pl.report", "Make tables and figures of finished runs."),
-    "serve": ("cifnet_pl.serving.serve", "Open a page and an HTTP service to ask a model, teach it, and undo."),
+    "serve": (
+        "cifnet_pl.serving.serve",
+        "Open a page and an HTTP service to ask a model, teach it, and undo.",
+    ),
     "sums": ("cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."),
     "sweep": ("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
-    "watch": ("cifnet_pl.cli.watch", "Name new photos of a folder, into a CSV file and to a webhook."),
+    "watch": (
+        "cifnet_pl.cli.watch",
+        "Name new images of a folder, into a CSV file and to a webhook.",
+    ),
     "unpack": ("cifnet_pl.cli.unpack", "Write the images of a data source as class folders."),
 }
-"""Name of any other sub-command → module with a function of its name, and what it does, in one line.
+"""Name of any other sub-command → module with a function of its name, and what it does, in one
+line.
 
-The function's parameters become options, and ``Args:`` of its docstring their help. These modules import torch inside
-their functions, so that help and errors in options do not wait for it.
+The function's parameters become options, and ``Args:`` of its docstring their help. These modules
+import torch inside their functions, so that help and errors in options do not wait for it.
 """
 
 TEXTS = Path(__file__).parent / "help"
@@ -63,7 +80,9 @@ OVERRIDES = "overrides"
 """Parameter that takes the options with a dot in their name, as (name, value) pairs."""
 
 Engine = Literal["auto", "torch", "onnxruntime"]
-"""What may run the network (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that import no torch)."""
+"""What may run the network (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that
+import no torch).
+"""
 
 
 def run_command(command: str, args: Sequence[str]) -> None:
@@ -92,8 +111,12 @@ def run_command(command: str, args: Sequence[str]) -> None:
         if parameter.name != OVERRIDES:
             _add(parser, parameter, helps.get(parameter.name))
     for option, value in vars(parser.parse_args(args)).items():
-        name = option if option in parameters else f"{option}_"  # of a word of Python's own, such as class
-        more[name] = None if value == "null" and parameters[name].annotation == str | None else value
+        name = (
+            option if option in parameters else f"{option}_"
+        )  # of a word of Python's own, such as class
+        more[name] = (
+            None if value == "null" and parameters[name].annotation == str | None else value
+        )
     function(**more)
 
 
@@ -102,7 +125,8 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
 
     A text is taken as it is, and not as YAML, in which "#" would begin a comment.
     """
-    kind, required = parameter.annotation, parameter.default is parameter.empty
+    kind = parameter.annotation
+    required = parameter.default is parameter.empty
     options: dict[str, Any] = {"help": help_text, "type": kind}
     if not required:
         options["default"] = parameter.default
@@ -116,7 +140,10 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
     elif kind is bool:
         options |= {"nargs": "?", "const": True}
     name = parameter.name.rstrip("_")
-    spellings = [name, name.replace("_", "-")] if "_" in name else [name]
+    if "_" in name:
+        spellings = [name, name.replace("_", "-")]
+    else:
+        spellings = [name]
     if name == "engine":  # as runs have it
         spellings.append("model.engine")
     spelled = [f"--{spelling}" for spelling in spellings]
@@ -128,7 +155,8 @@ OutputKind = Literal["file", "folder", "bundle"]
 
 @contextmanager
 def writing(target: Path | None, overwrite: bool, kind: OutputKind = "file") -> Iterator[None]:
-    """Hold the right to write a command's output within the block, once it is known that it may be written.
+    """Hold the right to write a command's output within the block, once it is known that it may be
+    written.
 
     Args:
         target: where it is to be; None where a command has no output.
@@ -149,14 +177,18 @@ def writing(target: Path | None, overwrite: bool, kind: OutputKind = "file") -> 
         elif target.exists():
             there = "folder" if target.is_dir() else "file"
             if there != kind:
-                raise UsageError(f"{target} is a {there}, expected a {kind}: choose another --output")
+                raise UsageError(
+                    f"{target} is a {there}, expected a {kind}: choose another --output"
+                )
             if not overwrite and (kind == "file" or any(target.iterdir())):
-                raise UsageError(f"{target} exists already: choose another --output, or add --overwrite true")
+                raise UsageError(
+                    f"{target} exists already: choose another --output, or add --overwrite true"
+                )
         yield
 
 
 def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
-    """Print warnings, and the photos that could not be read, to the standard error stream."""
+    """Print warnings, and the images that could not be read, to the standard error stream."""
     for warning in warnings:
         print(f"cifnet: {warning}", file=sys.stderr)
     for file, reason in unreadable:
@@ -164,7 +196,8 @@ def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``) from the others.
+    """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``)
+    from the others.
 
     Args:
         args: arguments of the command line.
@@ -176,10 +209,11 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
         UsageError: such an option without a value.
 
     Example:
-        >>> split_overrides(["grid.yaml", "--data.root", "photos", "--dry_run"])
-        (['grid.yaml', '--dry_run'], [('data.root', 'photos')])
+        >>> split_overrides(["grid.yaml", "--data.root", "images", "--dry_run"])
+        (['grid.yaml', '--dry_run'], [('data.root', 'images')])
     """
-    arguments, overrides = [], []
+    arguments = []
+    overrides = []
     remaining = iter(args)
     for word in remaining:
         name, equals, value = word.partition("=")
@@ -196,27 +230,42 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
     summaries = RUNS, {name: summary for name, (_, summary) in COMMANDS.items()}
-    runs, others = ("\n".join(f"  {name:<8}  {text}" for name, text in each.items()) for each in summaries)
-    return (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip().format(runs=runs, others=others)
+    runs, others = (
+        "\n".join(f"  {name:<8}  {text}" for name, text in each.items()) for each in summaries
+    )
+    return (
+        (TEXTS / "overview.txt")
+        .read_text(encoding="utf-8")
+        .rstrip()
+        .format(runs=runs, others=others)
+    )
 
 
-# ---------------------------------------------------------------------- help of the commands that need a Trainer
+# ---------------------------------------------------------------------- help of the commands that
+# need a Trainer
 
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
 """What may follow ``--help``: the sections of a configuration."""
 
 FIRST_RUNS = """\
-  cifnet fit --data.root photos                 class folders of photos, by the recommended head
+  cifnet fit --data.root images                 class folders of images, by the recommended head
   cifnet fit --config quickstart                a configuration of the package: cifnet configs
-  cifnet fit --data.root photos --ckpt_path last            go on where that run stopped"""
+  cifnet fit --data.root images --ckpt_path last            go on where that run stopped"""
 """Examples of ``fit``."""
 
 
 def usual_help(command: str) -> str:
-    """Return the text of ``--help`` alone of a sub-command that needs a Trainer: the options that most runs need."""
+    """Return the text of ``--help`` alone of a sub-command that needs a Trainer: the options that
+    most runs need.
+    """
     text = (TEXTS / "run.txt").read_text(encoding="utf-8").rstrip()
-    examples = FIRST_RUNS if command == "fit" else f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
-    return text.format(command=command, summary=RUNS[command], examples=examples, topics=", ".join(TOPICS))
+    if command == "fit":
+        examples = FIRST_RUNS
+    else:
+        examples = f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
+    return text.format(
+        command=command, summary=RUNS[command], examples=examples, topics=", ".join(TOPICS)
+    )
 
 
 def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
@@ -236,7 +285,8 @@ def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
 
 
 def about(text: str, topic: str) -> str:
-    """Return a parser's help without the sections of other topics, internal classes and marks of documentation.
+    """Return a parser's help without the sections of other topics, internal classes and marks of
+    documentation.
 
     Args:
         text: the whole help.
@@ -245,7 +295,9 @@ def about(text: str, topic: str) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
 
     def named(found: re.Match[str]) -> str:
-        return found[0] if found[1] in SHORT_NAMES else ""
+        if found[1] in SHORT_NAMES:
+            return found[0]
+        return ""
 
     text = re.sub(r"\b(cifnet_pl(?:\.[a-z_0-9]+)*)\.[A-Z]\w+,\s+", named, text)
     text = re.sub(r"\blightning\.LightningModule,\s+", "", text)

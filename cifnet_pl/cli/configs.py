@@ -1,4 +1,6 @@
-"""``configs``: find the configurations that come with the package by name, and the one that ``fit`` uses by default."""
+"""``configs``: find the configurations that come with the package by name, and the one that ``fit``
+uses by default.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,20 @@ from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import RECOMMENDED, config_files
 
 DECIDES = (
-    *("--config", "-c", "--model", "--model.head", "--model.buffer", "--model.calibrate", "--data.source"),
+    *(
+        "--config",
+        "-c",
+        "--model",
+        "--model.head",
+        "--model.buffer",
+        "--model.calibrate",
+        "--data.source",
+    ),
     *("--model.head.update_past", "--model.head.weighting"),  # only CIFNetHead has them
 )
-"""Options of ``fit`` by which the user chooses the method or the data: then nothing is recommended."""
+"""Options of ``fit`` by which the user chooses the method or the data: then nothing is
+recommended.
+"""
 
 
 def configs() -> None:
@@ -31,13 +43,16 @@ def find_config(word: str) -> Path:
     Raises:
         UsageError: neither exists; lists the nearest names.
     """
-    path, files = Path(word).expanduser(), config_files()
+    path = Path(word).expanduser()
+    files = config_files()
     if path.is_file():
         return path
     if word in files:
         return files[word]
     if path.suffix in (".yaml", ".yml"):
-        raise UsageError(f"configuration file {word} does not exist (cifnet configs lists those of the package)")
+        raise UsageError(
+            f"configuration file {word} does not exist (cifnet configs lists those of the package)"
+        )
     raise unknown_name("configuration", word, files)
 
 
@@ -60,7 +75,8 @@ def with_named_configs(args: Sequence[str]) -> list[str]:
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
-    """Add the configuration for photos to ``fit --data.root PHOTOS``; return other arguments as they are.
+    """Add the configuration for images to ``fit --data.root IMAGES``; return other arguments as
+    they are.
 
     Args:
         args: arguments of the command line.
@@ -69,7 +85,9 @@ def with_recommended(args: Sequence[str]) -> list[str]:
     if not args or args[0] != "fit" or "--data.root" not in keys or keys & set(DECIDES):
         return list(args)
     path = config_files()[RECOMMENDED]
-    print(f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})", file=sys.stderr)
+    print(
+        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})", file=sys.stderr
+    )
     return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
 
 

@@ -1,4 +1,6 @@
-"""``export``: write a finished run as a bundle that can go on learning, here or on the hub, or as an ONNX graph."""
+"""``export``: write a finished run as a bundle that can go on learning, here or on the hub, or as
+an ONNX graph.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,26 @@ def export(
     private: bool = False,
     download: bool = False,
 ) -> None:
-    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph, for a server if wanted.
+    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph, for a server
+    if wanted.
 
     Args:
-        model: a run's folder, a checkpoint file, a bundle, or hf:user/model of the Hugging Face hub.
+        model: a run's folder, a checkpoint file, a bundle, or hf:user/model of the Hugging Face
+            hub.
         output: the bundle's folder, the ONNX file, or the model's folder in a model repository.
-        format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the ONNX graph with
-            the configuration for Triton and KServe).
+        format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the
+            ONNX graph with the configuration for Triton and KServe).
         overwrite: whether what is at output already may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
-        push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a token that may write.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
+        push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a
+            token that may write.
         private: whether only its owner may see a model that is new on the hub.
         download: whether a model of the hub, and weights of its network, may be fetched.
 
     Raises:
-        UsageError: there is something at output already, another process is writing it, or a package is missing.
+        UsageError: there is something at output already, another process is writing it, or a
+            package is missing.
         CheckpointError: there is no model at ``model``, or it is damaged.
         CifnetError: the disk is full, or the model cannot be expressed as ONNX.
     """
@@ -55,13 +62,18 @@ def export(
     if output is None and push is None:
         raise UsageError("give a place for the model: --output, or --push hf:user/model")
     if push is not None and format != "bundle":
-        raise UsageError(f"--push puts a bundle on the hub, and --format is {format}: leave one of them out")
+        raise UsageError(
+            f"--push puts a bundle on the hub, and --format is {format}: leave one of them out"
+        )
     if push is not None:
         from cifnet_pl.model import hub
 
         pushed = load(model, device="cpu", trust=trust, download=download)
         address = hub.push(pushed, hub.HubName.of(push), private, overwrite)
-        print(f"{len(pushed.class_names)} classes on the hub, {address}: cifnet_pl.load({push!r}, download=True)")
+        print(
+            f"{len(pushed.class_names)} classes on the hub, {address}: cifnet_pl.load({push!r},"
+            " download=True)"
+        )
     if output is None:
         return
     target = Path(output).expanduser()
@@ -71,17 +83,36 @@ def export(
             _export_graph(loaded, target, for_server=format == "triton")
             return
         loaded.save(target, overwrite)
-    print(f"{number_of(len(loaded.class_names), 'class')} in bundle {target}: cifnet_pl.load({str(target)!r})")
-    print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
+    print(
+        f"{number_of(len(loaded.class_names), 'class')} in bundle {target}:"
+        f" cifnet_pl.load({str(target)!r})"
+    )
+    print(
+        next_command(
+            "classify",
+            "--model",
+            str(target),
+            "--images",
+            "IMAGES",
+            "--output",
+            "out.csv",
+            trust=trust,
+        )
+    )
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
-    """Write one ONNX file; for a server ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt`` last."""
+    """Write one ONNX file; for a server ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt``
+    last.
+    """
     from cifnet_pl.backbones.engines import FLOAT32
     from cifnet_pl.model.export import onnx_bytes, triton_config
 
     if for_server and not model.backbone.takes_images:
-        raise UsageError("this model learned embeddings that were computed elsewhere: a server's entry takes photos")
+        raise UsageError(
+            "this model learned embeddings that were computed elsewhere: a server's entry takes"
+            " images"
+        )
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
     if not for_server:
         write_bytes(target, content)
@@ -96,21 +127,39 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
 
 
 def _say(model: Classifier, target: Path, check: Check) -> None:
-    outputs = "probabilities" if check.novelty is None else "probabilities and novelty"
-    photos = "images (n, height, width, 3) uint8 RGB"
-    inputs = photos if check.pillow is not None else f"embeddings (n, {model.head.in_features}) float32"
+    if check.novelty is None:
+        outputs = "probabilities"
+    else:
+        outputs = "probabilities and novelty"
+    images = "images (n, height, width, 3) uint8 RGB"
+    if check.pillow is not None:
+        inputs = images
+    else:
+        inputs = f"embeddings (n, {model.head.in_features}) float32"
     print(f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}")
     if check.too_wide is not None:
-        print(f"the graph does not tell novelty: its matrix of {check.too_wide} features would be most of the file")
+        print(
+            f"the graph does not tell novelty: its matrix of {check.too_wide} features would be"
+            " most of the file"
+        )
     if model.precision != "32-true":
-        print(f"the graph computes in float32; the model learned from embeddings in {model.precision}")
+        print(
+            f"the graph computes in float32; the model learned from embeddings in {model.precision}"
+        )
     if check.pillow is None:
-        print(f"checked on random embeddings: its probabilities are this program's to {_points(check.torch)}")
+        print(
+            "checked on random embeddings: its probabilities are this program's to"
+            f" {_points(check.torch)}"
+        )
         return
-    print(f"checked on two photos: its probabilities are those of classify to {_points(check.pillow)}")
+    print(
+        f"checked on two images: its probabilities are those of classify to {_points(check.pillow)}"
+    )
 
 
 def _points(difference: float) -> str:
     """Return a difference of probabilities in words, rounded up."""
     points = 100 * difference
-    return f"{math.ceil(10 * points) / 10:g} of 100 points" if points > 0.01 else "less than 0.01 of 100 points"
+    if points > 0.01:
+        return f"{math.ceil(10 * points) / 10:g} of 100 points"
+    return "less than 0.01 of 100 points"

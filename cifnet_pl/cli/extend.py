@@ -1,4 +1,4 @@
-"""``extend``: teach a model new classes from a few photos each, without any old photo."""
+"""``extend``: teach a model new classes from a few images each, without any old image."""
 
 from __future__ import annotations
 
@@ -20,29 +20,34 @@ def extend(
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
-    """Teach a model new classes from one folder of photos per class, without any old photo.
+    """Teach a model new classes from one folder of images per class, without any old image.
 
-    A fifth of the new photos is held back and scored by a model that learned the others; then all are learned, exactly
-    as if they had been the next task of the original run.
+    A fifth of the new images is held out and scored by a model that learned the others; then all
+    are learned, exactly as if they had been the next task of the original run.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
-        images: folder with one sub-folder of photos per new class; for a model of embeddings, a file of them.
+        images: folder with one sub-folder of images per new class; for a model of embeddings, a
+            file of them.
         output: folder for the extended bundle.
-        check: folder with one sub-folder of photos per old class, scored before and after, never learned.
-        more: whether classes that are known already may get more photos.
-        duplicates: leave_out for photos that were learned already or occur twice, keep to learn them all the same.
-        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU, torch on a GPU.
+        check: folder with one sub-folder of images per old class, scored before and after, never
+            learned.
+        more: whether classes that are known already may get more images.
+        duplicates: leave_out for images that were learned already or occur twice, keep to learn
+            them all the same.
+        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
+            torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
 
     Raises:
         UsageError: a class that is known already without ``more``, or something at output already.
-        UnsupportedError: ``more`` photos for a head that cannot take them in.
-        DataError: a folder is missing, holds no photos, or none that can be read.
+        UnsupportedError: ``more`` images for a head that cannot take them in.
+        DataError: a folder is missing, holds no images, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.metrics import about_hardly_answered
+    from cifnet_pl.model.metrics import rarely_predicted_message
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
@@ -51,18 +56,33 @@ def extend(
         result = old.extend(images, check=check, more=more, duplicates=duplicates, progress=True)
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
-    photos, classes = sum(result.learned.values()), len(result.learned)
+    count = sum(result.learned.values())
+    classes = len(result.learned)
     print(
-        f"learned {number_of(photos, result.model.sample)} of {number_of(classes, 'class')} in {result.seconds:.1f} s: "
-        f"{number_of(len(result.model.class_names), 'class')} in {target}"
+        f"learned {number_of(count, result.model.sample)} of {number_of(classes, 'class')} in"
+        f" {result.seconds:.1f} s: {number_of(len(result.model.class_names), 'class')} in {target}"
     )
     if result.score.total:
         right = f"{result.score.percent:.1f} % of {result.score.total} right"
-        print(f"photos of these days, the held-back fifth of the new ones: {right}")
+        print(f"images of these days, the held-out fifth of the new ones: {right}")
     if result.old_before.total:
-        change = f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} % after"
-        print(f"old classes, {number_of(result.old_before.total, 'photo')} of {check}: {change}")
-    hardly = about_hardly_answered(result.hardly_answered, result.model.sample)
-    for sentence in [*([hardly] if hardly else []), *result.model.about_days()]:
+        change = (
+            f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} %"
+            " after"
+        )
+        print(f"old classes, {number_of(result.old_before.total, 'image')} of {check}: {change}")
+    hardly = rarely_predicted_message(result.rarely_predicted, result.model.sample)
+    for sentence in [*([hardly] if hardly else []), *result.model.accuracy_sentences()]:
         print(sentence)
-    print(next_command("classify", "--model", str(target), "--images", "PHOTOS", "--output", "out.csv", trust=trust))
+    print(
+        next_command(
+            "classify",
+            "--model",
+            str(target),
+            "--images",
+            "IMAGES",
+            "--output",
+            "out.csv",
+            trust=trust,
+        )
+    )

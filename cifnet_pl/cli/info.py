@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
 
 REMOVED = (
-    "photos of classes that were removed without them still count, and copies of those go unnoticed where they are "
-    "learned again"
+    "images of classes that were removed without them still count, and copies of those go unnoticed"
+    " where they are learned again"
 )
 
 
 def info(model: str, trust: bool = False) -> None:
-    """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and versions.
+    """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and
+    versions.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
 
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
@@ -47,7 +49,7 @@ def info(model: str, trust: bool = False) -> None:
 
 
 def class_table(model: Classifier) -> Table:
-    """Tabulate the tasks: the classes of each, with the number of photos learned."""
+    """Tabulate the tasks: the classes of each, with the number of images learned."""
     rows = []
     for k, names in enumerate(model.tasks, 1):
         shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
@@ -63,12 +65,15 @@ def history_table(history: list[Event], samples: str) -> Table:
     for name in ("classes", samples, "right %", "old right %", "s", "kWh"):
         table.add_column(name, justify="right", no_wrap=name != "old right %")
     for event in history:
-        old = "–" if event.old_accuracy is None else f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
+        if event.old_accuracy is None:
+            old = "–"
+        else:
+            old = f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
         table.add_row(
             printable(event.what).replace("[", r"\["),
             printable(event.date or "–").replace("[", r"\["),
             str(event.classes),
-            number(event.photos, ""),
+            number(event.images, ""),
             number(event.accuracy),
             old,
             number(event.seconds),
@@ -84,33 +89,54 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         model: the model.
         versions: of the software that wrote it.
     """
-    from cifnet_pl.model.metrics import about_hardly_answered, hardly_answered_by
+    from cifnet_pl.model.metrics import rarely_predicted_by, rarely_predicted_message
 
-    head, backbone = model.head, model.backbone
-    hardly = about_hardly_answered(hardly_answered_by(model), model.sample)
-    photos = f"photos: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in {model.precision}"
+    head = model.head
+    backbone = model.backbone
+    hardly = rarely_predicted_message(rarely_predicted_by(model), model.sample)
+    images = (
+        f"images: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in"
+        f" {model.precision}"
+    )
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
-    parts = ", ".join(f"{name} {count:,}" for name, count in model.state_elements().items() if count)
+    parts = ", ".join(
+        f"{name} {count:,}" for name, count in model.state_elements().items() if count
+    )
     result = []
     for k, event in enumerate(model.history, 1):
-        if event.class_names is not None and event.what != "task":  # the classes of tasks are in the table
-            origin = f"; from model {', '.join(map(printable, event.parents))}" if event.parents else ""
-            result.append(f"step {k}, {printable(event.what)}: {', '.join(map(printable, event.class_names))}{origin}")
+        if (
+            event.class_names is not None and event.what != "task"
+        ):  # the classes of tasks are in the table
+            if event.parents:
+                origin = f"; from model {', '.join(map(printable, event.parents))}"
+            else:
+                origin = ""
+            result.append(
+                f"step {k}, {printable(event.what)}:"
+                f" {', '.join(map(printable, event.class_names))}{origin}"
+            )
     result += [
         f"this is model {model.identity}",
         *([REMOVED] if model.remembers_removed else []),
         *([hardly] if hardly else []),
-        *model.about_days(),
-        f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g}, odds power "
-        f"{float(head.odds_power):.3g}",
-        f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}",
-        *([photos] if backbone.takes_images else []),
+        *model.accuracy_sentences(),
+        (
+            f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g},"
+            f" odds power {float(head.odds_power):.3g}"
+        ),
+        (
+            f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256"
+            f" {backbone.sha256[:12]}"
+        ),
+        *([images] if backbone.takes_images else []),
         f"state {stored / 1e6:.2f} MB ({parts} numbers)",
         f"energy so far {_energy(model.history)}",
     ]
     if versions:
-        result.append(f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}")
+        result.append(
+            f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}"
+        )
     return result
 
 
@@ -118,8 +144,11 @@ def _energy(history: list[Event]) -> str:
     measured = [event.energy_kwh for event in history if event.energy_kwh is not None]
     if not measured:
         return "not measured"
-    energy, missing = f"{sum(measured):.1e} kWh", len(history) - len(measured)
+    energy = f"{sum(measured):.1e} kWh"
+    missing = len(history) - len(measured)
     if missing:
         energy += f", without {missing} of {len(history)} steps that were not measured"
     sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
-    return f"{energy} ({'; '.join(sources)})" if sources else energy
+    if sources:
+        return f"{energy} ({'; '.join(sources)})"
+    return energy

@@ -1,4 +1,6 @@
-"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI; no other file depends on it."""
+"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI; no other file depends on
+it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ from cifnet_pl.learning.callbacks import (
     standard_callbacks,
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
-from cifnet_pl.learning.strategy import check_number, check_strategy, leaving_the_group, register_strategy
+from cifnet_pl.learning.strategy import (
+    check_number,
+    check_strategy,
+    leaving_the_group,
+    register_strategy,
+)
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
@@ -67,7 +74,9 @@ class CLIParser(OneSentence, LightningArgumentParser):
     """Lightning's parser with short errors, and help about one topic."""
 
     topic = "all"
-    """What help is about, one of :data:`cifnet_pl.cli.commands.TOPICS`; of all parsers of this process."""
+    """What help is about, one of :data:`cifnet_pl.cli.commands.TOPICS`; of all parsers of this
+    process.
+    """
 
     def format_help(self, *given: Any, **options: Any) -> str:
         """Return the help about the topic."""
@@ -75,13 +84,17 @@ class CLIParser(OneSentence, LightningArgumentParser):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it re-runs as it is."""
+    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it
+    re-runs as it is.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Do nothing: whether the run can begin is not known before its checkpoint is read."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the configuration when a run begins to learn; a folder with this file is a run's folder."""
+        """Write the configuration when a run begins to learn; a folder with this file is a run's
+        folder.
+        """
         folder = trainer.log_dir  # asks all processes
         if trainer.is_global_zero and folder:
             config = self.config.clone()
@@ -99,7 +112,8 @@ class CIFNetCLI(LightningCLI):
     """
 
     def __init__(self, held: ExitStack, **options: Any):
-        self._held, self._wanted = held, options["args"][0]
+        self._held = held
+        self._wanted = options["args"][0]
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
@@ -107,17 +121,25 @@ class CIFNetCLI(LightningCLI):
         return {self._wanted: LightningCLI.subcommands()[self._wanted]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the experiment's name and the energy options, and link options that follow from others."""
-        parser.add_argument("--experiment", default="default", help="name of the run's folder under lightning_logs/")
+        """Add the experiment's name and the energy options, and link options that follow from
+        others.
+        """
+        parser.add_argument(
+            "--experiment", default="default", help="name of the run's folder under lightning_logs/"
+        )
         parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
-        parser.link_arguments("data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate")
+        parser.link_arguments(
+            "data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate"
+        )
         parser.set_defaults({"model": DEFAULT_MODEL})
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: a checkpoint must not override the given settings; the module compares both."""
+        """Do nothing: a checkpoint must not override the given settings; the module compares
+        both.
+        """
 
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
@@ -127,7 +149,9 @@ class CIFNetCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed the module, its buffer and its head, place the run, and refuse strategies that lose what they learn."""
+        """Seed the module, its buffer and its head, place the run, and refuse strategies that lose
+        what they learn.
+        """
         config = self._own
         seed = config.get("seed_everything")
         if isinstance(seed, int) and not isinstance(seed, bool):
@@ -173,7 +197,9 @@ class CIFNetCLI(LightningCLI):
                 self._held.push(lambda kind, *_: _clear(folder, kind))
 
     def instantiate_classes(self) -> None:
-        """Build everything; raise an error of this package unchanged, not as jsonargparse reports it."""
+        """Build everything; raise an error of this package unchanged, not as jsonargparse reports
+        it.
+        """
         try:
             super().instantiate_classes()
         except (ValueError, TypeError) as error:
@@ -181,33 +207,41 @@ class CIFNetCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
-        folder, options = self.place.folder, self._get(self.config_init, "trainer")
+        folder = self.place.folder
+        options = self._get(self.config_init, "trainer")
         bar = options.get("enable_progress_bar")
         kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
         self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
         if self.subcommand == "fit":
             board = TensorBoardLogger(
-                folder.parent.parent, name=folder.parent.name, version=folder.name, default_hp_metric=False
+                folder.parent.parent,
+                name=folder.parent.name,
+                version=folder.name,
+                default_hp_metric=False,
             )
             kwargs["logger"] = [board, *_as_list(options.get("logger"))]
         elif self.subcommand == "predict":
             self.trainer_defaults["callbacks"].append(PredictionTable(folder))
         if options.get("default_root_dir") is None:
-            kwargs["default_root_dir"] = str(folder.parent)  # where Lightning puts checkpoints that SLURM asks for
+            kwargs["default_root_dir"] = str(
+                folder.parent
+            )  # where Lightning puts checkpoints that SLURM asks for
         kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
         callbacks = [*_as_list(options.get("callbacks"))]
         wrong = (ValueError, TypeError, MisconfigurationException)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
-        # The user's callbacks see a task's measurements, and what they save has them; checkpoints stay last.
+        # The user's callbacks see a task's measurements, and what they save has them; checkpoints
+        # stay last.
         cast(Any, trainer).callbacks.sort(
             key=lambda callback: (isinstance(callback, Checkpoint), callback in callbacks)
         )
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Linked values live in the instantiated configuration, the checkpoint was placed in the parsed one.
+        # Linked values live in the instantiated configuration, the checkpoint was placed in the
+        # parsed one.
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = self._own.get("ckpt_path")
         kwargs["weights_only"] = True
@@ -218,12 +252,17 @@ class CIFNetCLI(LightningCLI):
 
 
 def learn_few_classes_at_once(data: Namespace) -> None:
-    """Set the classes of a task to those of a folder of photos, where it has fewer than a task by default.
+    """Set the classes of a task to those of a folder of images, where it has fewer than a task by
+    default.
 
     Args:
         data: options of the data module.
     """
-    planned = data.stream is not None or data.initial_classes is not None or data.classes_per_task != PER_TASK
+    planned = (
+        data.stream is not None
+        or data.initial_classes is not None
+        or data.classes_per_task != PER_TASK
+    )
     if data.source == "folder" and data.root and not planned:
         data.classes_per_task = min(PER_TASK, len(class_folders(Path(str(data.root)))) or PER_TASK)
 
@@ -234,7 +273,11 @@ def _clear(folder: Path, kind: type[BaseException] | None) -> None:
 
 
 def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value in (None, False, True) else [value]
+    if isinstance(value, list):
+        return value
+    if value in (None, False, True):
+        return []
+    return [value]
 
 
 def run(args: list[str]) -> None:
@@ -260,7 +303,9 @@ def run(args: list[str]) -> None:
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1, as for any error
+        if isinstance(
+            error.__context__, KeyboardInterrupt
+        ):  # Lightning leaves with 1, as for any error
             raise error.__context__ from None
         raise
 
@@ -278,7 +323,10 @@ def _run_lightning(args: list[str]) -> None:
             parser_class=CLIParser,
             parser_kwargs={
                 "prog": "cifnet",
-                "description": "Class-incremental learning without training: a frozen backbone and a closed-form head.",
+                "description": (
+                    "Class-incremental learning without training: a frozen backbone and a"
+                    " closed-form head."
+                ),
                 args[0]: {"description": RUNS[args[0]]},
             },
             auto_configure_optimizers=False,
@@ -296,7 +344,9 @@ WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 @contextmanager
 def run_errors() -> Iterator[None]:
-    """Within the block, replace errors about lost processes and files that cannot be written by a CifnetError."""
+    """Within the block, replace errors about lost processes and files that cannot be written by a
+    CifnetError.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -349,8 +399,12 @@ LOGGERS = (
 
 
 def quieten() -> None:
-    """Silence advice that is wrong for a run without gradients, and messages that the run's own lines replace."""
+    """Silence advice that is wrong for a run without gradients, and messages that the run's own
+    lines replace.
+    """
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(lambda record: not any(part in record.getMessage() for part in QUIET_NEWS))
+        logging.getLogger(name).addFilter(
+            lambda record: not any(part in record.getMessage() for part in QUIET_NEWS)
+        )

@@ -1,4 +1,6 @@
-"""``merge``: join models that learned from different photos, on different machines, or sums of shards, into one."""
+"""``merge``: join models that learned from different images, on different machines, or sums of
+shards, into one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import is_or_are, number_of
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.sums import PartialSums
+    from cifnet_pl.model.partial_sums import PartialSums
 
 
 def merge(
@@ -22,39 +24,42 @@ def merge(
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
-    """Add up what several models learned from different photos; no photo is needed.
+    """Add up what several models learned from different images; no image is needed.
 
-    Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
-    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
-    their content hashes: they count once where that is exact, with --base, and are refused elsewhere.
+    Classes are matched by name; those that only a later model knows are appended. For heads whose
+    statistics are plain sums, such as RidgeHead, the result equals one run over all images. Images
+    that two models have learned are found by their content hashes: they count once where that is
+    exact, with --base, and are refused elsewhere.
 
-    Files of sums, and folders of them, as cifnet sums makes them, become one model of the whole set; with an output
-    that ends in .sums they become one such file.
+    Files of sums, and folders of them, as cifnet sums makes them, become one model of the whole
+    set; with an output that ends in .sums they become one such file.
 
     Args:
         models: run folders, checkpoint files or bundles, or files of sums; they are not changed.
         output: folder for the merged bundle.
         base: the model that the others were extended from; what it learned is counted once.
         overwrite: whether a bundle at output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
 
     Raises:
-        UsageError: fewer than two models, one given twice, other backbones, photo sizes, precisions, heads or settings,
-            or something at output already.
+        UsageError: fewer than two models, one given twice, other backbones, image sizes,
+            precisions, heads or settings, or something at output already.
         UnsupportedError: a head whose statistics cannot be added.
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
     from cifnet_pl.model import merge as merging
     from cifnet_pl.model.store import load
 
-    paths, target = [Path(text).expanduser() for text in models], Path(output).expanduser()
+    paths = [Path(text).expanduser() for text in models]
+    target = Path(output).expanduser()
     files = sums_files(paths)
     if files:
         merge_sums(files, target, overwrite, trust)
         return
     for one, again in combinations(paths, 2):
         if one.resolve() == again.resolve():
-            raise UsageError(f"{again} is given twice: its photos would count twice")
+            raise UsageError(f"{again} is given twice: its images would count twice")
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     with writing(target, overwrite, "bundle"):
@@ -64,29 +69,37 @@ def merge(
         result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings)
-    classes, photos = number_of(len(result.model.class_names), "class"), number_of(result.photos, "photo")
-    print(f"{len(models)} models merged: {classes} from {photos} in bundle {target}")
-    for sentence in result.model.about_days():
+    classes = number_of(len(result.model.class_names), "class")
+    images = number_of(result.images, "image")
+    print(f"{len(models)} models merged: {classes} from {images} in bundle {target}")
+    for sentence in result.model.accuracy_sentences():
         print(sentence)
 
 
 def sums_files(paths: list[Path]) -> list[Path]:
-    """Return the files of sums that some paths name: files, or folders of them; none if the paths are models.
+    """Return the files of sums that some paths name: files, or folders of them; none if the paths
+    are models.
 
     Raises:
         UsageError: both files of sums and models.
     """
-    from cifnet_pl.model.sums import ENDING, is_sums
+    from cifnet_pl.model.partial_sums import ENDING, is_sums
 
-    groups = [sorted(p.glob(f"*{ENDING}")) if p.is_dir() else [p] if is_sums(p) else [] for p in paths]
+    groups = [
+        sorted(p.glob(f"*{ENDING}")) if p.is_dir() else [p] if is_sums(p) else [] for p in paths
+    ]
     if any(groups) and not all(groups):
         other = paths[groups.index([])]
-        raise UsageError(f"{other} is no file of sums, and the others are: merge models with models, sums with sums")
+        raise UsageError(
+            f"{other} is no file of sums, and the others are: merge models with models, sums with"
+            " sums"
+        )
     return [path for files in groups for path in files]
 
 
 def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
-    """Add up files of sums in the order of the samples: the same shards give the same bits in whatever order they come.
+    """Add up files of sums in the order of the samples: the same shards give the same bits in
+    whatever order they come.
 
     Args:
         files: of parts that do not overlap.
@@ -96,7 +109,7 @@ def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
         UsageError: the same samples twice, or sums of other settings.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.sums import parts_of, read_sums
+    from cifnet_pl.model.partial_sums import parts_of, read_sums
 
     def place(path: Path) -> tuple[str, int, str]:
         first = parts_of(path)[0]
@@ -119,20 +132,28 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
         trust: whether heads and networks from outside the package may be imported.
 
     Raises:
-        UsageError: the same samples twice, sums of other settings, or something is at ``target`` already.
+        UsageError: the same samples twice, sums of other settings, or something is at ``target``
+            already.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.sums import is_sums, write_sums
+    from cifnet_pl.model.partial_sums import is_sums, write_sums
 
     with writing(target, overwrite, "file" if is_sums(target) else "bundle"):
         total = reduce_sums(files, trust)
-        count, samples = number_of(len(files), "file"), number_of(sum(total.model.counts.values()), "sample")
+        count = number_of(len(files), "file")
+        samples = number_of(sum(total.model.counts.values()), "sample")
         if is_sums(target):
             write_sums(total, target)
             missing = len(total.missing)
-            state = f"{number_of(missing, 'part')} {is_or_are(missing)} missing" if missing else "nothing is missing"
+            if missing:
+                state = f"{number_of(missing, 'part')} {is_or_are(missing)} missing"
+            else:
+                state = "nothing is missing"
             print(f"{count} of sums added up in {target}: {samples}, {state}")
             return
         model = total.solved()
         model.save(target, overwrite)
-    print(f"{count} of sums merged: {number_of(len(model.class_names), 'class')} from {samples} in {target}")
+    print(
+        f"{count} of sums merged: {number_of(len(model.class_names), 'class')} from {samples} in"
+        f" {target}"
+    )

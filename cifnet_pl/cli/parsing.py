@@ -1,4 +1,6 @@
-"""What jsonargparse leaves to us: one sentence about a wrong option, and heads that inherit no options of another."""
+"""What jsonargparse leaves to us: one sentence about a wrong option, and heads that inherit no
+options of another.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
-EPOCHS = "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or --data.classes_per_task"
+EPOCHS = (
+    "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"
+    " --data.classes_per_task"
+)
 
 SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.iterative")
 """Modules in which a class without a module is looked up, as the command line does."""
@@ -29,7 +34,9 @@ CONFIG = ("--config", "-c")
 
 
 class OneSentence(ArgumentParser):
-    """A parser that raises :class:`UsageError` with one sentence instead of jsonargparse's long message."""
+    """A parser that raises :class:`UsageError` with one sentence instead of jsonargparse's long
+    message.
+    """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the short error; parsers that jsonargparse uses internally keep its own."""
@@ -54,9 +61,13 @@ def sentence(message: str, options: Collection[str] = (), program: str = "cifnet
         names = found[1].split(", ")
         place = next((name for name in names if f"--{name.rstrip('_')}" not in options), None)
         if place is not None:
-            return f"no {place} are given: name them before the options, {program} {place.upper()} …"
+            return (
+                f"no {place} are given: name them before the options, {program} {place.upper()} …"
+            )
         return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
-    if found := re.match(r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument", message):
+    if found := re.match(
+        r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument", message
+    ):
         return f"{found[1]} needs a value"
     if found := re.match(r"(?:unrecognized arguments|ambiguous option): (\S+)", message):
         return _unexpected(found[1], options)
@@ -72,33 +83,55 @@ def sentence(message: str, options: Collection[str] = (), program: str = "cifnet
 def _unexpected(word: str, options: Collection[str]) -> str:
     if word.startswith("-"):
         return unknown_option(word, options)
-    also = "; photos to learn are given as --data.root FOLDER" if "--data.root" in options else ""
-    return f"'{printable(word)}' is one word too many: an option takes one value, in quotes if it has spaces{also}"
+    if "--data.root" in options:
+        also = "; images to learn are given as --data.root FOLDER"
+    else:
+        also = ""
+    return (
+        f"'{printable(word)}' is one word too many: an option takes one value, in quotes if it has"
+        f" spaces{also}"
+    )
 
 
 def _bad_value(message: str, key: str) -> str:
     """Return a sentence about a value of an option ``key``; "" where the message names none."""
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
-    expected = [found[1] for line in lines if (found := kind.search(line)) and "NoneType" not in found[1]]
+    expected = [
+        found[1] for line in lines if (found := kind.search(line)) and "NoneType" not in found[1]
+    ]
     value = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
     absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
     if absent:
         return f"--{key}: {absent[0].replace('No', 'no')}"
     if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
         name = re.findall(r"Given value: ([\w.]+)$", message, re.MULTILINE)
-        return f"--{key} is '{name[0] if name else value and value[1]}', expected a subclass of {base[1]}"
+        return (
+            f"--{key} is '{name[0] if name else value and value[1]}', expected a subclass of"
+            f" {base[1]}"
+        )
     if key and expected and value:
-        return f"--{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(map(_plain_type, expected)))}"
-    reason = next(line for line in reversed(lines) if line and not line.startswith('in "<'))  # a place in YAML
-    return f"--{key}: {reason}" if key else reason
+        return (
+            f"--{key} is '{value[1]}', expected"
+            f" {' or '.join(dict.fromkeys(map(_plain_type, expected)))}"
+        )
+    reason = next(
+        line for line in reversed(lines) if line and not line.startswith('in "<')
+    )  # a place in YAML
+    if key:
+        return f"--{key}: {reason}"
+    return reason
 
 
 def _plain_type(kind: str) -> str:
     plain = re.sub(r"<class '([\w.]+)'>", lambda found: found[1].split(".")[-1], kind)
     if choices := re.fullmatch(r"typing\.Literal\[(.*)\]", plain):
-        return f"one of {choices[1]}" if "," in choices[1] else choices[1].strip("'")
-    return {"dot import path string": "the name of a class", "float": "a finite number"}.get(plain, plain)
+        if "," in choices[1]:
+            return f"one of {choices[1]}"
+        return choices[1].strip("'")
+    return {"dot import path string": "the name of a class", "float": "a finite number"}.get(
+        plain, plain
+    )
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
@@ -114,14 +147,21 @@ def unknown_option(name: str, options: Collection[str]) -> str:
     groups = {o.split(".")[0] for o in known}
     known += [f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot]
     near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
-    everything = "--print_config shows all, --help explains them" if "--print_config" in options else "see --help"
-    hint = f"did you mean {' or '.join(near)}?" if near else everything
+    if "--print_config" in options:
+        everything = "--print_config shows all, --help explains them"
+    else:
+        everything = "see --help"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = everything
     return f"unknown option {name}: {hint}"
 
 
 @cache
 def arguments_of(class_path: str) -> frozenset[str] | None:
-    """Return the options of a class, with those that it passes on to its bases; None if it cannot be imported.
+    """Return the options of a class, with those that it passes on to its bases; None if it cannot
+    be imported.
 
     Args:
         class_path: its module and name, or the name of a class of this package.
@@ -140,9 +180,12 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
 def buried_error(error: BaseException) -> CifnetError | None:
     """Return the package's own error that a library wrapped into one of its own, or None."""
     seen: BaseException | None = error
-    about_types = "does not validate" in str(error).lower()  # else a bug of ours, or a library's own sentence
+    about_types = (
+        "does not validate" in str(error).lower()
+    )  # else a bug of ours, or a library's own sentence
     while seen is not None and not isinstance(seen, CifnetError):
-        error, seen = seen, seen.__cause__ or seen.__context__
+        error = seen
+        seen = seen.__cause__ or seen.__context__
     if seen is None and about_types:
         return UsageError(f"the model cannot be made: {failure(error)}")
     return seen
@@ -152,38 +195,46 @@ def buried_error(error: BaseException) -> CifnetError | None:
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
-    """Change the arguments so that a head never inherits options of another class; refuse unknown heads.
+    """Change the arguments so that a head never inherits options of another class; refuse unknown
+    heads.
 
-    jsonargparse keeps the options of an earlier class that the new one happens to accept: a RidgeHead over a
-    configuration with a CIFNetHead would get its ridge, which is on another scale. If the class changes, the
-    head is set to null first. Options given before the class still apply.
+    jsonargparse keeps the options of an earlier class that the new one happens to accept: a
+    RidgeHead over a configuration with a CIFNetHead would get its ridge, which is on another scale.
+    If the class changes, the head is set to null first. Options given before the class still apply.
 
     Args:
         args: arguments of the command line.
 
     Raises:
-        UsageError: an unknown head, with the nearest names; a configuration file that is missing or not YAML; an option
-            without a value.
+        UsageError: an unknown head, with the nearest names; a configuration file that is missing or
+            not YAML; an option without a value.
     """
     result: list[str] = []
-    current, first = DEFAULT_HEAD, len(args) + 1  # first option of the head since the last configuration file
+    # first option of the head since the last configuration file
+    current = DEFAULT_HEAD
+    first = len(args) + 1
     for arg, following in zip(args, [*args[1:], ""], strict=True):
         key, equals, attached = arg.partition("=")
         value = attached if equals else following
         dotted = key.startswith("--") and "." in key and not key.endswith(".help")
         if dotted and not equals and (not value or value.startswith("--")):
-            raise UsageError(f"{key} needs a value")  # jsonargparse drops such an option of a class without a word
-        new, chosen = None, list[str]()
+            raise UsageError(
+                f"{key} needs a value"
+            )  # jsonargparse drops such an option of a class without a word
+        new = None
+        chosen = list[str]()
         if key in CONFIG and value:
             model = _read_config(Path(value)).get("model")
             _import_method(model)
-            new, first = _class_name(_head_of(model)), len(args) + 1
+            new = _class_name(_head_of(model))
+            first = len(args) + 1
         elif key in ("--model", "--model.class_path"):
             _import_method(value)
         elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
             first = min(first, len(result))
             if key.endswith(("head", "head.class_path")):
-                new, chosen = _class_name(value), ["--model.head", value]
+                new = _class_name(value)
+                chosen = ["--model.head", value]
         if new is not None and new != current:
             place = first if chosen else len(result)
             result[place:place] = ["--model.head", "null", *chosen]
@@ -195,7 +246,10 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
 def _read_config(path: Path) -> dict[str, Any]:
     content = read_yaml(path, "configuration file")
     if not isinstance(content, dict | None):
-        raise UsageError(f"configuration file {path} holds a {type(content).__name__}, expected sections (name: …)")
+        raise UsageError(
+            f"configuration file {path} holds a {type(content).__name__}, expected sections"
+            " (name: …)"
+        )
     trainer = (content or {}).get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
         raise UsageError(EPOCHS)
@@ -204,11 +258,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> None:
-    """Raise UsageError for an ``init_args:`` with nothing below it: jsonargparse refuses it without saying why."""
+    """Raise UsageError for an ``init_args:`` with nothing below it: jsonargparse refuses it without
+    saying why.
+    """
     if isinstance(content, dict):
         name = str(content.get("class_path", class_path))
         if "init_args" in content and content["init_args"] is None:
-            raise UsageError(f"configuration file {path}: init_args of {name} is empty: leave the line out")
+            raise UsageError(
+                f"configuration file {path}: init_args of {name} is empty: leave the line out"
+            )
         for inner in content.values():
             _refuse_empty_arguments(inner, path, name)
 
@@ -216,7 +274,9 @@ def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> N
 def _head_of(model: Any) -> Any:
     options = model.get("init_args", model) if isinstance(model, dict) else None
     head = options.get("head") if isinstance(options, dict) else None
-    return head.get("class_path") if isinstance(head, dict) else head
+    if isinstance(head, dict):
+        return head.get("class_path")
+    return head
 
 
 def _class_name(head: Any) -> str | None:
@@ -234,14 +294,21 @@ def _class_name(head: Any) -> str | None:
 
 
 def _import_method(model: Any) -> None:
-    """Import the LightningModule that ``--model`` or ``model:`` names, where an installed package offers it."""
-    name = model.get("class_path") if isinstance(model, dict) else model
+    """Import the LightningModule that ``--model`` or ``model:`` names, where an installed package
+    offers it.
+    """
+    if isinstance(model, dict):
+        name = model.get("class_path")
+    else:
+        name = model
     if isinstance(name, str) and "." not in name:
         _import_offered("methods", name)
 
 
 def _import_offered(kind: str, name: str) -> bool:
-    """Import what an installed package offers, so that jsonargparse finds the class; return whether one offers it."""
+    """Import what an installed package offers, so that jsonargparse finds the class; return whether
+    one offers it.
+    """
     factory = entry_point(kind, name)
     if factory is not None:
         import_part(factory)
@@ -263,9 +330,14 @@ def choose_backbone(config: Any) -> None:
     model = config.get("model.init_args")
     if config.get("data.source") != "embeddings" or model is None or "backbone" not in model:
         return
-    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model["backbone"].startswith("none:"):
+    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model["backbone"].startswith(
+        "none:"
+    ):
         raise UsageError(
-            f"data source embeddings has no images for backbone {model['backbone']}: leave --model.backbone out"
+            f"data source embeddings has no images for backbone {model['backbone']}: leave"
+            " --model.backbone out"
         )
     options = config.get("data.options")
-    model["backbone"] = f"none:{embeddings_width(config.get('data.root'), dict(options) if options else None)}"
+    model["backbone"] = (
+        f"none:{embeddings_width(config.get('data.root'), dict(options) if options else None)}"
+    )

@@ -1,4 +1,6 @@
-"""``sums``: compute the sums of parts of a training set, one file each, which ``merge`` adds up and solves."""
+"""``sums``: compute the sums of parts of a training set, one file each, which ``merge`` adds up and
+solves.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import next_command, one_line
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.sums import Shard, ShardLearner
+    from cifnet_pl.model.partial_sums import Shard, ShardLearner
 
 HEAD = "RidgeHead"
 """Of sums, unless another one is given: its sums are exact, and small."""
 
 SEED = 1
-"""Of the head, as ``fit`` sets it: sums of another random projection could not be merged with a run."""
+"""Of the head, as ``fit`` sets it: sums of another random projection could not be merged with a
+run.
+"""
 
 
 def sums(
@@ -37,26 +41,31 @@ def sums(
 ) -> None:
     """Embed parts of a training set and write one file of sums for each; cifnet merge adds them up.
 
-    Options with a dot in their name are those of fit: --data.source, --data.root, --model.backbone, --model.head, ….
+    Options with a dot in their name are those of fit: --data.source, --data.root, --model.backbone,
+        --model.head, ….
     Shards that are finished are skipped.
 
     Args:
         output: folder for the files.
         shard: parts to make here, one after the other, such as 3/64.
-        shards: cut the set into so many parts and make them all, with Ray, which tries those that fail again.
+        shards: cut the set into so many parts and make them all, with Ray, which tries those that
+            fail again.
         workers: number of Ray's workers at a time.
         retries: how often Ray tries a part again whose worker was lost.
-        threads: of torch in each worker; sums of one part are the same to the last bit for the same number.
+        threads: of torch in each worker; sums of one part are the same to the last bit for the same
+            number.
 
     Raises:
-        UsageError: options that do not fit, a head whose statistics are not sums, or Ray is not installed.
+        UsageError: options that do not fit, a head whose statistics are not sums, or Ray is not
+            installed.
         DataError: samples that cannot be read.
         CifnetError: parts that failed however often they were tried.
     """
-    from cifnet_pl.model.bundle import outside_parts
-    from cifnet_pl.model.sums import Shard
+    from cifnet_pl.model.bundle import plugin_imports
+    from cifnet_pl.model.partial_sums import Shard
 
-    folder, options = Path(output).expanduser(), [word for name, value in overrides for word in (f"--{name}", value)]
+    folder = Path(output).expanduser()
+    options = [word for name, value in overrides for word in (f"--{name}", value)]
     if shard is not None and shards is None:
         for line in make(folder, [Shard.parse(text) for text in shard], options, threads):
             print(line, flush=True)
@@ -67,14 +76,20 @@ def sums(
     _make_with_ray(folder, unfinished(folder, everything), options, workers, retries, threads)
     left = unfinished(folder, everything)
     if left:
-        raise CifnetError(f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above")
+        raise CifnetError(
+            f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above"
+        )
     print(f"{shards} shards in {folder}")
     given = dict(overrides)
-    trust = outside_parts(*(given.get(f"model.{part}", "") for part in ("head", "backbone", "architecture")))
+    trust = plugin_imports(
+        *(given.get(f"model.{part}", "") for part in ("head", "backbone", "architecture"))
+    )
     print(next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust)))
 
 
-def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1) -> list[str]:
+def make(
+    folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1
+) -> list[str]:
     """Compute the files of shards that are missing.
 
     Args:
@@ -88,13 +103,14 @@ def make(folder: Path, shards: Sequence[Shard], options: Sequence[str], threads:
     """
     import torch
 
-    from cifnet_pl.model.sums import write_sums
+    from cifnet_pl.model.partial_sums import write_sums
 
     torch.set_num_threads(threads)
     missing = unfinished(folder, shards)
     messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
     for shard in missing:
-        learner, path = learner_of(tuple(options)), file_of(folder, shard)
+        learner = learner_of(tuple(options))
+        path = file_of(folder, shard)
         with exclusive(path):
             shard_sums = learner.sums(shard)
             write_sums(shard_sums, path)
@@ -109,12 +125,14 @@ def file_of(folder: Path, shard: Shard) -> Path:
 
 def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
     """Return the shards whose file is missing or damaged."""
-    from cifnet_pl.model.sums import read_sums
+    from cifnet_pl.model.partial_sums import read_sums
 
     left = []
     for shard in shards:
         try:
-            read_sums(file_of(folder, shard), trust=True)  # this user's own run, which imports what its options name
+            read_sums(
+                file_of(folder, shard), trust=True
+            )  # this user's own run, which imports what its options name
         except CheckpointError:
             left.append(shard)
     return left
@@ -132,10 +150,10 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         DataError: data that is missing.
     """
     from cifnet_pl.data.datamodule import CIFNetDataModule
-    from cifnet_pl.data.plan import find_copies
+    from cifnet_pl.data.plan import find_duplicates
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.sums import ShardLearner
+    from cifnet_pl.model.partial_sums import ShardLearner
     from cifnet_pl.utilities.plugins import find_in_current_folder
 
     find_in_current_folder()
@@ -143,23 +161,32 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
     # Which task a class belongs to makes no difference to sums.
-    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1})
+    parser.set_defaults(
+        {"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1}
+    )
     config = parser.parse_args(with_clean_heads([f"--model.head={HEAD}", *options]))
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
-    given = any(re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word) for word in options)
+    given = any(
+        re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word) for word in options
+    )
     if head_options is not None and "seed" in head_options and not given:
         head_options["seed"] = SEED
     try:
         built: Any = parser.instantiate_classes(config)
     except (ValueError, TypeError) as error:
         raise buried_error(error) or error from None
-    module, data = built.model, built.data
+    module = built.model
+    data = built.data
     size, crop_ratio = data.image_shape(module.backbone.preprocessing)
-    source = data.source.untested() if data.learns_held_back else data.source  # there is no score to hold back for
+    # there is no score to hold out for
+    if data.learns_held_out:
+        source = data.source.untested()
+    else:
+        source = data.source
     left_out = None
     if data.duplicates is not None:
-        copies = find_copies(source, ())
+        copies = find_duplicates(source, ())
         for note in (*data.notes, *copies.sentences(source, data.duplicates)):
             print(note)
         left_out = copies.left_out(source)[0] if data.duplicates == "leave_out" else None
@@ -177,7 +204,12 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
 
 
 def _make_with_ray(
-    folder: Path, missing: Sequence[Shard], options: Sequence[str], workers: int, retries: int, threads: int
+    folder: Path,
+    missing: Sequence[Shard],
+    options: Sequence[str],
+    workers: int,
+    retries: int,
+    threads: int,
 ) -> None:
     """Make shards, ``workers`` at a time; join the cluster of RAY_ADDRESS, or start one here.
 
@@ -191,7 +223,8 @@ def _make_with_ray(
         _start(ray, workers)
     try:
         task = ray.remote(num_cpus=1, max_retries=retries, retry_exceptions=False)(_make_one)
-        where, words = str(folder.resolve()), tuple(options)
+        where = str(folder.resolve())
+        words = tuple(options)
         waiting = {task.remote(where, (s.index, s.count), words, threads): s.name for s in missing}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
@@ -206,8 +239,11 @@ def _make_with_ray(
 
 
 def _start(ray: Any, workers: int) -> None:
-    # Workers import what this process imports: its folder, and the package where it is not installed.
-    paths = os.pathsep.join(dict.fromkeys([*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()]))
+    # Workers import what this process imports: its folder, and the package where it is not
+    # installed.
+    paths = os.pathsep.join(
+        dict.fromkeys([*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()])
+    )
     options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths.strip(os.pathsep)}}}
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
@@ -217,6 +253,6 @@ def _start(ray: Any, workers: int) -> None:
 
 def _make_one(folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int) -> str:
     """Make one shard in a worker, which keeps data, network and head for the next."""
-    from cifnet_pl.model.sums import Shard
+    from cifnet_pl.model.partial_sums import Shard
 
     return make(Path(folder), [Shard(*shard)], options, threads)[0]

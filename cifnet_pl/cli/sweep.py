@@ -1,7 +1,8 @@
-"""``sweep``: run the points of sweep files one after another, each once; stopped sweeps can be continued.
+"""``sweep``: run the points of sweep files one after another, each once; stopped sweeps can be
+continued.
 
-A point is a whole configuration with a name. As a program (``python -m cifnet_pl.cli.sweep FILE``) this is the process
-of one point.
+A point is a whole configuration with a name. As a program (``python -m cifnet_pl.cli.sweep FILE``)
+this is the process of one point.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ ERROR = re.compile(r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt
 """A sentence about an error of ours, or the last line of a traceback."""
 
 NO_EFFECT = {"": ("experiment", "logs"), "data": ("num_workers", "cache_folder")}
-"""Section → settings that do not change the results: a point that was run with others is still done."""
+"""Section → settings that do not change the results: a point that was run with others is still
+done.
+"""
 
 INNER = ("class_path", "init_args", "dict_kwargs")
 """Parts of the name of an option that lead into a class."""
@@ -59,12 +62,13 @@ def sweep(
     without: list[str] | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Run every point of sweep files that is not complete yet, each as a process of its own; report on all of them.
+    """Run every point of sweep files that is not complete yet, each as a process of its own; report
+    on all of them.
 
-    Options with a dot in their name (--data.root DIR) hold for all points whose classes have them, but for the settings
-    that the file keeps (``keep``): the trained methods of configs/paper keep their own networks. A point that was
-    stopped goes on where it was; one that fails does not keep the others from running. Points that several files share
-    are run once.
+    Options with a dot in their name (--data.root DIR) hold for all points whose classes have them,
+    but for the settings that the file keeps (``keep``): the trained methods of configs/paper keep
+    their own networks. A point that was stopped goes on where it was; one that fails does not keep
+    the others from running. Points that several files share are run once.
 
     Args:
         files: sweep files, see configs/paper.
@@ -73,27 +77,44 @@ def sweep(
         output: folder for a report on the points of these files, or null for none.
         external: CSV file of methods run elsewhere, for the report.
         seeds: such as 1,2 in place of the files' own, or null.
-        only: labels of the points to run, such as ridge s1; of each axis that is named, one of its labels.
+        only: labels of the points to run, such as ridge s1; of each axis that is named, one of its
+            labels.
         without: labels of points to leave out.
         dry_run: only list the points.
 
     Raises:
-        UsageError: a file that is not a sweep, a label or an option that no point has, or a bad list of seeds.
+        UsageError: a file that is not a sweep, a label or an option that no point has, or a bad
+            list of seeds.
         CifnetError: some points failed; the others are complete.
     """
     numbers = _seeds(seeds)
-    every = [point for file in files for point in read_points(find_config(file), overrides, numbers)]
+    every = [
+        point for file in files for point in read_points(find_config(file), overrides, numbers)
+    ]
     points = {point.identity: point for point in choose(every, only or (), without or ())}
     if not points:
-        raise UsageError("no point has these labels: leave out some of --only and --without, or use --dry_run")
+        raise UsageError(
+            "no point has these labels: leave out some of --only and --without, or use --dry_run"
+        )
     seeded = any("seed" in point.labels for point in points.values())
-    kinds = "each seed sets both seed_everything and the class order" if seeded else "no seeds"
+    if seeded:
+        kinds = "each seed sets both seed_everything and the class order"
+    else:
+        kinds = "no seeds"
     print(f"{number_of(len(points), 'point')}; {kinds}")
-    print("".join(f"{printable(line)}\n" for line in left_out_overrides(overrides, list(points.values()))), end="")
+    print(
+        "".join(
+            f"{printable(line)}\n" for line in left_out_overrides(overrides, list(points.values()))
+        ),
+        end="",
+    )
     jobs = [Job(point, _folder(Path(logs), point)) for point in points.values()]
     if dry_run:
         for job in jobs:
-            print(f"{job.folder.name}: {'not run yet' if job.run() is None else f'complete already, {job.result()}'}")
+            print(
+                f"{job.folder.name}:"
+                f" {'not run yet' if job.run() is None else f'complete already, {job.result()}'}"
+            )
         return
     from cifnet_pl.report.runs import read_run
     from cifnet_pl.report.settings import about_small_ridge
@@ -108,22 +129,33 @@ def sweep(
         report([str(job.folder) for job in jobs if job.folder.is_dir()], output, external)
     if failed:
         raise CifnetError(
-            f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its {LOG}); "
-            "run the same command again to try them once more"
+            f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its {LOG});"
+            " run the same command again to try them once more"
         )
 
 
 def _seeds(text: str | None) -> list[int] | None:
     try:
-        return None if text is None else [int(seed) for seed in text.split(",")]
+        if text is None:
+            return None
+        return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise UsageError(f"seeds is '{text}', expected integers and commas, such as 1,2,3") from None
+        raise UsageError(
+            f"seeds is '{text}', expected integers and commas, such as 1,2,3"
+        ) from None
 
 
 def _folder(logs: Path, point: Point) -> Path:
-    """Return the point's experiment: one that holds the same configuration under any name, or a new one."""
-    present = sorted(logs.glob(f"*-{point.identity}")) if logs.is_dir() else []
-    return present[0] if present else logs / point.name
+    """Return the point's experiment: one that holds the same configuration under any name, or a new
+    one.
+    """
+    if logs.is_dir():
+        present = sorted(logs.glob(f"*-{point.identity}"))
+    else:
+        present = []
+    if present:
+        return present[0]
+    return logs / point.name
 
 
 def complete_run(folder: Path) -> Path | None:
@@ -141,10 +173,11 @@ class Option(BaseModel):
 
     Attributes:
         label: in the name of a point; that of the file where ``config`` is given.
-        config: a configuration file, relative to the sweep's, or a pattern for several of them: a point starts from its
-            model, trainer and way of preparing images instead of those of the base.
-        keep: settings that overrides do not change: a trained method keeps its network where the command line gives the
-            frozen one of the others.
+        config: a configuration file, relative to the sweep's, or a pattern for several of them: a
+            point starts from its model, trainer and way of preparing images instead of those of the
+            base.
+        keep: settings that overrides do not change: a trained method keeps its network where the
+            command line gives the frozen one of the others.
     """
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
@@ -155,10 +188,13 @@ class Option(BaseModel):
     _start: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def variants(self, folder: Path) -> list[Option]:
-        """Return the option with the content of its file, once for each file that its pattern stands for."""
+        """Return the option with the content of its file, once for each file that its pattern
+        stands for.
+        """
         if self.config is None:
             return [self]
-        pattern, variants = folder / self.config, []
+        pattern = folder / self.config
+        variants = []
         for file in sorted(pattern.parent.glob(pattern.name)):
             content = read_yaml(file)
             if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
@@ -211,8 +247,8 @@ class Point:
     Attributes:
         config: the whole configuration.
         labels: axis → label of the point's option; "part" and "seed" among them.
-        without: names of the overrides that were left out of it: its classes do not have them, or its option keeps its
-            own settings.
+        without: names of the overrides that were left out of it: its classes do not have them, or
+            its option keeps its own settings.
     """
 
     config: dict[str, Any]
@@ -223,8 +259,14 @@ class Point:
     def identity(self) -> str:
         """Ten hexadecimal digits that two points share only if they give the same run."""
         plain = {key: value for key, value in self.config.items() if key not in NO_EFFECT[""]}
-        plain["data"] = {key: value for key, value in plain.get("data", {}).items() if key not in NO_EFFECT["data"]}
-        return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:10]
+        plain["data"] = {
+            key: value
+            for key, value in plain.get("data", {}).items()
+            if key not in NO_EFFECT["data"]
+        }
+        return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[
+            :10
+        ]
 
     @property
     def name(self) -> str:
@@ -244,8 +286,9 @@ def read_points(
 
     Args:
         path: YAML as :class:`Sweep` has it.
-        overrides: (dotted name, YAML value) pairs that come last and win. With data.source or data.root among them the
-            data set is given: only the first part is run, on that data. One that the classes of a point do not have, or
+        overrides: (dotted name, YAML value) pairs that come last and win. With data.source or
+            data.root among them the data set is given: only the first part is run, on that data.
+                One that the classes of a point do not have, or
             that its option keeps, is left out of that point.
         seeds: in place of the file's own, or None.
 
@@ -256,14 +299,20 @@ def read_points(
         sweep = Sweep.model_validate(read_yaml(path))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise UsageError(f"{path}: {'.'.join(map(str, first['loc'])) or 'this'}: {first['msg']}") from error
+        raise UsageError(
+            f"{path}: {'.'.join(map(str, first['loc'])) or 'this'}: {first['msg']}"
+        ) from error
     base = read_yaml(path.parent / sweep.base)
     if not isinstance(base, dict):
-        raise UsageError(f"{path.parent / sweep.base} is not a configuration: expected keys and values")
+        raise UsageError(
+            f"{path.parent / sweep.base} is not a configuration: expected keys and values"
+        )
     base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
     numbers = sweep.seeds if seeds is None else seeds
     each = [
-        Option.model_validate({"label": f"s{seed}", "seed_everything": seed, "data.class_order": seed})
+        Option.model_validate(
+            {"label": f"s{seed}", "seed_everything": seed, "data.class_order": seed}
+        )
         for seed in dict.fromkeys(numbers or ())
     ]
     other_data = any(name in ("data.source", "data.root") for name, _ in overrides)
@@ -274,7 +323,10 @@ def read_points(
             **part.axes, **sweep.axes, "seed": each,
         }  # fmt: skip
         with prefixed(str(path)):
-            chosen = {name: [one for option in axes[name] for one in option.variants(path.parent)] for name in axes}
+            chosen = {
+                name: [one for option in axes[name] for one in option.variants(path.parent)]
+                for name in axes
+            }
             check_labels(chosen)
             for point in _product(base, {**sweep.fixed, **part.fixed}, chosen, overrides):
                 points.setdefault(point.identity, point)
@@ -286,7 +338,10 @@ def check_labels(axes: Mapping[str, Sequence[Option]]) -> None:
     for name, options in axes.items():
         labels = [short(option.label) for option in options]
         if "" in labels or len(set(labels)) < len(labels):
-            what = "an option has no label" if "" in labels else "two options have the same label"
+            if "" in labels:
+                what = "an option has no label"
+            else:
+                what = "two options have the same label"
             raise UsageError(f"axis {name}: {what}")
 
 
@@ -305,8 +360,11 @@ def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str])
     for label in [*only, *without]:
         if short(label) not in known:
             raise unknown_name("label of the sweep", label, known.values())
-    wanted, unwanted = set(map(short, only)), set(map(short, without))
-    axes = {axis for point in points for axis, label in point.labels.items() if short(label) in wanted}
+    wanted = set(map(short, only))
+    unwanted = set(map(short, without))
+    axes = {
+        axis for point in points for axis, label in point.labels.items() if short(label) in wanted
+    }
     return [
         point
         for point in points
@@ -330,7 +388,8 @@ def _product(
     overrides: Sequence[tuple[str, str]],
 ) -> list[Point]:
     """Return all combinations of one option of each axis."""
-    points, varied = [], {name: options for name, options in axes.items() if options}
+    points = []
+    varied = {name: options for name, options in axes.items() if options}
     for options in itertools.product(*varied.values()):
         config = copy.deepcopy(dict(base))
         for option in options:
@@ -345,7 +404,9 @@ def _product(
 
 
 def _start_from(config: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Copy the sections of another configuration into one; names and seeds stay those of the sweep."""
+    """Copy the sections of another configuration into one; names and seeds stay those of the
+    sweep.
+    """
     for section, content in other.items():
         if section == "data":
             config["data"] = {**config.get("data", {}), **copy.deepcopy(content)}
@@ -353,7 +414,9 @@ def _start_from(config: dict[str, Any], other: Mapping[str, Any]) -> None:
             config[section] = copy.deepcopy(content)
 
 
-def _override(config: dict[str, Any], overrides: Sequence[tuple[str, str]], own: Sequence[str]) -> list[str]:
+def _override(
+    config: dict[str, Any], overrides: Sequence[tuple[str, str]], own: Sequence[str]
+) -> list[str]:
     """Put overrides into a configuration.
 
     Returns:
@@ -374,9 +437,11 @@ def _override(config: dict[str, Any], overrides: Sequence[tuple[str, str]], own:
 
 
 def fits(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether the classes of a configuration have an option: a ridge head has no ``oversample``.
+    """Return whether the classes of a configuration have an option: a ridge head has no
+    ``oversample``.
 
-    A class that cannot be imported is taken to have every option: ``fit`` reports what is wrong with it.
+    A class that cannot be imported is taken to have every option: ``fit`` reports what is wrong
+    with it.
 
     Args:
         config: a configuration.
@@ -400,7 +465,8 @@ def fits(config: Mapping[str, Any], name: str) -> bool:
 
 
 def put(config: dict[str, Any], name: str, value: Any) -> None:
-    """Set a dotted name in a configuration; ``init_args`` may be left out of the name, as on the command line.
+    """Set a dotted name in a configuration; ``init_args`` may be left out of the name, as on the
+    command line.
 
     A mapping is merged into the one that is there, unless it names a class: then it replaces it.
 
@@ -455,10 +521,15 @@ def left_out_overrides(overrides: Sequence[tuple[str, str]], points: Sequence[Po
     for name, _ in overrides:
         count = sum(name not in point.without for point in points)
         if not count:
-            raise UsageError(f"--{name} fits no point: their classes have no such option, or the sweep keeps its own")
+            raise UsageError(
+                f"--{name} fits no point: their classes have no such option, or the sweep keeps"
+                " its own"
+            )
         others = dict.fromkeys(point.title for point in points if name in point.without)
         if others:
-            sentences.append(f"--{name} is for {count} of {len(points)} points, not for: {'; '.join(others)}")
+            sentences.append(
+                f"--{name} is for {count} of {len(points)} points, not for: {'; '.join(others)}"
+            )
     return sentences
 
 
@@ -482,11 +553,19 @@ class Job(NamedTuple):
         run = self.run()
         assert run is not None
         final = read_run(run).summary["A_K"]
-        return "A_K not measured" if final is None else f"A_K {final:.1f} %"
+        if final is None:
+            return "A_K not measured"
+        return f"A_K {final:.1f} %"
 
     def write(self) -> None:
-        """Write the configuration; a report names what is missing by it, whatever becomes of the sweep."""
-        config = {**self.point.config, "experiment": self.folder.name, "logs": str(self.folder.parent)}
+        """Write the configuration; a report names what is missing by it, whatever becomes of the
+        sweep.
+        """
+        config = {
+            **self.point.config,
+            "experiment": self.folder.name,
+            "logs": str(self.folder.parent),
+        }
         write_text(self.folder / POINT, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
@@ -499,7 +578,10 @@ def _run_all(jobs: Sequence[Job]) -> list[Path]:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     failed = []
     for number, job in enumerate(jobs, 1):
-        said = complete(job) if job.run() is None else f"complete already, {job.result()}"
+        if job.run() is None:
+            said = complete(job)
+        else:
+            said = f"complete already, {job.result()}"
         if job.run() is None:
             failed.append(job.folder)
         print(f"[{number}/{len(jobs)}] {job.folder.name}: {said}", flush=True)
@@ -507,9 +589,12 @@ def _run_all(jobs: Sequence[Job]) -> list[Path]:
 
 
 def complete(job: Job) -> str:
-    """Run a point, and say what came of it; a file ``failure.txt`` in its folder says why it failed."""
+    """Run a point, and say what came of it; a file ``failure.txt`` in its folder says why it
+    failed.
+    """
     (job.folder / FAILURE).unlink(missing_ok=True)
-    start, log = time.monotonic(), job.folder / LOG
+    start = time.monotonic()
+    log = job.folder / LOG
     before = log.stat().st_size if log.is_file() else 0
     code = run_process(job)
     if job.run() is not None:
@@ -520,7 +605,9 @@ def complete(job: Job) -> str:
 
 
 def run_process(job: Job) -> int:
-    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit code."""
+    """Run ``fit`` as a process, starting from the last checkpoint if there is one; return the exit
+    code.
+    """
     command = [sys.executable, "-m", "cifnet_pl.cli.sweep", str(job.folder / POINT)]
     with (job.folder / LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -532,14 +619,17 @@ def run_process(job: Job) -> int:
 
 
 def run_point(config: Path) -> int:
-    """Learn from a configuration, starting from the last checkpoint if there is one; return the exit code.
+    """Learn from a configuration, starting from the last checkpoint if there is one; return the
+    exit code.
 
-    The lock of its folder is held meanwhile, even if the sweep is killed: the process of another sweep, or of the same
-    one that is started again, waits here, and leaves alone what has become complete.
+    The lock of its folder is held meanwhile, even if the sweep is killed: the process of another
+    sweep, or of the same one that is started again, waits here, and leaves alone what has become
+    complete.
     """
     from cifnet_pl.__main__ import main
 
-    # Lightning starts this module again for each further process of the run: they belong to the one with the lock.
+    # Lightning starts this module again for each further process of the run: they belong to the one
+    # with the lock.
     with nullcontext() if "LOCAL_RANK" in os.environ else FileLock(config.parent / ".running"):
         if complete_run(config.parent) is not None:
             return 0
@@ -556,8 +646,12 @@ def reason(code: int, log: str) -> str:
     number = -code if code < 0 else code - 128
     if code < 0 or number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         return f"killed by {signal.Signals(number).name}"
-    sentences = [found[1] or found[2] for line in log.splitlines() if (found := ERROR.match(line.strip()))]
-    return f"exit code {code}: {printable(sentences[-1])}" if sentences else f"exit code {code}, without saying why"
+    sentences = [
+        found[1] or found[2] for line in log.splitlines() if (found := ERROR.match(line.strip()))
+    ]
+    if sentences:
+        return f"exit code {code}: {printable(sentences[-1])}"
+    return f"exit code {code}, without saying why"
 
 
 if __name__ == "__main__":

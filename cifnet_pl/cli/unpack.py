@@ -1,4 +1,6 @@
-"""``unpack``: write the images of a data source as class folders, to try the commands that take photos."""
+"""``unpack``: write the images of a data source as class folders, to try the commands that take
+images.
+"""
 
 from __future__ import annotations
 
@@ -37,26 +39,35 @@ def unpack(
     """
     from cifnet_pl.data.sets import ImageSet, SourceOptions
     from cifnet_pl.data.sources import build_source
+    from cifnet_pl.images.files import expanded
     from cifnet_pl.model.bundle import class_names
-    from cifnet_pl.photos.files import expanded
 
     target = expanded(Path(output))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} exists already and is not an empty folder: choose another --output")
+        raise UsageError(
+            f"{target} exists already and is not an empty folder: choose another --output"
+        )
     if size < 1:
         raise UsageError(f"--size is {size}, expected at least 1 pixel")
-    data_source = build_source(source, SourceOptions(Path(root) if root else None, download=download))
+    data_source = build_source(
+        source, SourceOptions(Path(root) if root else None, download=download)
+    )
     names = class_names(data_source.class_names, source)
     for name in classes or []:
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
     if not (isinstance(data_source.train, ImageSet) and isinstance(data_source.val, ImageSet)):
-        raise UsageError(f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>")
+        raise UsageError(
+            f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>"
+        )
     with new_folder(target) as folder:
         count = _write(data_source.train, names, wanted, folder / "train", size)
         count += _write(data_source.val, names, wanted, folder / "val", size)
-    print(f"{number_of(count, 'image')} of {number_of(len(wanted), 'class')} in {target}/train and {target}/val")
+    print(
+        f"{number_of(count, 'image')} of {number_of(len(wanted), 'class')} in {target}/train and"
+        f" {target}/val"
+    )
 
 
 def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:
@@ -66,5 +77,5 @@ def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, s
     for row in counted(rows, f"writing {folder.name}", len(rows)):
         home = folder / names[images.labels[row]]
         home.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images.photo(row).square(size)).save(home / f"{images.names[row]:0>6}.png")
+        Image.fromarray(images.image(row).square(size)).save(home / f"{images.names[row]:0>6}.png")
     return len(rows)

@@ -1,4 +1,4 @@
-"""``watch``: name what new photos of a folder show, into a CSV file and to a webhook."""
+"""``watch``: name what new images of a folder show, into a CSV file and to a webhook."""
 
 from __future__ import annotations
 
@@ -24,16 +24,28 @@ from cifnet_pl.utilities.text import number_of, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Prediction
 
-COLUMNS = ("time", "id", "file", "class", "closest", "probability", "known", "answers", "unreadable")
+COLUMNS = (
+    "time",
+    "id",
+    "file",
+    "class",
+    "closest",
+    "probability",
+    "known",
+    "answers",
+    "unreadable",
+)
 
 AT_ONCE = 16
-"""Photos that are answered together: so many are answered again after a kill."""
+"""Images that are answered together: so many are answered again after a kill."""
 
 SECONDS = 10.0
 """Longest time that a receiver has to answer."""
 
 LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at most; the first pause is one second, each later one twice as long."""
+"""Seconds between two attempts at most; the first pause is one second, each later one twice as
+long.
+"""
 
 
 def watch(
@@ -47,73 +59,89 @@ def watch(
     once: bool = False,
     trust: bool = False,
 ) -> None:
-    """Answer each new photo of a folder, until Ctrl-C: a row of a CSV file, and a JSON object for a webhook.
+    """Answer each new image of a folder, until Ctrl-C: a row of a CSV file, and a JSON object for a
+    webhook.
 
-    A photo is new if no row has its content; what is there at the start is answered first. Rows that the receiver has
-    not acknowledged are sent again, also after a new start, each with the id of its photo, in order, until it answers
-    with a status from 200 to 299; the file beside the table, ``.sent``, lists those that it has. Nothing is sent
-    anywhere else: no proxy is used, and no redirection is followed.
+    An image is new if no row has its content; what is there at the start is answered first. Rows
+    that the receiver has not acknowledged are sent again, also after a new start, each with the id
+    of its image, in order, until it answers with a status from 200 to 299; the file beside the
+    table, ``.sent``, lists those that it has. Nothing is sent anywhere else: no proxy is used, and
+    no redirection is followed.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
         images: the folder, with its sub-folders.
         output: the CSV file; rows are added to one that is there.
-        webhook: http or https address that gets a POST for each photo; null for none.
-        unknown: share of photos of known classes that may be called unknown; null never to say so.
+        webhook: http or https address that gets a POST for each image; null for none.
+        unknown: share of images of known classes that may be called unknown; null never to say so.
         coverage: chance that the right class is in the set of answers; null to give no set.
         every: seconds between two looks at the folder.
-        once: whether to end when all photos that are there are answered and sent.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        once: whether to end when all images that are there are answered and sent.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
 
     Raises:
-        UsageError: an address that is none, a share outside (0, 1), or another process that writes the table.
+        UsageError: an address that is none, a share outside (0, 1), or another process that writes
+            the table.
         DataError: no such folder, or a table with other columns.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.images.files import NewImages, require_folder
     from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
-    from cifnet_pl.photos.files import NewPhotos, require_folder
 
-    if webhook is not None and (urlsplit(webhook).scheme not in ("http", "https") or not urlsplit(webhook).hostname):
+    if webhook is not None and (
+        urlsplit(webhook).scheme not in ("http", "https") or not urlsplit(webhook).hostname
+    ):
         raise UsageError(f"--webhook {printable(webhook)} is no http or https address")
     if every <= 0:
         raise UsageError(f"--every is {every:g}, expected more than 0")
-    folder, target = Path(images).expanduser(), Path(output).expanduser()
-    require_folder(folder, "--images", "a folder of photos")
+    folder = Path(images).expanduser()
+    target = Path(output).expanduser()
+    require_folder(folder, "--images", "a folder of images")
     with exclusive(target):
         classifier = load(model, trust=trust)
         unknown, coverage = able(classifier, unknown, coverage)
-        table, photos = Answers(target), NewPhotos(folder)
-        sender = Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows()) if webhook else None
-        print(f"watching {folder}; answers in {target}" + (" and to the webhook" if webhook else ""), flush=True)
-        found = photos.found(settled=not once)
+        table = Answers(target)
+        waiting = NewImages(folder)
+        sender = (
+            Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows())
+            if webhook
+            else None
+        )
+        print(
+            f"watching {folder}; answers in {target}" + (" and to the webhook" if webhook else ""),
+            flush=True,
+        )
+        found = waiting.found(settled=not once)
         while True:
             new = list(islice(found, AT_ONCE))
-            photos_of_ids = table.unknown(new)
-            contents = [content for _, content in photos_of_ids.values()]
+            images_of_ids = table.unknown(new)
+            contents = [content for _, content in images_of_ids.values()]
             predictions = classifier.classify(contents, 1, unknown=unknown, coverage=coverage)
             rows = table.add(
-                (key, file, found) for (key, (file, _)), found in zip(photos_of_ids.items(), predictions, strict=True)
+                (key, file, found)
+                for (key, (file, _)), found in zip(images_of_ids.items(), predictions, strict=True)
             )
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
             if not new and once and not (sender and sender.waiting):
-                print(f"{number_of(len(table.ids), 'photo')} answered in {target}")
+                print(f"{number_of(len(table.ids), 'image')} answered in {target}")
                 return
             if not new:
                 time.sleep(every)
-                found = photos.found(settled=not once)
+                found = waiting.found(settled=not once)
 
 
 class Answers:
-    """A CSV file with a row for each photo; what a killed process left half-written is taken away.
+    """A CSV file with a row for each image; what a killed process left half-written is taken away.
 
     Args:
         path: of the file; it is made if it is missing.
 
     Attributes:
-        ids: content hashes of the photos that have a row.
+        ids: content hashes of the images that have a row.
 
     Raises:
         DataError: it has other columns.
@@ -138,8 +166,10 @@ class Answers:
             return list(csv.DictReader(file))
 
     def unknown(self, files: Iterable[Path]) -> dict[str, tuple[Path, bytes]]:
-        """Read those of some photos whose content has no row, by their ids; one that is gone again is left out."""
-        from cifnet_pl.photos.photo import content_hash
+        """Read those of some images whose content has no row, by their ids; one that is gone again
+        is left out.
+        """
+        from cifnet_pl.images.image import content_hash
 
         found = {}
         for file in files:
@@ -152,14 +182,20 @@ class Answers:
         return found
 
     def add(self, answered: Iterable[tuple[str, Path, Prediction]]) -> list[dict[str, str]]:
-        """Write rows of photos, each with its id; return them once the disk has them."""
+        """Write rows of images, each with its id; return them once the disk has them."""
         rows = []
         for key, file, found in answered:
-            cells = dict.fromkeys(COLUMNS, "") | {"file": str(file), "unreadable": found.unreadable or ""}
+            cells = dict.fromkeys(COLUMNS, "") | {
+                "file": str(file),
+                "unreadable": found.unreadable or "",
+            }
             cells["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
             cells["id"] = key
             if found.classes:
-                cells |= {"closest": found.classes[0], "probability": f"{found.probabilities[0]:.6f}"}
+                cells |= {
+                    "closest": found.classes[0],
+                    "probability": f"{found.probabilities[0]:.6f}",
+                }
                 cells |= {"class": "" if found.known is False else found.classes[0]}
                 cells |= {"answers": "; ".join(found.answers or ())}
                 cells |= {} if found.known is None else {"known": str(found.known).lower()}
@@ -195,23 +231,30 @@ class Sender:
     """
 
     def __init__(self, url: str, path: Path, rows: Iterable[dict[str, str]]):
-        self.url, self._file = url, open(path, "a+b")  # noqa: SIM115, as above
+        self.url = url
+        self._file = open(path, "a+b")  # noqa: SIM115, as above
         self._file.seek(0)
         sent = set(self._file.read().decode().split("\n"))
         self.waiting = [row for row in rows if row["id"] not in sent]
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirection)
-        self._again, self._pause = 0.0, 1.0
+        self._again = 0.0
+        self._pause = 1.0
 
     def send(self) -> None:
-        """Send what waits, up to the first that is not acknowledged; after that pause before the next attempt."""
+        """Send what waits, up to the first that is not acknowledged; after that pause before the
+        next attempt.
+        """
         while self.waiting and time.monotonic() >= self._again:
             if (problem := self._refusal(self.waiting[0])) is not None:
                 where = printable(urlsplit(self.url).hostname or "")
                 wait = number_of(len(self.waiting), "answer")
                 print(
-                    f"{where}: {problem}; {wait} not sent yet, the next attempt is in {self._pause:.0f} s", flush=True
+                    f"{where}: {problem}; {wait} not sent yet, the next attempt is in"
+                    f" {self._pause:.0f} s",
+                    flush=True,
                 )
-                self._again, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+                self._again = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
                 return
             self._pause = 1.0
             self._file.write(f"{self.waiting.pop(0)['id']}\n".encode())

@@ -1,1 +1,3 @@
-"""Data: where images come from, in which order their classes are learned, and how they become batches of tensors."""
+"""Data: where images come from, in which order their classes are learned, and how they become
+batches of tensors.
+"""

@@ -1,4 +1,6 @@
-"""Make batches on the device from positions in an image set: exact sharding, decoding in threads."""
+"""Make batches on the device from positions in an image set: exact sharding, decoding in
+threads.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,19 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
-from cifnet_pl.photos.photo import UnreadableImage, decoded
+from cifnet_pl.images.image import UnreadableImage, decoded
 from cifnet_pl.utilities.errors import DataError
 
 AHEAD = 2
-"""Batches for each thread that are decoded ahead of the reader, or at a time where the two alternate."""
+"""Batches for each thread that are decoded ahead of the reader, or at a time where the two
+alternate.
+"""
 
 
 class ImageBatch(NamedTuple):
-    """Decoded images. ``unreadable`` lists "place: reason" of those that could not be decoded and are left out."""
+    """Decoded images. ``unreadable`` lists "place: reason" of those that could not be decoded and
+    are left out.
+    """
 
     image: Tensor  # (n, 3, s, s) uint8, channels last in memory
     label: Tensor  # (n,) int64
@@ -43,14 +49,19 @@ class EmbeddingBatch(NamedTuple):
 Batch = ImageBatch | EmbeddingBatch
 
 EMBEDDED_BATCH = 4096
-"""Samples in a batch of embeddings that are stored already: they take little memory, and sums over many are faster."""
+"""Samples in a batch of embeddings that are stored already: they take little memory, and sums over
+many are faster.
+"""
 
 SCORES = 2**19
-"""Scores of an evaluation batch of such samples, at most: with many classes they take more memory than embeddings."""
+"""Scores of an evaluation batch of such samples, at most: with many classes they take more memory
+than embeddings.
+"""
 
 
 def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
-    """Divide rows into batches over processes: every row exactly once, and the same number of batches on each process.
+    """Divide rows into batches over processes: every row exactly once, and the same number of
+    batches on each process.
 
     No row is padded or dropped; with fewer rows than processes some batches are empty.
 
@@ -71,7 +82,9 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut rows (n,) into pieces of ``size``; the last one may be smaller, and without rows there is none."""
+    """Cut rows (n,) into pieces of ``size``; the last one may be smaller, and without rows there is
+    none.
+    """
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -86,9 +99,14 @@ class ImageLoader:
         device: type of the device that embeds the images.
     """
 
-    def __init__(self, images: ImageSet, size: int, crop_ratio: float, workers: int, device: str = "cpu"):
-        self._images, self._size, self._crop_ratio = images, size, crop_ratio
-        self._workers, self._device = max(1, workers), device
+    def __init__(
+        self, images: ImageSet, size: int, crop_ratio: float, workers: int, device: str = "cpu"
+    ):
+        self._images = images
+        self._size = size
+        self._crop_ratio = crop_ratio
+        self._workers = max(1, workers)
+        self._device = device
         self._pool = ThreadPoolExecutor(self._workers, "decode")
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
@@ -98,31 +116,45 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
-        rows, ahead = iter([batch.tolist() for batch in batches]), AHEAD * self._workers
+        rows = iter([batch.tolist() for batch in batches])
+        ahead = AHEAD * self._workers
         return map(
-            self._batch, decoded(self._pool, rows, self._size, self._read, ahead, alternate, self._device == "cuda")
+            self._batch,
+            decoded(
+                self._pool, rows, self._size, self._read, ahead, alternate, self._device == "cuda"
+            ),
         )
 
     def _read(self, row: int, pixels: np.ndarray) -> tuple[int, str | None]:
         """Decode an image; return its content hash, and why it cannot be read or None."""
         try:
-            photo = self._images.photo(row)
-            pixels[:] = photo.square(self._size, self._crop_ratio)
-            return photo.hash, None
+            image = self._images.image(row)
+            pixels[:] = image.square(self._size, self._crop_ratio)
+            return image.hash, None
         except UnreadableImage as error:
             return 0, f"{self._images.place(row)}: {error}"
 
-    def _batch(self, batch: tuple[Sequence[int], Tensor, list[tuple[int, str | None]]]) -> ImageBatch:
+    def _batch(
+        self, batch: tuple[Sequence[int], Tensor, list[tuple[int, str | None]]]
+    ) -> ImageBatch:
         given, pixels, outcomes = batch
         readable = np.array([reason is None for _, reason in outcomes], dtype=bool)
         rows = np.array(given, dtype=np.int64)[readable]
         hashes = np.array([value for value, _ in outcomes], dtype=np.int64)[readable]
-        image = (pixels if readable.all() else pixels[torch.from_numpy(readable)]).permute(0, 3, 1, 2)
-        label, key, row = (torch.from_numpy(column) for column in (self._images.labels[rows], hashes, rows))
-        return ImageBatch(image, label, key, row, tuple(reason for _, reason in outcomes if reason is not None))
+        image = (pixels if readable.all() else pixels[torch.from_numpy(readable)]).permute(
+            0, 3, 1, 2
+        )
+        label, key, row = (
+            torch.from_numpy(column) for column in (self._images.labels[rows], hashes, rows)
+        )
+        return ImageBatch(
+            image, label, key, row, tuple(reason for _, reason in outcomes if reason is not None)
+        )
 
     def unreadable(self) -> Iterator[str]:
-        """Decode all images of the set, and yield "place: reason" of each that cannot be decoded."""
+        """Decode all images of the set, and yield "place: reason" of each that cannot be
+        decoded.
+        """
         for batch in self.decode(pieces(np.arange(len(self._images)), CHECKED)):
             yield from batch.unreadable
 
@@ -141,7 +173,8 @@ class Store(Protocol):
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
-    Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice per task, and
+    Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice
+        per task, and
     an eager one would decode its first images for nothing.
 
     Args:
@@ -158,7 +191,10 @@ class StoredLoader:
         loader: ImageLoader | None,
         learned: bool,
     ):
-        self._samples, self._plan, self._loader, self._learned = samples, plan, loader, learned
+        self._samples = samples
+        self._plan = plan
+        self._loader = loader
+        self._learned = learned
         self._begun: Iterator[ImageBatch] | None = None
 
     def __len__(self) -> int:
@@ -167,19 +203,28 @@ class StoredLoader:
     def begin(self) -> None:
         """Let the workers decode the first images of the next iteration now."""
         missing = [rows for rows, store in self._plan if store is None]
-        self._begun = self._loader.decode(missing) if self._loader is not None else iter(())
+        if self._loader is not None:
+            self._begun = self._loader.decode(missing)
+        else:
+            self._begun = iter(())
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:
             self.begin()
-        decoded, self._begun = cast(Iterator[ImageBatch], self._begun), None
+        decoded = cast(Iterator[ImageBatch], self._begun)
+        self._begun = None
         for rows, store in self._plan:
             yield next(decoded) if store is None else self._stored(rows, store)
 
     def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
-        keys = self._samples.hashes(rows) if self._learned else np.zeros(len(rows), dtype=np.int64)
+        if self._learned:
+            keys = self._samples.hashes(rows)
+        else:
+            keys = np.zeros(len(rows), dtype=np.int64)
         labels = torch.from_numpy(self._samples.labels[rows])
-        return EmbeddingBatch(store.get(rows), labels, torch.from_numpy(keys), torch.from_numpy(rows))
+        return EmbeddingBatch(
+            store.get(rows), labels, torch.from_numpy(keys), torch.from_numpy(rows)
+        )
 
 
 # ---------------------------------------------------------------------- unreadable images
@@ -236,7 +281,8 @@ class Batches:
         return len(pieces(self.rows, self.size))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and their labels (n,) int64.
+        """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and their labels (n,)
+        int64.
 
         Raises:
             DataError: an image cannot be read, and is not to be left out; names it.
@@ -245,12 +291,19 @@ class Batches:
             yield samples, labels
 
     def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor, np.ndarray]]:
-        """Yield the same batches, each with the content hashes (n,) int64 and positions (n,) of its samples."""
+        """Yield the same batches, each with the content hashes (n,) int64 and positions (n,) of its
+        samples.
+        """
         batches = pieces(self.rows, self.size)
         if not isinstance(self.samples, ImageSet):
             for rows in batches:
                 labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
-                yield cast(Store, self.samples).get(rows), labels, torch.from_numpy(self.samples.hashes(rows)), rows
+                yield (
+                    cast(Store, self.samples).get(rows),
+                    labels,
+                    torch.from_numpy(self.samples.hashes(rows)),
+                    rows,
+                )
             return
         with closing(ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)) as loader:
             for batch in loader.decode(batches):

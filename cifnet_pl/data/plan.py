@@ -1,7 +1,8 @@
-"""Plan a run: which classes and training samples each task has, which samples test it, and which are copies.
+"""Plan a run: which classes and training samples each task has, which samples test it, and which
+are copies.
 
-Which of several copies is learned depends on the plan alone, so that it is the same whatever the batches and the
-processes, and wherever a run went on.
+Which of several copies is learned depends on the plan alone, so that it is the same whatever the
+batches and the processes, and wherever a run went on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, SampleSet, Source, held_back_rows, in_two
+from cifnet_pl.data.sets import Grouping, SampleSet, Source, held_out_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
-from cifnet_pl.photos.copies import Duplicates, about_copies, about_labels, find_repeats
-from cifnet_pl.photos.photo import NOTHING
+from cifnet_pl.images.duplicates import Duplicates, about_copies, about_labels, find_repeats
+from cifnet_pl.images.image import NOTHING
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
@@ -32,11 +33,12 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
 
     Args:
         names: classes as the source gives them.
-        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or of all names; or
-            None.
+        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or
+            of all names; or None.
 
     Raises:
-        UsageError: a negative seed; a list with a class twice, without a class, or with one that the source lacks.
+        UsageError: a negative seed; a list with a class twice, without a class, or with one that
+            the source lacks.
     """
     if order is None:
         return list(names)
@@ -48,7 +50,9 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     if all(isinstance(item, int) for item in order):
         wrong = [i for i in order if not 0 <= int(i) < len(names)]
         if wrong:
-            raise UsageError(f"class_order holds position {wrong[0]}, expected 0 to {len(names) - 1}")
+            raise UsageError(
+                f"class_order holds position {wrong[0]}, expected 0 to {len(names) - 1}"
+            )
         chosen = [names[int(i)] for i in order]
     else:
         chosen = [str(item) for item in order]
@@ -57,8 +61,8 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         raise UsageError(f"class_order names '{missing[0]}', which the data source does not have")
     if len(chosen) < len(names):
         raise UsageError(
-            f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set --data.max_tasks to "
-            "learn fewer"
+            f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set"
+            " --data.max_tasks to learn fewer"
         )
     return chosen
 
@@ -68,7 +72,8 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
 
     Args:
         classes: number of all classes.
-        per_task: classes of each task, the last of which may be smaller; or one number for each task.
+        per_task: classes of each task, the last of which may be smaller; or one number for each
+            task.
         initial: classes of the first task, if it differs.
 
     Raises:
@@ -79,17 +84,30 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
         [50, 20, 20, 10]
     """
     first = [] if initial is None else [initial]
-    listed = per_task if isinstance(per_task, list) else [per_task]
+    if isinstance(per_task, list):
+        listed = per_task
+    else:
+        listed = [per_task]
     if not listed or min(first + listed) < 1:
-        option = "" if initial is None else f", initial_classes {initial}"
-        raise UsageError(f"classes_per_task is {per_task}{option}: every task needs at least one class")
+        if initial is None:
+            option = ""
+        else:
+            option = f", initial_classes {initial}"
+        raise UsageError(
+            f"classes_per_task is {per_task}{option}: every task needs at least one class"
+        )
     if isinstance(per_task, list):
         if sum(first + per_task) > classes:
-            raise UsageError(f"the tasks ask for {sum(first + per_task)} classes, the data has {classes}")
+            raise UsageError(
+                f"the tasks ask for {sum(first + per_task)} classes, the data has {classes}"
+            )
         return first + per_task
     wanted = (first + listed)[0]
     if classes < wanted:
-        raise UsageError(f"the first task asks for {wanted} classes, the data has {classes}: lower classes_per_task")
+        raise UsageError(
+            f"the first task asks for {wanted} classes, the data has {classes}: lower"
+            " classes_per_task"
+        )
     full, rest = divmod(classes - sum(first), per_task)
     return first + [per_task] * full + ([rest] if rest else [])
 
@@ -111,8 +129,8 @@ class TaskStream:
     ) -> TaskStream:
         """Divide classes into tasks, after the tasks that were learned before.
 
-        The learned tasks come first, unchanged, and the other classes follow in their order. So a class that is added
-        to the data later never moves one that was learned.
+        The learned tasks come first, unchanged, and the other classes follow in their order. So a
+        class that is added to the data later never moves one that was learned.
 
         Args:
             names: all classes as the source gives them.
@@ -135,15 +153,23 @@ class TaskStream:
         known = {name for task in past for name in task}
         gone = sorted(known - set(names))
         if gone:
-            raise DataError(f"class '{gone[0]}' was learned before, but the data no longer has it: put it back")
+            raise DataError(
+                f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
+            )
         fresh = [name for name in ordered if name not in known]
         if not past:
             sizes = task_sizes(len(fresh), per_task, initial)
         elif isinstance(per_task, list):
             planned = ([initial] if initial else []) + per_task
-            sizes = task_sizes(len(fresh), planned[len(past) :]) if len(planned) > len(past) else []
+            if len(planned) > len(past):
+                sizes = task_sizes(len(fresh), planned[len(past) :])
+            else:
+                sizes = []
         else:
-            sizes = task_sizes(len(fresh), min(per_task, len(fresh))) if fresh else []
+            if fresh:
+                sizes = task_sizes(len(fresh), min(per_task, len(fresh)))
+            else:
+                sizes = []
         left = iter(fresh)
         return cls(past + tuple(tuple(islice(left, size)) for size in sizes))
 
@@ -163,7 +189,8 @@ class TaskLearner(Protocol):
     backbone: Backbone
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the order in which the images of a task are learned, one array for each pass over them.
+        """Return the order in which the images of a task are learned, one array for each pass over
+        them.
 
         Args:
             rows: (n,) positions of the task's images.
@@ -199,15 +226,20 @@ class Plan:
         initial_classes: int | None,
         max_tasks: int | None,
     ):
-        self.source, self.kind, self.max_tasks = source, stream or Disjoint(), max_tasks
+        self.source = source
+        self.kind = stream or Disjoint()
+        self.max_tasks = max_tasks
         self._options = (class_order, classes_per_task, initial_classes)
-        self._planned: tuple[tuple[tuple[str, ...], ...], TaskStream, list[np.ndarray]] | None = None
+        self._planned: tuple[tuple[tuple[str, ...], ...], TaskStream, list[np.ndarray]] | None = (
+            None
+        )
 
     def tasks(self, learned: Sequence[Sequence[str]]) -> TaskStream:
         """Return the new classes of all tasks.
 
         Args:
-            learned: class names of the tasks that were learned before; they come first and unchanged.
+            learned: class names of the tasks that were learned before; they come first and
+                unchanged.
         """
         return self._plan(learned)[0]
 
@@ -219,11 +251,18 @@ class Plan:
             learned: class names of the tasks that were learned before.
         """
         tasks = self.all_rows(learned)
-        rows = tasks[task] if task < len(tasks) else np.zeros(0, dtype=np.int64)
-        return rows if self.left_out is None else rows[~self.left_out[rows]]
+        if task < len(tasks):
+            rows: np.ndarray = tasks[task]
+        else:
+            rows = np.zeros(0, dtype=np.int64)
+        if self.left_out is None:
+            return rows
+        kept: np.ndarray = rows[~self.left_out[rows]]
+        return kept
 
     def all_rows(self, learned: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Return the positions of the training samples of every task, those that are left out included.
+        """Return the positions of the training samples of every task, those that are left out
+        included.
 
         Args:
             learned: class names of the tasks that were learned before.
@@ -239,22 +278,36 @@ class Plan:
     def _divide(self, past: tuple[tuple[str, ...], ...]) -> tuple[TaskStream, list[np.ndarray]]:
         order, per_task, initial = self._options
         names = self.source.class_names
-        stream = TaskStream.plan(names, order, per_task, initial, () if self.kind.samples_return else past)
+        stream = TaskStream.plan(
+            names, order, per_task, initial, () if self.kind.samples_return else past
+        )
         sequence = tuple(tuple(self.position[name] for name in task) for task in stream.tasks)
         rows = self.kind.divide(Classes(self.source, sequence))
-        learned = stream if not self.kind.samples_return else TaskStream(self._first_seen(rows, stream.classes()))
+        if not self.kind.samples_return:
+            learned = stream
+        else:
+            learned = TaskStream(self._first_seen(rows, stream.classes()))
         if learned.tasks[: len(past)] != past:
-            raise DataError("the tasks learned before are not those of this stream: use the same data and settings")
+            raise DataError(
+                "the tasks learned before are not those of this stream: use the same data and"
+                " settings"
+            )
         count = max(self.max_tasks or len(rows), len(past))
         return TaskStream(learned.tasks[:count]), rows[:count]
 
-    def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the classes that each task is the first to bring, in the order of learning."""
+    def _first_seen(
+        self, rows: Sequence[np.ndarray], order: Sequence[str]
+    ) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the classes that each task is the first to bring, in the order of
+        learning.
+        """
         rank = {self.position[name]: i for i, name in enumerate(order)}
         seen: set[int] = set()
         tasks = []
         for task_rows in rows:
-            new = sorted(set(self.source.train.labels[task_rows].tolist()) - seen, key=rank.__getitem__)
+            new = sorted(
+                set(self.source.train.labels[task_rows].tolist()) - seen, key=rank.__getitem__
+            )
             seen |= set(new)
             tasks.append(tuple(self.source.class_names[label] for label in new))
         return tuple(tasks)
@@ -272,8 +325,8 @@ class Plan:
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
         """Return the positions of the test samples of each class.
 
-        Test samples of domains that are evaluated one by one are left out until their task; those of domains that no
-        task learns, such as CORe50's test sessions, are always included.
+        Test samples of domains that are evaluated one by one are left out until their task; those
+        of domains that no task learns, such as CORe50's test sessions, are always included.
 
         Args:
             names: names of the classes.
@@ -282,7 +335,9 @@ class Plan:
         Raises:
             DataError: a class that the data does not have.
         """
-        val, groups, none = self.source.val, self.evaluated, np.zeros(0, dtype=np.int64)
+        val = self.source.val
+        groups = self.evaluated
+        none = np.zeros(0, dtype=np.int64)
         test_rows = []
         for name in names:
             if name not in self.position:
@@ -300,8 +355,8 @@ class Plan:
 def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     """Replace the test samples by a share of the training samples of each class.
 
-    The split is by a seeded hash of names, as that of a source without a test part. If the source has domains, the same
-    share of each domain is taken.
+    The split is by a seeded hash of names, as that of a source without a test part. If the source
+    has domains, the same share of each domain is taken.
 
     Args:
         source: with a test part, which is dropped.
@@ -311,13 +366,21 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     Raises:
         UsageError: the fraction is not between 0 and 1.
     """
-    check_that(0 < fraction < 1, "--data.tune", fraction, "a share between 0 and 1 of the training images")
+    check_that(
+        0 < fraction < 1, "--data.tune", fraction, "a share between 0 and 1 of the training images"
+    )
     train = source.train
-    domains = np.zeros(len(train), dtype=np.int64) if source.domains is None else source.domains.train
-    # A seed of its own: the same one would take the samples that a source holds back from what it left.
-    chosen = held_back_rows(train, domains, fraction, seed + 1)
+    if source.domains is None:
+        domains = np.zeros(len(train), dtype=np.int64)
+    else:
+        domains = source.domains.train
+    # A seed of its own: the same one would take the samples that a source holds out from what it
+    # left.
+    chosen = held_out_rows(train, domains, fraction, seed + 1)
     groups = {"domains": source.domains, "tasks": source.tasks}
-    known = {kind: (group.names, group.train) for kind, group in groups.items() if group is not None}
+    known = {
+        kind: (group.names, group.train) for kind, group in groups.items() if group is not None
+    }
     return in_two(source.class_names, train, chosen, **known)
 
 
@@ -334,7 +397,8 @@ class Copies:
         twice: (copy, first) training samples of one class; the first is the one that is learned.
         tested: (test sample, training sample) of one class.
         tested_twice: (copy, first) test samples of one class; the first is the one that is tested.
-        undecided: training sample → label of another class in which it lies, too: it is learned as neither.
+        undecided: training sample → label of another class in which it lies, too: it is learned as
+            neither.
         tested_undecided: the same of test samples, which are not tested.
     """
 
@@ -348,8 +412,11 @@ class Copies:
         return any(vars(self).values())
 
     def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Return which samples are copies of an earlier one or in two classes: two masks, of training and of test."""
-        train, val = np.zeros(len(source.train), dtype=bool), np.zeros(len(source.val), dtype=bool)
+        """Return which samples are copies of an earlier one or in two classes: two masks, of
+        training and of test.
+        """
+        train = np.zeros(len(source.train), dtype=bool)
+        val = np.zeros(len(source.val), dtype=bool)
         train[[*(row for row, _ in self.twice), *self.undecided]] = True
         val[[*(row for row, _ in self.tested_twice), *self.tested_undecided]] = True
         return train, val
@@ -361,27 +428,46 @@ class Copies:
             source: where the samples are from.
             duplicates: whether copies are left out.
         """
-        table = [(kind, printable(photo), printable(other)) for kind, photo, other in self.table(source)]
-        copies = [photo for kind, photo, _ in table if kind == "copy"]
-        labels = [f"{photo} (also in {other})" for kind, photo, other in table if kind == "two classes"]
-        both = listed([f"{photo} (learned as {other})" for kind, photo, other in table if kind == "learned and tested"])
+        table = [
+            (kind, printable(image), printable(other)) for kind, image, other in self.table(source)
+        ]
+        copies = [image for kind, image, _ in table if kind == "copy"]
+        labels = [
+            f"{image} (also in {other})" for kind, image, other in table if kind == "two classes"
+        ]
+        both = listed(
+            [
+                f"{image} (learned as {other})"
+                for kind, image, other in table
+                if kind == "learned and tested"
+            ]
+        )
         sentences = [about_copies(copies, duplicates), about_labels(labels, duplicates)]
         if both:
-            sentences += [f"note: {both} {is_or_are(len(self.tested))} learned and tested with: the score flatters"]
+            sentences += [
+                f"note: {both} {is_or_are(len(self.tested))} learned and tested with: the score"
+                " flatters"
+            ]
         return [sentence for sentence in sentences if sentence]
 
     def table(self, source: Source) -> list[tuple[str, str, str]]:
-        """Return a row for each sample: the kind of copy, the sample, and the other sample or class.
+        """Return a row for each sample: the kind of copy, the sample, and the other sample or
+        class.
 
         Args:
             source: where the samples are from.
         """
-        train, val, names = source.train.names, source.val.names, source.class_names
+        train = source.train.names
+        val = source.val.names
+        names = source.class_names
         return [
             *(("copy", train[a], train[b]) for a, b in self.twice),
             *(("copy", val[a], val[b]) for a, b in self.tested_twice),
             *(("two classes", train[row], names[other]) for row, other in self.undecided.items()),
-            *(("two classes", val[row], names[other]) for row, other in self.tested_undecided.items()),
+            *(
+                ("two classes", val[row], names[other])
+                for row, other in self.tested_undecided.items()
+            ),
             *(("learned and tested", val[a], train[b]) for a, b in self.tested),
         ]
 
@@ -394,17 +480,20 @@ def of_first(pairs: Pairs) -> dict[int, list[int]]:
     return copies
 
 
-def find_copies(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
+def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
     """Compare all samples of a source with each other.
 
-    Samples of classes that no task learns yet count, too: which samples are in two classes must not depend on where a
+    Samples of classes that no task learns yet count, too: which samples are in two classes must not
+        depend on where a
     run stops.
 
     Args:
         source: where they are from.
-        tasks: rows of the training samples of each task; of several copies the first one is learned.
+        tasks: rows of the training samples of each task; of several copies the first one is
+            learned.
     """
-    train, val = source.train, source.val
+    train = source.train
+    val = source.val
     planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
     rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
     sizes = np.array([train.size(row) for row in rows.tolist()])
@@ -414,7 +503,8 @@ def find_copies(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
     count = len(train)  # test samples are numbered after the training samples
     pairs = [*ours, *((count + row, value) for row, value in theirs)]
     repeats = find_repeats(pairs, np.concatenate([train.labels, val.labels]))
-    copies, tested_as = Copies(), dict[int, int]()
+    copies = Copies()
+    tested_as = dict[int, int]()
     for row, first in sorted(repeats.twice.items()):
         if row < count:
             copies.twice.append((row, first))
@@ -431,11 +521,13 @@ def find_copies(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
     return copies
 
 
-def _where_alike(samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, others: np.ndarray) -> Pairs:
+def _where_alike(
+    samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, others: np.ndarray
+) -> Pairs:
     """Find the samples that may be a copy of another one.
 
-    Samples of a size that no other one of them and none of the others has are not read. With several processes each
-    reads a share of the samples; all must call this.
+    Samples of a size that no other one of them and none of the others has are not read. With
+    several processes each reads a share of the samples; all must call this.
 
     Args:
         samples: the set.

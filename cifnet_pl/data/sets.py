@@ -1,4 +1,6 @@
-"""Fixed sequences of labelled samples, in files or in memory: their classes, and their split for validation."""
+"""Fixed sequences of labelled samples, in files or in memory: their classes, and their split for
+validation.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,17 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.photos.copies import held_back
-from cifnet_pl.photos.files import file_size, identity
-from cifnet_pl.photos.photo import NOTHING, AnyPhoto, Contents, Look, Photo, UnreadableImage, looks_at
+from cifnet_pl.images.duplicates import held_out
+from cifnet_pl.images.files import file_size, identity
+from cifnet_pl.images.image import (
+    NOTHING,
+    Contents,
+    EncodedImage,
+    ImageLike,
+    Look,
+    UnreadableImage,
+    looks_at,
+)
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -32,7 +42,9 @@ class SampleSet(ABC):
     noun = "sample"
     """What messages call one of them."""
     sequential: bool = False
-    """Whether samples are best read in ascending order, as they lie one after the other in large files."""
+    """Whether samples are best read in ascending order, as they lie one after the other in large
+    files.
+    """
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,18 +55,24 @@ class SampleSet(ABC):
 
     @abstractmethod
     def content_hash(self, index: int) -> int:
-        """Read sample ``index``, and return the hash of its content; that of nothing where it cannot be read."""
+        """Read sample ``index``, and return the hash of its content; that of nothing where it
+        cannot be read.
+        """
 
     def place(self, index: int) -> str:
         """Return where sample ``index`` is, for messages, on one line."""
         return printable(self.names[index])
 
     def mark(self, index: int) -> tuple[int, ...] | int:
-        """Return what is cheap to compute and changes with the content; by default the content's hash."""
+        """Return what is cheap to compute and changes with the content; by default the content's
+        hash.
+        """
         return int(self.hashes(np.array([index]))[0])
 
     def size(self, index: int) -> int:
-        """Return the number of bytes of the content, or -1 where that is not known without reading it."""
+        """Return the number of bytes of the content, or -1 where that is not known without reading
+        it.
+        """
         return -1
 
     @cached_property
@@ -72,7 +90,9 @@ class SampleSet(ABC):
         return np.full(len(self), -1, dtype=np.int64)
 
     def hashes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the content hashes (n,) int64 of samples ``rows`` (n,), each computed when it is first asked for."""
+        """Return the content hashes (n,) int64 of samples ``rows`` (n,), each computed when it is
+        first asked for.
+        """
         for row in rows[self._hashes[rows] < 0].tolist():
             self._hashes[row] = self.content_hash(row)
         known: np.ndarray = self._hashes[rows]
@@ -89,14 +109,14 @@ class ImageSet(SampleSet):
     noun = "image"
 
     @abstractmethod
-    def given(self, index: int) -> AnyPhoto:
+    def given(self, index: int) -> ImageLike:
         """Return image ``index``: its file, the bytes of one, or a decoded image.
 
         Raises:
             UnreadableImage: it cannot be read.
         """
 
-    def photo(self, index: int, again: bool = False) -> Photo:
+    def image(self, index: int, again: bool = False) -> EncodedImage:
         """Read image ``index``, once for all that is wanted of it.
 
         Args:
@@ -106,12 +126,12 @@ class ImageSet(SampleSet):
         Raises:
             UnreadableImage: it cannot be read.
         """
-        return Photo(self.given(index))
+        return EncodedImage(self.given(index))
 
     def content_hash(self, index: int) -> int:
         """Read image ``index``, and return its hash; that of nothing where it cannot be read."""
         try:
-            return self.photo(index, again=True).hash
+            return self.image(index, again=True).hash
         except UnreadableImage:  # it is reported when it is to be decoded
             return NOTHING
 
@@ -140,10 +160,11 @@ class Source:
         train, val: the two sets.
         domains: the session, place or camera of each sample, where the source knows it.
         tasks: the task that the source itself assigns to each sample, where it does.
-        occasions: (n,) int64, equal for training samples that the user said belong together.
-        val_occasions: (m,) int64, the same of validation samples that were held back.
+        groups: (n,) int64, equal for training samples that the user said belong together.
+        val_groups: (m,) int64, the same of validation samples that were held out.
         notes: sentences for the user about how the two sets were made.
-        held_back: whether ``val`` is a share of the data that was held back here, as they have no such part.
+        held_out: whether ``val`` is a share of the data that was held out here, as they have no
+            such part.
     """
 
     class_names: list[str]
@@ -151,31 +172,50 @@ class Source:
     val: SampleSet
     domains: Grouping | None = None
     tasks: Grouping | None = None
-    occasions: np.ndarray | None = None
-    val_occasions: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    val_groups: np.ndarray | None = None
     notes: tuple[str, ...] = ()
-    held_back: bool = False
+    held_out: bool = False
 
     def untested(self) -> Source:
-        """Return the source with the files that were held back among those to learn, and none to test."""
-        train, val = cast(FileSet, self.train), cast(FileSet, self.val)
-        whole = FileSet(train.root, [*train.names, *val.names], [*train.labels, *val.labels], train.contents)
+        """Return the source with the files that were held out among those to learn, and none to
+        test.
+        """
+        train = cast(FileSet, self.train)
+        val = cast(FileSet, self.val)
+        whole = FileSet(
+            train.root, [*train.names, *val.names], [*train.labels, *val.labels], train.contents
+        )
         return Source(self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes)
 
 
 class FileSet(ImageSet):
-    """Images in files below ``root``, a folder or a Zip archive; ``contents`` are those of files looked at already."""
+    """Images in files below ``root``, a folder or a Zip archive; ``contents`` are those of files
+    looked at already.
+    """
 
-    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], contents: Contents | None = None):
-        self.root, self.names, self.contents = root, list(names), contents or Contents()
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Sequence[int],
+        contents: Contents | None = None,
+    ):
+        self.root = root
+        self.names = list(names)
+        self.contents = contents or Contents()
         self.labels = np.asarray(labels, dtype=np.int64)
 
-    def photo(self, index: int, again: bool = False) -> Photo:
-        """Read a file once, although it may be asked for ``again``; UnreadableImage where it cannot be read."""
+    def image(self, index: int, again: bool = False) -> EncodedImage:
+        """Read a file once, although it may be asked for ``again``; UnreadableImage where it cannot
+        be read.
+        """
         return (self.contents.keep if again else self.contents.take)(self.given(index))
 
     def look(self, rows: np.ndarray) -> list[Look]:
-        """Look at files ``rows`` (n,), which are to be decoded later, and note their content hashes."""
+        """Look at files ``rows`` (n,), which are to be decoded later, and note their content
+        hashes.
+        """
         looks = looks_at([self.given(row) for row in rows], self.contents.keep)
         self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
         return looks
@@ -190,12 +230,16 @@ class FileSet(ImageSet):
 
     def subset(self, rows: np.ndarray) -> FileSet:
         """Return the files at positions ``rows``, with what is known of their hashes."""
-        files = FileSet(self.root, [self.names[i] for i in rows], self.labels[rows].tolist(), self.contents)
+        files = FileSet(
+            self.root, [self.names[i] for i in rows], self.labels[rows].tolist(), self.contents
+        )
         files.note_hashes(np.arange(len(rows)), self._hashes[rows])
         return files
 
     def mark(self, index: int) -> tuple[int, ...]:
-        """Return the size, inode and times of modification and of change: the last cannot be set back by a program."""
+        """Return the size, inode and times of modification and of change: the last cannot be set
+        back by a program.
+        """
         return identity(self.given(index))
 
     def size(self, index: int) -> int:
@@ -204,10 +248,12 @@ class FileSet(ImageSet):
 
 
 class ArraySet(ImageSet):
-    """Images that a function reads: from memory, from another data set's object, or from a place in a large file.
+    """Images that a function reads: from memory, from another data set's object, or from a place in
+    a large file.
 
     Args:
-        read: position in the data → decoded image, or bytes of an image file; several threads call it.
+        read: position in the data → decoded image, or bytes of an image file; several threads call
+            it.
         labels: (n,) class position of each image.
         names: (n,) what each image is called; by default its position.
         rows: (n,) position of each image in the data; by default 0, 1, …
@@ -224,10 +270,18 @@ class ArraySet(ImageSet):
         where: str = "number ",
         sequential: bool = False,
     ):
-        self.read, self.where, self.sequential = read, where, sequential
+        self.read = read
+        self.where = where
+        self.sequential = sequential
         self.labels = np.asarray(labels, dtype=np.int64)
-        self.rows = np.arange(len(self.labels)) if rows is None else np.asarray(rows, dtype=np.int64)
-        self.names = [str(i) for i in self.rows.tolist()] if names is None else names
+        if rows is None:
+            self.rows = np.arange(len(self.labels))
+        else:
+            self.rows = np.asarray(rows, dtype=np.int64)
+        if names is None:
+            self.names = [str(i) for i in self.rows.tolist()]
+        else:
+            self.names = names
 
     def given(self, index: int) -> Image.Image | bytes:
         """Return the image.
@@ -250,11 +304,14 @@ class ArraySet(ImageSet):
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
         names = [self.names[i] for i in rows]
-        return ArraySet(self.read, self.labels[rows], names, self.rows[rows], self.where, self.sequential)
+        return ArraySet(
+            self.read, self.labels[rows], names, self.rows[rows], self.where, self.sequential
+        )
 
 
 def picture(image: Any, where: str) -> Image.Image:
-    """Return an image of Pillow, or an array (h, w), (h, w, 3) or (3, h, w) of uint8, as an image of Pillow.
+    """Return an image of Pillow, or an array (h, w), (h, w, 3) or (3, h, w) of uint8, as an image
+    of Pillow.
 
     Args:
         image: also a tensor.
@@ -266,9 +323,15 @@ def picture(image: Any, where: str) -> Image.Image:
     if isinstance(image, Image.Image):
         return image
     pixels = np.asarray(image)
-    pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    else:
+        pixels = pixels
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        hint = "; leave ToTensor and Normalize out of the transform" if pixels.dtype.kind == "f" else ""
+        if pixels.dtype.kind == "f":
+            hint = "; leave ToTensor and Normalize out of the transform"
+        else:
+            hint = ""
         found = f"shape {pixels.shape} and dtype {pixels.dtype}"
         raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
     return Image.fromarray(pixels.squeeze())
@@ -285,11 +348,11 @@ class SourceOptions:
 
     Attributes:
         root: folder or file of the data.
-        val_fraction: share of each class that is held back if the data have no test part.
+        val_fraction: share of each class that is held out if the data have no test part.
         split_seed: seed of that split.
         download: whether data may be fetched.
         own: options of one source alone.
-        group: how photos that are held back together are found (:mod:`cifnet_pl.photos.copies`).
+        group: how images that are held out together are found (:mod:`cifnet_pl.images.duplicates`).
     """
 
     root: Path | None = None
@@ -303,28 +366,43 @@ class SourceOptions:
 # ---------------------------------------------------------------------- classes
 
 
-def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
+def classes_of(
+    labels: Sequence[Any], where: str, names: Sequence[str] | None = None
+) -> tuple[list[str], np.ndarray]:
     """Find the classes of a list of labels.
 
     Args:
         labels: integers or texts.
         where: the data, for messages.
-        names: of the integers 0, 1, …, if the data have names; names that do not occur are left out.
+        names: of the integers 0, 1, …, if the data have names; names that do not occur are left
+            out.
 
     Returns:
-        The names of all classes in the order of their labels, and the position (n,) of each label among them.
+        The names of all classes in the order of their labels, and the position (n,) of each label
+        among them.
 
     Raises:
-        DataError: labels that are missing or neither integers nor texts; one without a name; a name with control
-            characters or of two classes.
+        DataError: labels that are missing or neither integers nor texts; one without a name; a name
+            with control characters or of two classes.
     """
     wrong = next(
-        (i for i, label in enumerate(labels) if isinstance(label, bool) or not isinstance(label, int | str)), None
+        (
+            i
+            for i, label in enumerate(labels)
+            if isinstance(label, bool) or not isinstance(label, int | str)
+        ),
+        None,
     )
     if wrong is not None:
         label = labels[wrong]
-        given = "missing" if label is None else f"{printable(str(label)[:60])} ({type(label).__name__})"
-        raise DataError(f"{where}: the label in row {wrong} (counted from 0) is {given}, expected integers or names")
+        if label is None:
+            given = "missing"
+        else:
+            given = f"{printable(str(label)[:60])} ({type(label).__name__})"
+        raise DataError(
+            f"{where}: the label in row {wrong} (counted from 0) is {given}, expected integers or"
+            " names"
+        )
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
     class_names = []
     for label in distinct:
@@ -333,11 +411,16 @@ def classes_of(labels: Sequence[Any], where: str, names: Sequence[str] | None = 
         elif 0 <= label < len(names):
             class_names.append(names[label])
         else:
-            raise DataError(f"{where}: a label is {label}, but there are names of 0 to {len(names) - 1}")
+            raise DataError(
+                f"{where}: a label is {label}, but there are names of 0 to {len(names) - 1}"
+            )
     strange = [name for name in class_names if not name or has_controls(name)]
     if strange or len(set(class_names)) < len(distinct):
         shown = (strange or [name for name in class_names if class_names.count(name) > 1])[0]
-        raise DataError(f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two: rename it")
+        raise DataError(
+            f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two:"
+            " rename it"
+        )
     position = {label: i for i, label in enumerate(distinct)}
     return class_names, np.array([position[label] for label in labels], dtype=np.int64)
 
@@ -357,7 +440,7 @@ def in_parts(
     where: str,
     **groups: tuple[list[str], np.ndarray],
 ) -> Source:
-    """Return the source with the test part of the data, or with one that is held back by seed.
+    """Return the source with the test part of the data, or with one that is held out by seed.
 
     Args:
         class_names: names of the classes.
@@ -378,7 +461,10 @@ def in_parts(
 
 
 def split_by_seed(
-    class_names: list[str], whole: SampleSet, options: SourceOptions, **groups: tuple[list[str], np.ndarray]
+    class_names: list[str],
+    whole: SampleSet,
+    options: SourceOptions,
+    **groups: tuple[list[str], np.ndarray],
 ) -> Source:
     """Hold back a share of the samples of each class for validation.
 
@@ -389,8 +475,8 @@ def split_by_seed(
         groups: as for :func:`in_two`.
     """
     one = np.zeros(len(whole), dtype=np.int64)
-    held = held_back_rows(whole, one, options.val_fraction, options.split_seed)
-    return replace(in_two(class_names, whole, held, **groups), held_back=True)
+    held = held_out_rows(whole, one, options.val_fraction, options.split_seed)
+    return replace(in_two(class_names, whole, held, **groups), held_out=True)
 
 
 def of_parts(
@@ -400,7 +486,8 @@ def of_parts(
     where: str,
     names: Sequence[str] | None = None,
 ) -> Source:
-    """Return a source of data in one part, of which a share is held back, or in two, to learn and to test with.
+    """Return a source of data in one part, of which a share is held out, or in two, to learn and to
+    test with.
 
     Args:
         labels: of the samples of each part, as :func:`classes_of` takes them.
@@ -429,26 +516,36 @@ def checked(source: Source, where: str) -> Source:
         raise DataError(f"{where}: the test part has no {source.val.noun}")
     for label, name in enumerate(source.class_names):
         if label not in source.train.rows_of:
-            raise DataError(f"{where}: class '{printable(name)}' has no training {source.train.noun}: add some")
+            raise DataError(
+                f"{where}: class '{printable(name)}' has no training {source.train.noun}: add some"
+            )
     return source
 
 
-def in_two(class_names: list[str], whole: SampleSet, val: np.ndarray, **groups: tuple[list[str], np.ndarray]) -> Source:
+def in_two(
+    class_names: list[str],
+    whole: SampleSet,
+    val: np.ndarray,
+    **groups: tuple[list[str], np.ndarray],
+) -> Source:
     """Return a source of the samples that are not marked in ``val`` (n,), and of those that are.
 
     Args:
         class_names: names of the classes.
         whole: all samples.
         val: (n,) bool.
-        groups: ``domains`` and ``tasks``, where there are some: their names, and (n,) the position of each sample's.
+        groups: ``domains`` and ``tasks``, where there are some: their names, and (n,) the position
+            of each sample's.
     """
-    source = Source(class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val)))
+    source = Source(
+        class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val))
+    )
     for kind, (names, group) in groups.items():
         setattr(source, kind, Grouping(names, group[~val], group[val]))
     return source
 
 
-def held_back_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def held_out_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Choose a share of the samples of each class in each group by a seeded hash of their names.
 
     Args:
@@ -463,5 +560,5 @@ def held_back_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed
     chosen = np.zeros(len(samples), dtype=bool)
     for rows in samples.rows_of.values():
         for part in (rows[groups[rows] == group] for group in np.unique(groups[rows])):
-            chosen[part] = held_back([samples.names[i] for i in part], fraction, seed)
+            chosen[part] = held_out([samples.names[i] for i in part], fraction, seed)
     return chosen

@@ -17,8 +17,12 @@ from cifnet_pl.heads.samples import LogisticHead as LogisticHead
 from cifnet_pl.heads.samples import SGDHead as SGDHead
 
 HEADS: dict[str, type[Head]] = {
-    name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Head) and kind != Head
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, Head) and kind != Head
 }
-"""Name → class of every head imported above: what the command line, bundles, reports and the shared tests go by."""
+"""Name → class of every head imported above: what the command line, bundles, reports and the shared
+tests go by.
+"""
 
 __all__ = ["Head", *HEADS]

@@ -27,9 +27,9 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.growing_tensors import keeping_dtypes, make_room, state_of
 from cifnet_pl.utilities.memory import matrices_given_back
 
-Ability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
+Capability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
 
-ACTIONS: dict[Ability, str] = {
+ACTIONS: dict[Capability, str] = {
     "merges": "merge",
     "pools": "merge whole sites, or add samples to a class that is learned already",
     "subtracts": "subtract",
@@ -37,13 +37,15 @@ ACTIONS: dict[Ability, str] = {
     "leaves_one_out": "leave samples out",
     "tells_novelty": "tell unknown things from known ones",
 }
-"""Ability → what a head without it cannot do, as error messages say it."""
+"""Capability → what a head without it cannot do, as error messages say it."""
 
-REASONS: dict[Ability, str] = {
+REASONS: dict[Capability, str] = {
     "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
     "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
 }
-"""Ability → why a head has none, where that is the same for all heads; else the head's own ``reason``."""
+"""Capability → why a head has none, where that is the same for all heads; else the head's own
+``reason``.
+"""
 
 
 Sizes = tuple[frozenset[int] | None, ...]
@@ -53,7 +55,8 @@ Sizes = tuple[frozenset[int] | None, ...]
 def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool) -> Sizes:
     """Infer the sizes of a tensor from its shapes with one class and with two classes.
 
-    A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry for each class.
+    A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry
+        for each class.
 
     Args:
         one: shape with one class.
@@ -75,7 +78,9 @@ def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_ro
 def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
     """Return whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
     pairs = zip(shape, sizes, strict=False)
-    return len(shape) == len(sizes) and all(allowed is None or size in allowed for size, allowed in pairs)
+    return len(shape) == len(sizes) and all(
+        allowed is None or size in allowed for size, allowed in pairs
+    )
 
 
 H = TypeVar("H", bound="Head")
@@ -84,11 +89,14 @@ R = TypeVar("R")
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
-def in_full_precision(method: Callable[Concatenate[AnyHead, P], R]) -> Callable[Concatenate[AnyHead, P], R]:
-    """Decorate a method that changes statistics, so that no setting of the caller changes what is stored.
+def in_full_precision(
+    method: Callable[Concatenate[AnyHead, P], R],
+) -> Callable[Concatenate[AnyHead, P], R]:
+    """Decorate a method that changes statistics, so that no setting of the caller changes what is
+    stored.
 
-    Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no inference mode, whose
-    tensors could never be updated in place again.
+    Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no
+    inference mode, whose tensors could never be updated in place again.
     """
 
     @functools.wraps(method)
@@ -104,14 +112,16 @@ Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
 
 LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from the number of each sample's group (n,) int64, or None where each stands alone, to the scores (n, C) of
-the samples without their group."""
+"""Function from the number of each sample's group (n,) int64, or None where each stands alone, to
+the scores (n, C) of the samples without their group."""
 
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
 
 
-def number_or_gcv(name: str, value: float | str, expected: str, most: float = sys.float_info.max) -> Ridge:
+def number_or_gcv(
+    name: str, value: float | str, expected: str, most: float = sys.float_info.max
+) -> Ridge:
     """Check an argument that is a positive number, or "gcv".
 
     Args:
@@ -156,7 +166,9 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
     """
     check_embeddings(z, width)
     if y.shape != (len(z),) or y.dtype != torch.int64:
-        raise UsageError(f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64")
+        raise UsageError(
+            f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64"
+        )
     if weight is not None:
         if weight.shape != (len(z),):
             raise UsageError(f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)")
@@ -171,21 +183,24 @@ def log_odds(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits: (n, C) float.
 
     Returns:
-        (n, 1) column of the most probable class; (n, 1) logarithm of its odds; (n, C) log probability of each other
-        class among those, infinite or NaN at the most probable one.
+        (n, 1) column of the most probable class; (n, 1) logarithm of its odds; (n, C) log
+        probability of each other class among those, infinite or NaN at the most probable one.
     """
     first = logits.argmax(dim=1, keepdim=True)
-    others = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) == first, -torch.inf)
+    others = logits.masked_fill(
+        torch.arange(logits.shape[1], device=logits.device) == first, -torch.inf
+    )
     together = others.logsumexp(dim=1, keepdim=True)
     return first, logits.gather(1, first) - together, others - together
 
 
 def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor | float) -> Tensor:
-    """Turn scores into probabilities by a temperature, and a power of the odds of the most probable class.
+    """Turn scores into probabilities by a temperature, and a power of the odds of the most probable
+    class.
 
-    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become their ``power``-th
-    power. The other classes share what is left in the same proportions. As the power is at most 1, the largest
-    probability stays the largest one. With 1 it is the softmax.
+    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become
+    their ``power``-th power. The other classes share what is left in the same proportions. As the
+    power is at most 1, the largest probability stays the largest one. With 1 it is the softmax.
 
     Args:
         scores: (n, C) float; rows with NaN give NaN.
@@ -201,23 +216,31 @@ def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor 
         [0.76, 0.12, 0.12]
     """
     first, odds, others = log_odds(scores / temperature)
-    return (torch.sigmoid(-power * odds) * others.exp()).scatter(1, first, torch.sigmoid(power * odds))
+    return (torch.sigmoid(-power * odds) * others.exp()).scatter(
+        1, first, torch.sigmoid(power * odds)
+    )
 
 
 RIDGE = 3.0
-"""λ as a share of the mean eigenvalue of the scatter within classes (``python -m benchmarks.studies.novelty``)."""
+"""λ as a share of the mean eigenvalue of the scatter within classes (``python -m
+benchmarks.studies.novelty``).
+"""
 
 OVERALL = 0.5
-"""How much of the distance to the mean of all is subtracted: 0 is the plain distance, 1 the relative one."""
+"""How much of the distance to the mean of all is subtracted: 0 is the plain distance, 1 the
+relative one.
+"""
 
 
 class Derived:
-    """What was computed from the sums of a head since they changed; each change replaces it by an empty one.
+    """What was computed from the sums of a head since they changed; each change replaces it by an
+    empty one.
 
     Attributes:
         distances: of the head, or None until they are asked for.
         measure: function from features (n, p) to novelty (n,), or None until it is asked for.
-        regression, factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they were asked for.
+        regression, factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they
+            were asked for.
         inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
     """
 
@@ -236,34 +259,42 @@ class Derived:
 class Head(nn.Module, ABC):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
-    Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then ``observe_past`` with
+    Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then
+        ``observe_past`` with
     samples of earlier classes if the head uses them, then ``solve``. Scores are float64.
 
-    A subclass implements the methods under "what a head does in its own way", declares what it can do by the attributes
-    below, and keeps every argument of its constructor as an attribute of the same name.
+    A subclass implements the methods under "what a head does in its own way", declares what it can
+    do by the attributes below, and keeps every argument of its constructor as an attribute of the
+    same name.
 
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
         merges: whether ``merge_`` adds the statistics of another process or site.
-        pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then samples of classes
-            that are learned already can be added too.
+        pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then
+            samples of classes that are learned already can be added too.
         subtracts: whether ``subtract_`` takes statistics out again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
-        leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be calibrated.
-        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix and class sums of
-            the same samples. Nothing is stored for it, so whatever is exact for these sums is exact for it.
+        leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be
+            calibrated.
+        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix
+            and class sums of the same samples. Nothing is stored for it, so whatever is exact for
+            these sums is exact for it.
         decides: whether ``decide`` chooses between ways to score, by stored samples.
-        uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is worth its memory.
-        counterexamples: whether a class's samples change what is known of other classes, so that something stays
-            when the class is removed.
+        uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is
+            worth its memory.
+        counterexamples: whether a class's samples change what is known of other classes, so that
+            something stays when the class is removed.
         reason: why the head cannot do what it cannot.
 
     Buffers:
-        labels: (C,) int64, the classes in the order they were learned, any integers; columns of every score.
+        labels: (C,) int64, the classes in the order they were learned, any integers; columns of
+            every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
         solved: () bool, whether everything observed so far is in the weights.
-        under_way: () bool, whether the task begun last is not yet part of the statistics, so that it can be aborted.
-        temperature, odds_power: () float64, make scores probabilities (:func:`to_probabilities`); 1 until calibrated.
+        under_way: () bool, whether the task begun last is not yet part of the statistics, so that
+            it can be aborted.
+        temperature, odds_power: () float64, make scores probabilities (:func:`to_probabilities`); 1
+            until calibrated.
     """
 
     title: ClassVar[str] = ""
@@ -293,7 +324,8 @@ class Head(nn.Module, ABC):
         self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
         self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
-    # ------------------------------------------------------------------ what a head does in its own way
+    # ------------------------------------------------------------------ what a head does in its own
+    # way
 
     @abstractmethod
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -321,32 +353,44 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks, by component (as in the paper's tab:memory_breakdown)."""
+        """Count the numbers kept between tasks, by component (as in the paper's
+        tab:memory_breakdown).
+        """
 
     @abstractmethod
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label; samples not yet solved included."""
+        """Return the number of distinct samples seen of each class, by label; samples not yet
+        solved included.
+        """
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         """Add checked samples of earlier classes."""
 
-    def _note_copies(self, count: int) -> None:
-        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by their number."""
+    def _note_duplicates(self, count: int) -> None:
+        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by
+        their number.
+        """
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes; for a head that ``reduces``."""
         raise NotImplementedError
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        """Prepare the scores of checked samples, each without its group; for a head that ``leaves_one_out``."""
+        """Prepare the scores of checked samples, each without its group; for a head that
+        ``leaves_one_out``.
+        """
         raise NotImplementedError
 
     def _merge(self, other: Any) -> None:
-        """Add the statistics of a head of the same class and settings; for a head that ``merges``."""
+        """Add the statistics of a head of the same class and settings; for a head that
+        ``merges``.
+        """
         raise NotImplementedError
 
     def _subtract(self, other: Any) -> None:
-        """Take the statistics of a head of the same class and settings out; for a head that ``subtracts``."""
+        """Take the statistics of a head of the same class and settings out; for a head that
+        ``subtracts``.
+        """
         raise NotImplementedError
 
     def share_of(self, label: int) -> Any:
@@ -363,29 +407,36 @@ class Head(nn.Module, ABC):
         return None
 
     def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Choose how to score by the leave-one-out scores of stored samples, before they are calibrated.
+        """Choose how to score by the leave-one-out scores of stored samples, before they are
+        calibrated.
 
         A no-op for a head with nothing to choose (``decides``).
 
         Args:
             z: (n, d) embeddings.
             y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each
+                alone.
         """
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores of a solved head as a function of (n, d) embeddings, without branches on values.
+        """Return the scores of a solved head as a function of (n, d) embeddings, without branches
+        on values.
 
-        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do overrides this.
+        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do
+            overrides this.
         """
         return self._scores
 
     def choices(self) -> list[Choice]:
-        """Return the ridges of the last solve, the same ones at each solve first; empty for a head that has none."""
+        """Return the ridges of the last solve, the same ones at each solve first; empty for a head
+        that has none.
+        """
         return []
 
     def _rows(self, z: Tensor) -> Tensor:
-        """Return the features (n, p) of embeddings (n, d) that the Gram matrix is over, without the bias.
+        """Return the features (n, p) of embeddings (n, d) that the Gram matrix is over, without the
+        bias.
 
         Only heads that declare ``tells_novelty`` have them.
         """
@@ -406,7 +457,8 @@ class Head(nn.Module, ABC):
             counts: number of samples of each class where known.
 
         Raises:
-            UsageError: no class, a class twice, or one that is already learned; counts that do not fit.
+            UsageError: no class, a class twice, or one that is already learned; counts that do not
+                fit.
             CifnetError: the task before was never solved.
         """
         new = self._new_labels(classes, counts)
@@ -431,7 +483,10 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
-        current = self.task_of == self.task_of.max() if len(self.task_of) else self.task_of.bool()
+        if len(self.task_of):
+            current = self.task_of == self.task_of.max()
+        else:
+            current = self.task_of.bool()
         if not current[columns].all():
             stray = y[~current[columns]][0].item()
             raise UsageError(f"label {stray} is not a class of the current task {self.tasks[-1]}")
@@ -456,16 +511,19 @@ class Head(nn.Module, ABC):
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
         if (self.task_of[columns] == self.task_of.max()).any():
-            raise UsageError("observe_past got labels of the current task; it takes samples of earlier tasks")
+            raise UsageError(
+                "observe_past got labels of the current task; it takes samples of earlier tasks"
+            )
         if len(z) and self.uses_buffer:
             self.solved.fill_(False)
             self._observe_past(z, columns, weight)
 
     @in_full_precision
-    def note_copies(self, count: int) -> None:
+    def note_duplicates(self, count: int) -> None:
         """Count observed samples as copies of others; call it before ``solve``.
 
-        They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With several processes
+        They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With
+            several processes
         call it after ``reduce_``, in all of them.
 
         Args:
@@ -473,14 +531,15 @@ class Head(nn.Module, ABC):
         """
         if count:
             self.solved.fill_(False)
-            self._note_copies(count)
+            self._note_duplicates(count)
 
     @in_full_precision
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes, once, before ``solve``.
 
         Args:
-            sum_in_place: replaces a tensor by its sum over all processes. Earlier tasks are common already.
+            sum_in_place: replaces a tensor by its sum over all processes. Earlier tasks are common
+                already.
 
         Raises:
             UnsupportedError: this head cannot (``reduces``).
@@ -493,24 +552,30 @@ class Head(nn.Module, ABC):
         """Bring the weights up to date with everything observed.
 
         Raises:
-            CifnetError: no task yet, a class without samples, or a system that is not positive definite.
+            CifnetError: no task yet, a class without samples, or a system that is not positive
+                definite.
         """
         if not len(self.labels):
             raise CifnetError("nothing to solve: call begin_task() and observe() first")
         empty = [label for label, count in self.class_counts().items() if count == 0]
         if empty:
-            raise CifnetError(f"class {empty[0]} has no samples: observe some, or leave the class out")
+            raise CifnetError(
+                f"class {empty[0]} has no samples: observe some, or leave the class out"
+            )
         self.derived = Derived()
         self._solve()
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
     def refresh(self) -> None:
-        """Do now what the first prediction after ``solve`` would do; a no-op for heads that ``solve`` at once."""
+        """Do now what the first prediction after ``solve`` would do; a no-op for heads that
+        ``solve`` at once.
+        """
 
     @in_full_precision
     def abort_task(self) -> None:
-        """Forget the current task and all that was observed since it began; does nothing once it is solved.
+        """Forget the current task and all that was observed since it began; does nothing once it is
+        solved.
 
         Of a task that was solved or merged before, only what was observed since is forgotten.
         """
@@ -594,20 +659,21 @@ class Head(nn.Module, ABC):
         """Raise UsageError unless ``other`` is a head of the same class and settings."""
         if type(other) is not type(self):
             raise UsageError(f"cannot combine {type(self).__name__} with {type(other).__name__}")
-        ours, theirs = self.settings(), other.settings()
+        ours = self.settings()
+        theirs = other.settings()
         different = {k: (v, theirs[k]) for k, v in ours.items() if v != theirs[k]}
         if different:
             name, (mine, yours) = next(iter(different.items()))
             raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
 
-    def require(self, ability: Ability) -> None:
-        """Check that this head has an ability.
+    def require(self, capability: Capability) -> None:
+        """Check that this head has an capability.
 
         Raises:
             UnsupportedError: it has not; the sentence says why.
         """
-        if not getattr(self, ability):
-            raise self._cannot(ACTIONS[ability], REASONS.get(ability, self.reason))
+        if not getattr(self, capability):
+            raise self._cannot(ACTIONS[capability], REASONS.get(capability, self.reason))
 
     def _cannot(self, action: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{type(self).__name__} cannot {action}: {why}")
@@ -659,34 +725,42 @@ class Head(nn.Module, ABC):
         return self.labels[self(z).argmax(dim=1)]
 
     def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Score learned samples, each as if that one, or all of its group, had never been learned: (n, C) float64.
+        """Score learned samples, each as if that one, or all of its group, had never been learned:
+        (n, C) float64.
 
-        For ridge regression this needs no second solve: with h the share of a sample's target y in its own score,
-        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of photos tests nothing if only one is left out:
-        give its photos the same group.
+        For ridge regression this needs no second solve: with h the share of a sample's target y in
+            its own score,
+        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of images tests nothing if
+        only one is left out: give its images the same group.
 
         Args:
-            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task, and that
-                were among the calibration samples of every later task where the head uses those.
+            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
+                task, and that were among the calibration samples of every later task where the head
+                uses those.
             y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each
+                alone.
 
         Returns:
-            NaN where nothing would be known without the sample or its group, such as the only one of all.
+            NaN where nothing would be known without the sample or its group, such as the only one
+            of all.
 
         Raises:
-            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a sample.
+            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a
+                sample.
             CifnetError: the head is not solved, or embeddings of another width.
         """
         if groups is not None and groups.shape != y.shape:
             raise UsageError(
-                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)} samples"
+                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)}"
+                " samples"
             )
         return self.leaving_out(z, y)(groups)
 
     @in_full_precision
     def leaving_out(self, z: Tensor, y: Tensor) -> LeftOut:
-        """Return :meth:`leave_one_out` of learned samples as a function of their groups, for many groupings of them.
+        """Return :meth:`leave_one_out` of learned samples as a function of their groups, for many
+        groupings of them.
 
         Args:
             z: (n, d) embeddings, and y: (n,) int64 labels, as for :meth:`leave_one_out`.
@@ -702,7 +776,8 @@ class Head(nn.Module, ABC):
 
     @contextmanager
     def keeping_left_out(self) -> Iterator[None]:
-        """Within the block, keep what was prepared to leave samples out: a calibration asks for the same several times.
+        """Within the block, keep what was prepared to leave samples out: a calibration asks for the
+        same several times.
 
         It is as large as the samples' features, several times.
         """
@@ -716,7 +791,8 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def distances(self) -> ClassDistances:
-        """Return the distances of this head's features to its classes; computed once after each change.
+        """Return the distances of this head's features to its classes; computed once after each
+        change.
 
         Raises:
             UnsupportedError: this head has no scatter within classes (``tells_novelty``).
@@ -731,8 +807,8 @@ class Head(nn.Module, ABC):
     def novelty(self, z: Tensor) -> Tensor:
         """Measure how far embeddings are from everything learned.
 
-        That is the squared Mahalanobis distance to the nearest class mean less half of that to the mean of all samples
-        (:class:`~cifnet_pl.statistics.ClassDistances`).
+        That is the squared Mahalanobis distance to the nearest class mean less half of that to the
+        mean of all samples (:class:`~cifnet_pl.statistics.ClassDistances`).
 
         Args:
             z: (n, d) embeddings.
@@ -754,20 +830,24 @@ class Head(nn.Module, ABC):
 
         The embeddings are not checked: it is made for graphs.
         """
-        distances, derived = self.distances(), self.derived
+        distances = self.distances()
+        derived = self.derived
         measure = derived.measure = derived.measure or distances.relative(OVERALL)
         return lambda z: measure(self._rows(z))
 
     @in_full_precision
     def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had never been learned.
+        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had
+        never been learned.
 
         The result is exact at the same ridge.
 
         Args:
-            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's task.
+            z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
+                task.
             y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each
+                alone.
 
         Returns:
             NaN for a sample without which, or without whose group, no class would be known.
@@ -776,7 +856,8 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         check_samples(z, y, None, self.in_features)
-        distances, columns = self.distances(), self._columns(y)
+        distances = self.distances()
+        columns = self._columns(y)
         near, overall = distances.left_out(self._rows(z), columns, groups)
         return near - OVERALL * overall
 
@@ -806,19 +887,26 @@ class Head(nn.Module, ABC):
             UsageError: a class without a new label, or two with the same one.
         """
         if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
-            raise UsageError(f"relabel needs one new label for each of {self.classes}, got {dict(labels)}")
-        old, new = self.labels, self.labels.new_tensor([labels[label] for label in self.classes])
+            raise UsageError(
+                f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
+            )
+        old = self.labels
+        new = self.labels.new_tensor([labels[label] for label in self.classes])
         self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
         self.labels = new
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new ones."""
+        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new
+        ones.
+        """
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
-        """Check the labels of a task to come and return them, ``counts`` being their numbers of samples where known.
+        """Check the labels of a task to come and return them, ``counts`` being their numbers of
+        samples where known.
 
         Raises:
-            UsageError: no class, a class twice, or one that is already known; counts that do not fit.
+            UsageError: no class, a class twice, or one that is already known; counts that do not
+                fit.
         """
         new = [operator.index(c) for c in classes]
         if not new:
@@ -829,19 +917,30 @@ class Head(nn.Module, ABC):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))
         if known:
-            raise UsageError(f"class {known[0]} is already learned: a task introduces new classes only")
+            raise UsageError(
+                f"class {known[0]} is already learned: a task introduces new classes only"
+            )
         if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(f"counts {list(counts)} do not give one positive number for each of {len(new)} classes")
+            raise UsageError(
+                f"counts {list(counts)} do not give one positive number for each of {len(new)}"
+                " classes"
+            )
         return new
 
     def _append_task(self, new: Sequence[int]) -> None:
-        task = int(self.task_of.max()) + 1 if len(self.task_of) else 0
+        if len(self.task_of):
+            task = int(self.task_of.max()) + 1
+        else:
+            task = 0
         self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
         self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
 
     def _keep_labels(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``; a task whose classes are all gone leaves no gap in the numbers."""
-        self.labels, self.task_of = self.labels[columns], self.task_of[columns]
+        """Drop all classes but those at ``columns``; a task whose classes are all gone leaves no
+        gap in the numbers.
+        """
+        self.labels = self.labels[columns]
+        self.task_of = self.task_of[columns]
         self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
@@ -863,12 +962,21 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ storing
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on: plain numbers, strings and booleans."""
+        """Return the constructor arguments that a stored state depends on: plain numbers, strings
+        and booleans.
+        """
         try:
-            settings = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+            settings = {
+                name: getattr(self, name) for name in inspect.signature(type(self)).parameters
+            }
         except AttributeError as error:
-            raise UsageError(f"each argument of {type(self).__name__}() must be an attribute, too: {error}") from error
-        return {name: str(v).removeprefix("torch.") if name == "dtype" else v for name, v in settings.items()}
+            raise UsageError(
+                f"each argument of {type(self).__name__}() must be an attribute, too: {error}"
+            ) from error
+        return {
+            name: str(v).removeprefix("torch.") if name == "dtype" else v
+            for name, v in settings.items()
+        }
 
     @classmethod
     def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
@@ -888,9 +996,15 @@ class Head(nn.Module, ABC):
             task_sizes: number of classes of each task.
         """
         with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
-        samples = {f"{name}." for name, module in self.named_modules() if getattr(module, "any_rows", False)}
+        samples = {
+            f"{name}."
+            for name, module in self.named_modules()
+            if getattr(module, "any_rows", False)
+        }
         return {
-            name: grown_sizes(one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples)
+            name: grown_sizes(
+                one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples
+            )
             for name, one in with_one.items()
         }
 
@@ -900,24 +1014,36 @@ class Head(nn.Module, ABC):
         return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
-        """Settle what the constructor left open as a stored state of this head has it, before it is loaded."""
+        """Settle what the constructor left open as a stored state of this head has it, before it is
+        loaded.
+        """
         self._before_load(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.derived = Derived()
         return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         state = state_of(state_dict, prefix)
         self._before_load(state)
         make_room(self, state, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        """Create the children that ``state`` (this head's part of the state, without prefix) has tensors for."""
-        labels, task_of = state.get("labels"), state.get("task_of")
-        if isinstance(labels, Tensor) and isinstance(task_of, Tensor) and labels.shape != task_of.shape:
+        """Create the children that ``state`` (this head's part of the state, without prefix) has
+        tensors for.
+        """
+        labels = state.get("labels")
+        task_of = state.get("task_of")
+        if (
+            isinstance(labels, Tensor)
+            and isinstance(task_of, Tensor)
+            and labels.shape != task_of.shape
+        ):
             raise CheckpointError(
-                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the file is damaged"
+                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the"
+                " file is damaged"
             )
         self.derived = Derived()

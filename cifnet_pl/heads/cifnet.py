@@ -1,4 +1,6 @@
-"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per task."""
+"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per
+task.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,21 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
 
 
 class Cohort(GrowingModule):
-    """All neurons that one task introduced: they have seen the same samples, so they share one Gram matrix.
+    """All neurons that one task introduced: they have seen the same samples, so they share one Gram
+    matrix.
 
     Buffers:
         sums: over ``x̃`` (not scaled by the slope).
         weights: (d+1, C_j).
         stale: () bool, whether the sums have changed since the weights were solved.
         past: () number of calibration samples in the sums.
-        past_weight: (classes before this cohort,) weight that the calibration samples of each class had; 0: none were
-            shown; −1: they had different weights.
+        past_weight: (classes before this cohort,) weight that the calibration samples of each class
+            had; 0: none were shown; −1: they had different weights.
         ridge_used: (C_j,) float64, λ of each class.
 
     Attributes:
-        positions: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not stored.
+        positions: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not
+            stored.
     """
 
     def __init__(self, sums: Sums, before: int = 0):
@@ -79,8 +83,13 @@ class Cohort(GrowingModule):
     def choices(self) -> list[Choice]:
         """Return the ridge of each class at the last solve."""
         ridges = self.ridge_used.tolist()
-        unknown: list[Position] = ["given"] * len(ridges)  # after loading, or after a class was removed
-        positions = self.positions if len(self.positions) == len(ridges) else unknown
+        unknown: list[Position] = ["given"] * len(
+            ridges
+        )  # after loading, or after a class was removed
+        if len(self.positions) == len(ridges):
+            positions = self.positions
+        else:
+            positions = unknown
         return [Choice(ridge, position) for ridge, position in zip(ridges, positions, strict=True)]
 
 
@@ -107,7 +116,8 @@ def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
 
 
 def target_limit(epsilon: float) -> float:
-    """Return ``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε] (eq:delinear).
+    """Return ``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε]
+    (eq:delinear).
 
     Raises:
         UsageError: ``epsilon`` is not between 0 and 0.5.
@@ -124,8 +134,8 @@ def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
     """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
 
     Args:
-        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets; "released" is what the
-            authors' released code computes, ``t(1 − t)`` at the logit t.
+        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets;
+            "released" is what the authors' released code computes, ``t(1 − t)`` at the logit t.
         epsilon: clip of the one-hot targets.
 
     Example:
@@ -144,18 +154,21 @@ class CIFNetHead(Head):
     """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
 
     A cohort is all classes that one task introduced: they have seen the same samples.
-    For every cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with ``update_past``,
-    all later tasks; ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)``; ``W_j = (A_j + λI)⁻¹M_j`` (eq:weights_rrls; the Gram
-    matrix is ``U S² Uᵀ``, so no singular value decomposition is needed). With weighting "released" positives
-    and negatives weigh differently, and every class keeps a Gram matrix of its own positives.
+    For every cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with
+    ``update_past``, all later tasks; ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)``; ``W_j = (A_j + λI)⁻¹M_j``
+    (eq:weights_rrls; the Gram matrix is ``U S² Uᵀ``, so no singular value decomposition is needed).
+    With weighting "released" positives and negatives weigh differently, and every class keeps a
+    Gram matrix of its own positives.
 
     Args:
         in_features: width d of the embeddings.
-        ridge: λ added to A with the bias penalised, as in the paper, which gives no value: 0.01 is that of the
-            authors' released code. "gcv" chooses one for each cohort, with the bias free.
+        ridge: λ added to A with the bias penalised, as in the paper, which gives no value: 0.01 is
+            that of the authors' released code. "gcv" chooses one for each cohort, with the bias
+            free.
         epsilon: clip of the one-hot targets.
-        update_past: whether neurons of earlier tasks see a new task's samples as negatives. True is our departure
-            from the paper, whose text locks them (False); the authors' released code updates them too.
+        update_past: whether neurons of earlier tasks see a new task's samples as negatives. True is
+            our departure from the paper, whose text locks them (False); the authors' released code
+            updates them too.
         weighting: "derivative" (the paper's formula) or "released" (the authors' released code).
         dtype: of the sums, "float64" or "float32".
     """
@@ -177,7 +190,9 @@ class CIFNetHead(Head):
         self.ridge = check_ridge(ridge)
         self.limit = target_limit(epsilon)
         self.slopes = squared_slopes(weighting, epsilon)
-        self.epsilon, self.update_past, self.weighting = epsilon, update_past, weighting
+        self.epsilon = epsilon
+        self.update_past = update_past
+        self.weighting = weighting
         self.tells_novelty = update_past  # else no cohort has seen the samples of all classes
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
@@ -188,7 +203,9 @@ class CIFNetHead(Head):
 
     def _new_sums(self, classes: int) -> Sums:
         per_class = self.weighting == "released"
-        return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(self.labels.device)
+        return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(
+            self.labels.device
+        )
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
@@ -197,8 +214,8 @@ class CIFNetHead(Head):
         first = len(self.labels) - len(self._latest.sums.counts)
         self._open_increment().add(augment(z), columns - first, weight)
 
-    def _note_copies(self, count: int) -> None:
-        self._open_increment().note_copies(count)
+    def _note_duplicates(self, count: int) -> None:
+        self._open_increment().note_duplicates(count)
 
     def _open_increment(self) -> Sums:
         self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
@@ -207,9 +224,15 @@ class CIFNetHead(Head):
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past_increment = self.past_increment or self._new_sums(0)
         self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
-        weights = torch.ones(len(z), dtype=torch.float64, device=z.device) if weight is None else weight.double()
+        if weight is None:
+            weights = torch.ones(len(z), dtype=torch.float64, device=z.device)
+        else:
+            weights = weight.double()
         shown = common_weights(columns, weights, len(self._latest.past_weight))
-        self.past_shown = joined_weights(shown, self.past_shown) if len(self.past_shown) else shown
+        if len(self.past_shown):
+            self.past_shown = joined_weights(shown, self.past_shown)
+        else:
+            self.past_shown = shown
 
     @property
     def _parts(self) -> list[Cohort]:
@@ -224,7 +247,9 @@ class CIFNetHead(Head):
         self._open_increment().reduce(sum_in_place)
 
     def _fold(self) -> None:
-        """Add what the current task observed to the cohorts; from then on it cannot be taken back."""
+        """Add what the current task observed to the cohorts; from then on it cannot be taken
+        back.
+        """
         self.under_way.fill_(False)
         if self.increment is not None:
             self._latest.sums.merge(self.increment)
@@ -267,13 +292,19 @@ class CIFNetHead(Head):
     def _solve_cohort(self, cohort: Cohort) -> None:
         """Solve ``(A_j + λI)⁻¹M_j``; each sample weighs the squared slope at its target."""
         sums, (positive, negative) = cohort.sums, self.slopes
-        total, samples = sums.gram[0], int(sums.seen)
+        total = sums.gram[0]
+        samples = int(sums.seen)
         moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
-        square = self.limit**2 * (positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0]))
-        weights, choices = [], []
+        square = self.limit**2 * (
+            positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0])
+        )
+        weights = []
+        choices = []
         for columns, gram in self._systems(cohort):
             if self.ridge == "gcv":
-                regression = Centred.from_augmented(gram, moment[:, columns], square[columns].sum(), samples)
+                regression = Centred.from_augmented(
+                    gram, moment[:, columns], square[columns].sum(), samples
+                )
                 solved, choice = regression.solve("gcv")
             else:
                 solved = solve_ridge(gram, moment[:, columns], gram.new_tensor(self.ridge))
@@ -286,7 +317,9 @@ class CIFNetHead(Head):
         cohort.stale.fill_(False)
 
     def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1), weighted by slopes."""
+        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1),
+        weighted by slopes.
+        """
         sums, (positive, negative) = cohort.sums, self.slopes
         gram = negative * sums.gram
         if self.weighting == "derivative":
@@ -299,7 +332,9 @@ class CIFNetHead(Head):
         return self.scoring()(z)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`); cohorts that are out of date are solved first."""
+        """Return the scores as a function (see :meth:`Head.scoring`); cohorts that are out of date
+        are solved first.
+        """
         weights = self.weights()
         return lambda z: (augment(z.to(self.dtype)) @ weights).double()
 
@@ -309,8 +344,10 @@ class CIFNetHead(Head):
         return [choice for cohort in self._parts for choice in cohort.choices()]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        scores, x = self._scores(z), augment(z)
-        parts, start = list[LeftOut](), 0
+        scores = self._scores(z)
+        x = augment(z)
+        parts = list[LeftOut]()
+        start = 0
         for cohort in self._parts:
             cohort_columns = slice(start, start + len(cohort.sums.counts))
             targets = signed_targets(columns, len(self.labels), self.limit)[:, cohort_columns]
@@ -322,7 +359,8 @@ class CIFNetHead(Head):
     def _leaving_out_of(
         self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
     ) -> Iterator[LeftOut]:
-        """Yield the scores of learned samples without those of their group, for one system of columns after another.
+        """Yield the scores of learned samples without those of their group, for one system of
+        columns after another.
 
         Args:
             cohort: solved.
@@ -341,17 +379,24 @@ class CIFNetHead(Head):
                 half = half_products(gram, gram.new_tensor(ridge), x)
             # Both slopes are equal unless each class has a system of its own, of one column.
             slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
-            yield partial(left_out_together, scores[:, columns], half, slope * weight, targets[:, columns])
+            yield partial(
+                left_out_together, scores[:, columns], half, slope * weight, targets[:, columns]
+            )
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
-        """Return (n,) float64 weight that samples of the classes at ``columns`` have in the cohort's sums."""
+        """Return (n,) float64 weight that samples of the classes at ``columns`` have in the
+        cohort's sums.
+        """
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-        earlier, later = columns < cohort_columns.start, columns >= cohort_columns.stop
+        earlier = columns < cohort_columns.start
+        later = columns >= cohort_columns.stop
         weight[earlier] = cohort.past_weight[columns[earlier]]
         weight[later] = float(self.update_past)
         if (weight < 0).any():
             label = int(self.labels[columns[weight < 0][0]])
-            raise self._cannot("leave samples out", f"calibration samples of class {label} had different weights")
+            raise self._cannot(
+                "leave samples out", f"calibration samples of class {label} had different weights"
+            )
         return weight
 
     def _rows(self, z: Tensor) -> Tensor:
@@ -374,16 +419,18 @@ class CIFNetHead(Head):
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def _merge(self, other: CIFNetHead) -> None:
-        # Shards of the current task merge before ``solve`` if all earlier tasks are common, and so do whole sequences
-        # that were learned without calibration samples.
+        # Shards of the current task merge before ``solve`` if all earlier tasks are common, and so
+        # do whole sequences that were learned without calibration samples.
         if self.tasks != other.tasks:
             raise UsageError(
-                "CIFNetHead merges shards of the same task sequence only: its oversampling and its negatives "
-                "depend on which classes were learned when"
+                "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
+                " negatives depend on which classes were learned when"
             )
         if self._history_equal(other):
             if self._past_differs(other):
-                raise UsageError("cannot merge CIFNet shards that saw different calibration samples")
+                raise UsageError(
+                    "cannot merge CIFNet shards that saw different calibration samples"
+                )
             if other.increment is not None:
                 self._open_increment().merge(other.increment)
         else:
@@ -398,7 +445,8 @@ class CIFNetHead(Head):
         return all(torch.equal(a.sums.gram, b.sums.gram.to(a.sums.gram.device)) for a, b in pairs)
 
     def _past_differs(self, other: CIFNetHead) -> bool:
-        ours, theirs = self.past_increment, other.past_increment
+        ours = self.past_increment
+        theirs = other.past_increment
         if ours is None or theirs is None:
             return ours is not theirs
         return not torch.equal(ours.gram, theirs.gram.to(ours.gram.device))
@@ -408,8 +456,8 @@ class CIFNetHead(Head):
         other._fold()
         if any(int(cohort.past) for cohort in [*self._parts, *other._parts]):
             raise UsageError(
-                "cannot merge CIFNet runs after calibration: the buffer's samples would count twice. "
-                "Merge before solve(), or use RidgeHead, whose statistics are exact sums"
+                "cannot merge CIFNet runs after calibration: the buffer's samples would count"
+                " twice. Merge before solve(), or use RidgeHead, whose statistics are exact sums"
             )
         for mine, yours in zip(self._parts, other._parts, strict=True):
             mine.sums.merge(yours.sums)
@@ -426,33 +474,49 @@ class CIFNetHead(Head):
         for cohort in self._parts:
             size = len(cohort.sums.counts)
             cohort_columns = columns[(columns >= start) & (columns < start + size)] - start
-            first, start = start, start + size
+            first = start
+            start = start + size
             if len(cohort_columns):
                 if not cohort.stale:
-                    cohort.weights, cohort.ridge_used = (
-                        cohort.weights[:, cohort_columns],
-                        cohort.ridge_used[cohort_columns],
-                    )
+                    cohort.weights = cohort.weights[:, cohort_columns]
+                    cohort.ridge_used = cohort.ridge_used[cohort_columns]
                 cohort.past_weight = cohort.past_weight[columns[columns < first]]
                 cohort.sums.keep(cohort_columns)
                 kept.append(cohort)
         self.cohorts = kept
 
     def state_elements(self) -> dict[str, int]:
-        """Count numbers kept: K(d+1)(d+2)/2 + 2C(d+1), and C(d+1)(d+2)/2 more with weighting "released"."""
-        width, classes = self.in_features + 1, len(self.labels)
+        """Count numbers kept: K(d+1)(d+2)/2 + 2C(d+1), and C(d+1)(d+2)/2 more with weighting
+        "released".
+        """
+        width = self.in_features + 1
+        classes = len(self.labels)
         grams = len(self.cohorts) + (classes if self.weighting == "released" else 0)
-        return {"factors": grams * width * (width + 1) // 2, "moments": classes * width, "weights": classes * width}
+        return {
+            "factors": grams * width * (width + 1) // 2,
+            "moments": classes * width,
+            "weights": classes * width,
+        }
 
     def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has a cohort."""
+        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has
+        a cohort.
+        """
         first = "cohorts.0."
-        shapes = {n: sizes for n, sizes in super().expected_shapes(task_sizes).items() if not n.startswith(first)}
+        shapes = {
+            n: sizes
+            for n, sizes in super().expected_shapes(task_sizes).items()
+            if not n.startswith(first)
+        }
         for task, classes in enumerate(task_sizes):
             prefix = f"cohorts.{task}."
             alone = super().expected_shapes([classes])
-            shapes |= {n.replace(first, prefix): sizes for n, sizes in alone.items() if n.startswith(first)}
-            shapes[prefix + "past_weight"] = (frozenset({sum(task_sizes[:task])}),)  # one for each earlier class
+            shapes |= {
+                n.replace(first, prefix): sizes for n, sizes in alone.items() if n.startswith(first)
+            }
+            shapes[prefix + "past_weight"] = (
+                frozenset({sum(task_sizes[:task])}),
+            )  # one for each earlier class
         return shapes
 
     def _before_load(self, state: Mapping[str, Any]) -> None:

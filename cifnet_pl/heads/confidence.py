@@ -1,9 +1,11 @@
-"""Calibrate probabilities without held-out data, and keep promises, by leave-one-out scores of stored samples.
+"""Calibrate probabilities without held-out data, and keep promises, by leave-one-out scores of
+stored samples.
 
-The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax. Dividing them by one
-temperature (Guo et al., 2017) mends that; it is usually fitted on held-out data. Here it is fitted on samples that were
-learned, at scores that did not learn them, which ridge regression has in closed form. A second number, the power of the
-answer's odds, mends what one temperature leaves: where classes resemble each other, the sure answers are too sure.
+The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax.
+Dividing them by one temperature (Guo et al., 2017) mends that; it is usually fitted on held-out
+data. Here it is fitted on samples that were learned, at scores that did not learn them, which ridge
+regression has in closed form. A second number, the power of the answer's odds, mends what one
+temperature leaves: where classes resemble each other, the sure answers are too sure.
 """
 
 from __future__ import annotations
@@ -31,16 +33,18 @@ RANGE = math.log(1e3)
 
 
 class CalibrationSamples:
-    """Labelled samples that show how a head does on photos that it has not learned.
+    """Labelled samples that show how a head does on images that it has not learned.
 
     Args:
         head: solved.
         z: (n, d) embeddings.
         y: (n,) int64 labels of classes that the head knows.
-        groups: (n,) int64, equal for samples that are left out together; None to leave out each alone.
-        learned: whether the head has learned them, so that they must be left out; see :meth:`Head.leave_one_out`.
-        counted: (n,) bool, whether the head is calibrated by each; the others are left out with their group, and that
-            is all. None for all of them.
+        groups: (n,) int64, equal for samples that are left out together; None to leave out each
+            alone.
+        learned: whether the head has learned them, so that they must be left out; see
+            :meth:`Head.leave_one_out`.
+        counted: (n,) bool, whether the head is calibrated by each; the others are left out with
+            their group, and that is all. None for all of them.
     """
 
     def __init__(
@@ -52,8 +56,15 @@ class CalibrationSamples:
         learned: bool = True,
         counted: Tensor | None = None,
     ):
-        self.head, self.z, self.y, self.groups, self.learned = head, z, y, groups, learned
-        self.counted = torch.ones_like(y, dtype=torch.bool) if counted is None else counted
+        self.head = head
+        self.z = z
+        self.y = y
+        self.groups = groups
+        self.learned = learned
+        if counted is None:
+            self.counted = torch.ones_like(y, dtype=torch.bool)
+        else:
+            self.counted = counted
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @cached_property
@@ -71,7 +82,9 @@ class CalibrationSamples:
         return result
 
     def scores(self) -> Tensor:
-        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known, or not counted."""
+        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known, or
+        not counted.
+        """
         return self._of_counted(self.left_out(self.groups))
 
     def _of_counted(self, numbers: Tensor) -> Tensor:
@@ -87,22 +100,24 @@ class CalibrationSamples:
         return self._of_counted(self.head.leave_one_out_novelty(self.z, self.y, self.groups))
 
     def weights(self) -> Tensor:
-        """Return (n,) float64 how many photos each sample stands for."""
+        """Return (n,) float64 how many images each sample stands for."""
         if not self.learned:
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         counts = torch.tensor(list(self.head.class_counts().values()), device=self.y.device)
         weights = torch.zeros(len(self.y), dtype=torch.float64, device=self.y.device)
-        weights[self.counted] = photo_weights(self.y[self.counted], self.head.labels, counts)
+        weights[self.counted] = image_weights(self.y[self.counted], self.head.labels, counts)
         return weights
 
     def accuracy(self) -> float | None:
         """Return how many percent are named right; None if nothing is known without any group.
 
-        Of learned samples it is the mean over classes: a class of few photos is no rarer on another day.
+        Of learned samples it is the mean over classes: a class of few images is no rarer on another
+            day.
         """
         scores = self.scores()
         known = scores.isfinite().all(dim=1)
-        columns, right = self.columns[known], (scores.argmax(dim=1) == self.columns)[known].double()
+        columns = self.columns[known]
+        right = (scores.argmax(dim=1) == self.columns)[known].double()
         if not known.any():
             return None
         if not self.learned:
@@ -112,34 +127,41 @@ class CalibrationSamples:
 
 
 def calibrate(samples: CalibrationSamples) -> None:
-    """Set the head's temperature and power to those that minimise the NLL of samples without their groups.
+    """Set the head's temperature and power to those that minimise the NLL of samples without their
+    groups.
 
-    Samples without which nothing would be known of their scores are not used; both are 1 if there are no others.
+    Samples without which nothing would be known of their scores are not used; both are 1 if there
+    are no others.
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
         UsageError: no samples.
     """
     if not len(samples.y):
-        raise UsageError("calibration needs stored samples, and there are none: use a calibration buffer")
+        raise UsageError(
+            "calibration needs stored samples, and there are none: use a calibration buffer"
+        )
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
-    temperature, power = fit_probabilities(scores[known], samples.columns[known]) if known.any() else (1.0, 1.0)
+    temperature, power = (
+        fit_probabilities(scores[known], samples.columns[known]) if known.any() else (1.0, 1.0)
+    )
     samples.head.temperature.fill_(temperature)
     samples.head.odds_power.fill_(power)
 
 
-def near_copies(z: Tensor, y: Tensor) -> Tensor | None:
-    """Group samples that are left out together: near-copies of one class.
+def near_duplicates(z: Tensor, y: Tensor) -> Tensor | None:
+    """Group samples that are left out together: near-duplicates of one class.
 
-    Samples that resemble more than half of their class stand alone: without these little would be known of the class.
+    Samples that resemble more than half of their class stand alone: without these little would be
+    known of the class.
 
     Args:
         z: (n, d) float embeddings.
         y: (n,) int64 labels.
 
     Returns:
-        (n,) int64, equal for samples of one group; None if there are no near-copies.
+        (n,) int64, equal for samples of one group; None if there are no near-duplicates.
     """
     u = comparable(z)
     limit = near_limit(u, y)
@@ -157,30 +179,35 @@ def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
         wanted: whether the head is to be calibrated.
 
     Raises:
-        UsageError: the head learns from a buffer and has none; it cannot be calibrated, or not without a buffer.
+        UsageError: the head learns from a buffer and has none; it cannot be calibrated, or not
+            without a buffer.
     """
     if head.decides and buffer is None:
         raise UsageError(
-            "decision: auto needs stored samples to decide by: give a calibration buffer (model.buffer), or say ridge "
-            "or discriminant"
+            "decision: auto needs stored samples to decide by: give a calibration buffer"
+            " (model.buffer), or say ridge or discriminant"
         )
     if not wanted:
         return
     if not head.leaves_one_out:
         raise UsageError(
-            f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a ridge-type head"
+            f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a"
+            " ridge-type head"
         )
     if buffer is None:
         raise UsageError("calibrate needs stored samples: give a calibration buffer (model.buffer)")
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
-    """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true columns, smoothed.
+    """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true
+    columns, smoothed.
 
-    With no error among n samples T would fall to zero, and promise certainty. So each sample's target has a share of
-    1/(n+2) spread evenly over all classes (Platt's prior, 1999), which vanishes with many samples.
+    With no error among n samples T would fall to zero, and promise certainty. So each sample's
+    target has a share of 1/(n+2) spread evenly over all classes (Platt's prior, 1999), which
+    vanishes with many samples.
 
-    The NLL is convex in 1/T, so the search over log T has one minimum. It is bounded around the spread of the scores.
+    The NLL is convex in 1/T, so the search over log T has one minimum. It is bounded around the
+    spread of the scores.
 
     Args:
         scores: (n, C) float64.
@@ -205,10 +232,12 @@ LEAST_POWER = 0.05
 
 
 def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
-    """Return the temperature and the power for which ``to_probabilities`` has the smallest NLL, smoothed.
+    """Return the temperature and the power for which ``to_probabilities`` has the smallest NLL,
+    smoothed.
 
-    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of two classes, and of
-    scores that are all alike, the power is 1: there it does what the temperature does.
+    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of
+    two classes, and of scores that are all alike, the power is 1: there it does what the
+    temperature does.
 
     Args:
         scores: (n, C) float64.
@@ -226,15 +255,22 @@ def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
         right = first == columns
         share = (1 - smooth) * right + smooth / classes  # of the target, at the answer
         within = (1 - smooth) * others.gather(1, columns).where(~right, 0)
-        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(dim=1, keepdim=True)
+        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(
+            dim=1, keepdim=True
+        )
 
         def loss(power: float) -> float:
-            sure, unsure = logsigmoid(power * odds), logsigmoid(-power * odds)
+            sure = logsigmoid(power * odds)
+            unsure = logsigmoid(-power * odds)
             return -(share * sure + (1 - share) * unsure + within).mean().item()
 
         power = _minimum(loss, LEAST_POWER, 1.0)
-        least, whole = loss(power), loss(1.0)  # the search never reaches its bounds
-        return (power, least) if least < whole else (1.0, whole)
+        # the search never reaches its bounds
+        least = loss(power)
+        whole = loss(1.0)
+        if least < whole:
+            return (power, least)
+        return (1.0, whole)
 
     temperature = _best_temperature(scores, lambda each: best_power(each)[1])
     return temperature, best_power(temperature)[0]
@@ -243,7 +279,9 @@ def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
 def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
     """Return the temperature of the smallest loss, around the spread of the scores (n, C)."""
     spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
-    if scores.shape[1] == 1 or spread == 0.0:  # all temperatures are alike: any scale of the scores will do
+    if (
+        scores.shape[1] == 1 or spread == 0.0
+    ):  # all temperatures are alike: any scale of the scores will do
         return max(scores.abs().mean().item(), 1e-3)
     middle = math.log(spread)
     return math.exp(_minimum(lambda each: loss(math.exp(each)), middle - RANGE, middle + RANGE))
@@ -253,7 +291,9 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     """Return where a function of one number is smallest between two numbers."""
     from scipy.optimize import minimize_scalar  # here: models that only classify do not wait for it
 
-    return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
+    return float(
+        minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x
+    )
 
 
 PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -279,16 +319,16 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
     return share
 
 
-def photo_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return how many learned photos each stored sample stands for: (n,) float64.
+def image_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Return how many learned images each stored sample stands for: (n,) float64.
 
-    A buffer keeps about as many samples of a rare class as of a frequent one; without weights the promise would be
-    about classes, not about photos.
+    A buffer keeps about as many samples of a rare class as of a frequent one; without weights the
+    promise would be about classes, not about images.
 
     Args:
         y: (n,) labels of the stored samples.
         labels: (C,) all labels.
-        counts: (C,) photos learned of each.
+        counts: (C,) images learned of each.
     """
     columns = (y[:, None] == labels).int().argmax(dim=1)
     return (counts.double() / torch.bincount(columns, minlength=len(labels)))[columns]
@@ -296,7 +336,8 @@ def photo_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """Scores of stored samples in ascending order, and how many photos each stands for; larger scores are more novel.
+    """Scores of stored samples in ascending order, and how many images each stands for; larger
+    scores are more novel.
 
     Attributes:
         scores: (n,) float64.
@@ -320,13 +361,13 @@ class Reference:
 
     @property
     def own(self) -> Tensor:
-        """() weight of the new photo itself: the mean weight of the stored ones."""
+        """() weight of the new image itself: the mean weight of the stored ones."""
         return self.weights.mean()
 
     def p_values(self, scores: Tensor) -> Tensor:
-        """Compute the share of known photos that are at least as novel as each score.
+        """Compute the share of known images that are at least as novel as each score.
 
-        Of photos of known classes, a share of at most α has a p-value of at most α.
+        Of images of known classes, a share of at most α has a p-value of at most α.
 
         Args:
             scores: (n,) float64.
@@ -340,7 +381,9 @@ class Reference:
             [0.1, 0.5]
         """
         none = self.weights.new_zeros(1)
-        below = torch.cat([none, self.weights.cumsum(dim=0)])[torch.searchsorted(self.scores, scores.contiguous())]
+        below = torch.cat([none, self.weights.cumsum(dim=0)])[
+            torch.searchsorted(self.scores, scores.contiguous())
+        ]
         total = self.weights.sum()
         return (total - below + self.own) / (total + self.own)
 
@@ -348,7 +391,7 @@ class Reference:
         """Return the largest score whose p-value is above a share.
 
         Args:
-            share: of photos of known classes that may be called unknown, from 0 to 1.
+            share: of images of known classes that may be called unknown, from 0 to 1.
 
         Returns:
             The score; infinite if there are too few samples to tell.
@@ -358,7 +401,7 @@ class Reference:
         return float(self.scores[self.p_values(self.scores) > share].max())
 
     def threshold(self, share: float) -> float:
-        """Return the smallest score that a share of the photos of known classes do not exceed.
+        """Return the smallest score that a share of the images of known classes do not exceed.
 
         Args:
             share: from 0 to 1.
@@ -366,9 +409,13 @@ class Reference:
         Returns:
             The score; infinite where there are too few stored samples to tell.
         """
-        reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (1 - 1e-12)
+        reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (
+            1 - 1e-12
+        )
         first = int((~reached).sum())
-        return float(self.scores[first]) if first < len(self.scores) else float("inf")
+        if first < len(self.scores):
+            return float(self.scores[first])
+        return float("inf")
 
 
 def novelty_reference(samples: CalibrationSamples) -> Reference:
@@ -382,10 +429,11 @@ def novelty_reference(samples: CalibrationSamples) -> Reference:
 
 
 def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
-    """Return the probability of all classes that are more probable than each class, plus a penalty for each (RAPS).
+    """Return the probability of all classes that are more probable than each class, plus a penalty
+    for each (RAPS).
 
-    This is the score of Angelopoulos et al. (2021) without its random part. The most probable class has 0, so no set
-    is empty.
+    This is the score of Angelopoulos et al. (2021) without its random part. The most probable class
+    has 0, so no set is empty.
 
     Args:
         probabilities: (n, C).
@@ -407,7 +455,8 @@ def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sort the classes of (n, C) probabilities, the most probable first.
 
     Returns:
-        (n, C) float64 probability of those before each, (C,) float64 how many these are, and (n, C) the sorted columns.
+        (n, C) float64 probability of those before each, (C,) float64 how many these are, and (n, C)
+        the sorted columns.
     """
     ordered, order = probabilities.double().sort(dim=1, descending=True)
     rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
@@ -415,11 +464,11 @@ def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class AnswerSets:
+class PredictionSets:
     """Sets of classes that hold the right one with a promised chance.
 
     Attributes:
-        limit: a class is in the set of a photo if its score (:func:`set_scores`) is at most that.
+        limit: a class is in the set of an image if its score (:func:`set_scores`) is at most that.
         penalty: of the scores.
     """
 
@@ -427,23 +476,25 @@ class AnswerSets:
     penalty: float
 
     @classmethod
-    def of(cls, samples: CalibrationSamples, coverage: float) -> AnswerSets:
+    def of(cls, samples: CalibrationSamples, coverage: float) -> PredictionSets:
         """Choose the limit from the probabilities of samples without their groups, and the penalty.
 
-        Of ``PENALTIES`` that is taken with which the samples' own sets have the fewest classes, each sample counted as
-        the photos that it stands for.
+        Of ``PENALTIES`` that is taken with which the samples' own sets have the fewest classes,
+        each sample counted as the images that it stands for.
 
         Args:
             samples: of a head that is calibrated or not.
-            coverage: the chance, over all photos of known classes.
+            coverage: the chance, over all images of known classes.
         """
-        head, scores = samples.head, samples.scores()
+        head = samples.head
+        scores = samples.scores()
         known = scores.isfinite().all(dim=1)
         probabilities = to_probabilities(scores[known], head.temperature, head.odds_power)
         before, rank, order = _ranked(probabilities)
-        own, weights = order == samples.columns[known][:, None], samples.weights()[known]
+        own = order == samples.columns[known][:, None]
+        weights = samples.weights()[known]
 
-        def with_penalty(penalty: float) -> tuple[float, AnswerSets]:
+        def with_penalty(penalty: float) -> tuple[float, PredictionSets]:
             """The sum of the sizes of the samples' sets, and the sets."""
             each = before + penalty * rank
             limit = Reference.of(each[own], weights).threshold(coverage)
@@ -452,7 +503,7 @@ class AnswerSets:
         return min((with_penalty(penalty) for penalty in PENALTIES), key=lambda found: found[0])[1]
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
-        """Return which classes are in the set of each photo.
+        """Return which classes are in the set of each image.
 
         Args:
             probabilities: (n, C).

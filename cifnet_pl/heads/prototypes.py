@@ -1,4 +1,6 @@
-"""Heads around class means: nearest class mean, and linear discriminant analysis with one shared covariance."""
+"""Heads around class means: nearest class mean, and linear discriminant analysis with one shared
+covariance.
+"""
 
 from __future__ import annotations
 
@@ -69,17 +71,19 @@ class NCMHead(SumsHead):
 
 
 class SLDAHead(SumsHead):
-    """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and Kanan, 2020).
+    """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and
+    Kanan, 2020).
 
-    ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within classes and
-    ``s = tr(S)/d``; equal priors, so the softmax of the scores is the model's posterior. The paper's streaming update
-    of S depends on the order of the samples; S from sums over all data, ``Σ zzᵀ − Σ_c n_c μ_c μ_cᵀ``, does not.
+    ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within
+    classes and ``s = tr(S)/d``; equal priors, so the softmax of the scores is the model's
+    posterior. The paper's streaming update of S depends on the order of the samples; S from sums
+    over all data, ``Σ zzᵀ − Σ_c n_c μ_c μ_cᵀ``, does not.
 
     Args:
         in_features: width d of the embeddings.
-        shrinkage: α in (0, 1], or chosen at every solve from the sums alone: "gcv" takes the ridge λ that generalised
-            cross-validation chooses for regression on class indicators, which spans the same directions as the LDA
-            with ``α/(1−α) = λ/(n·s)``.
+        shrinkage: α in (0, 1], or chosen at every solve from the sums alone: "gcv" takes the ridge
+            λ that generalised cross-validation chooses for regression on class indicators, which
+            spans the same directions as the LDA with ``α/(1−α) = λ/(n·s)``.
         dtype: of the sums, "float64" or "float32".
     """
 
@@ -111,13 +115,17 @@ class SLDAHead(SumsHead):
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         (within, scale), sums = self._covariance(), self.sums
         alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
-        ridge = alpha / (1 - alpha) * (sums.mass * scale).item()  # that of the scatter; it stays as it is
+        ridge = (
+            alpha / (1 - alpha) * (sums.mass * scale).item()
+        )  # that of the scatter; it stays as it is
         rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
         left_out = rule.leaving_out(self._rows(z), columns)
         return lambda groups: left_out(groups) / (1 - alpha)
 
     def within_scatter(self) -> Tensor:
-        """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes included."""
+        """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes
+        included.
+        """
         return within_scatter(self.sums.gram, self.sums.class_sums)
 
     def _choose_shrinkage(self, scale: float) -> float:
@@ -125,7 +133,11 @@ class SLDAHead(SumsHead):
             return self.shrinkage
         moment = self.sums.class_sums.T
         gram = self.sums.gram  # its corner is the weight of the classes that are still here
-        ridge = Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen)).solve("gcv")[1].ridge
+        ridge = (
+            Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
+            .solve("gcv")[1]
+            .ridge
+        )
         return ridge / (ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:
@@ -153,11 +165,13 @@ def class_means(sums: Sums) -> Tensor:
 
 
 class RanPACHead(ACILHead):
-    """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal numbers, not trained.
+    """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal numbers,
+    not trained.
 
-    The same closed form as ACIL's, on another projection. The first phase of the paper, which adapts the network to the
-    first task by parameter-efficient tuning, is left out, as the backbone is frozen here; λ is chosen by generalised
-    cross-validation on all data, where the paper takes the best of 17 powers of ten on a fifth of each task's samples.
+    The same closed form as ACIL's, on another projection. The first phase of the paper, which
+    adapts the network to the first task by parameter-efficient tuning, is left out, as the backbone
+    is frozen here; λ is chosen by generalised cross-validation on all data, where the paper takes
+    the best of 17 powers of ten on a fifth of each task's samples.
 
     Args:
         in_features, projection, dtype: as for :class:`ACILHead`.
@@ -203,11 +217,13 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
 
 
 class KLDAHead(SLDAHead):
-    """:class:`SLDAHead` on ``√(2/B)·cos(√(2γ)·Ωz/‖z‖ + b)``, whose products approximate ``exp(−γ‖x − y‖²)``.
+    """:class:`SLDAHead` on ``√(2/B)·cos(√(2γ)·Ωz/‖z‖ + b)``, whose products approximate ``exp(−γ‖x
+    − y‖²)``.
 
-    Ω is standard normal and b uniform in [0, 2π) (Rahimi and Recht, 2007); both are drawn from the seed and not stored.
-    Embeddings are L2-normalised first, so that γ has a meaning whatever the backbone; the paper chooses γ for each
-    backbone, and inverts the covariance with a pseudo-inverse where ours is shrunk.
+    Ω is standard normal and b uniform in [0, 2π) (Rahimi and Recht, 2007); both are drawn from the
+    seed and not stored. Embeddings are L2-normalised first, so that γ has a meaning whatever the
+    backbone; the paper chooses γ for each backbone, and inverts the covariance with a
+    pseudo-inverse where ours is shrunk.
 
     Args:
         in_features: width d of the embeddings.
@@ -233,7 +249,9 @@ class KLDAHead(SLDAHead):
         check_that(0 < gamma < float("inf"), "gamma", gamma, "a positive number")
         SumsHead.__init__(self, in_features, width + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
-        self.width, self.gamma, self.seed = width, float(gamma), seed
+        self.width = width
+        self.gamma = float(gamma)
+        self.seed = seed
         raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
         phases = torch.from_numpy(raw.astype(np.float64) * 2.0**-53) * (2 * math.pi)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
@@ -248,20 +266,28 @@ class KLDAHead(SLDAHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        check_drawn(state, self.fingerprint, f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}")
+        check_drawn(
+            state,
+            self.fingerprint,
+            f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}",
+        )
 
 
 SMALLEST = 1e-9
-"""Added to the diagonal of a correlation matrix, so that samples that are all alike leave it invertible."""
+"""Added to the diagonal of a correlation matrix, so that samples that are all alike leave it
+invertible.
+"""
 
 
 class FeCAMHead(SumsHead):
-    """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)`` with x̂, μ̂ of unit length and R_c the class's correlation matrix.
+    """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)`` with x̂, μ̂ of unit length and R_c the class's
+    correlation matrix.
 
     The features are ``sign(z)·|z|^power`` (Tukey's ladder). A class's covariance Σ is shrunk to
-    ``Σ + γ₁V₁I + γ₂V₂(1 − I)``, V₁ the mean of its diagonal and V₂ of the rest, and then normalised to correlations.
-    The paper's, but for sums instead of a pass over each class's samples, and Cholesky for the pseudo-inverse.
-    C(d+1)(d+2)/2 numbers are kept, and as many as C·d² are made for prediction.
+    ``Σ + γ₁V₁I + γ₂V₂(1 − I)``, V₁ the mean of its diagonal and V₂ of the rest, and then normalised
+    to correlations. The paper's, but for sums instead of a pass over each class's samples, and
+    Cholesky for the pseudo-inverse. C(d+1)(d+2)/2 numbers are kept, and as many as C·d² are made
+    for prediction.
 
     Args:
         in_features: width d of the embeddings.
@@ -273,11 +299,14 @@ class FeCAMHead(SumsHead):
     title = "FeCAM"
     counterexamples = linear = False
 
-    def __init__(self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"):
+    def __init__(
+        self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"
+    ):
         super().__init__(in_features, in_features + 1, dtype, gram=False, per_class=True)
         check_that(0 < power <= 1, "power", power, "a positive number of at most 1")
         check_that(0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number")
-        self.power, self.shrinkage = float(power), float(shrinkage)
+        self.power = float(power)
+        self.shrinkage = float(shrinkage)
 
     def _features(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
@@ -293,7 +322,8 @@ class FeCAMHead(SumsHead):
         gram = self.sums.class_gram(column).double()
         mean = gram[0, 1:] / gram[0, 0]
         covariance = gram[1:, 1:] / gram[0, 0] - torch.outer(mean, mean)
-        spread, d = covariance.diagonal().mean(), len(covariance)
+        spread = covariance.diagonal().mean()
+        d = len(covariance)
         identity = torch.eye(d, dtype=torch.float64, device=gram.device)
         if spread <= SMALLEST * gram.diagonal()[1:].mean() / gram[0, 0]:  # all samples alike
             return identity
@@ -308,13 +338,17 @@ class FeCAMHead(SumsHead):
         if self.derived.inverses is None and len(self.labels):
             matrices = [self._correlation(column) for column in range(len(self.labels))]
             small = torch.tensor(SMALLEST, dtype=torch.float64)
-            self.derived.inverses = torch.stack([torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices])
+            self.derived.inverses = torch.stack(
+                [torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices]
+            )
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`); the correlation matrices are inverted first."""
+        """Return the scores as a function (see :meth:`Head.scoring`); the correlation matrices are
+        inverted first.
+        """
         self.refresh()
         assert self.derived.inverses is not None
         inverses = self.derived.inverses
@@ -331,5 +365,7 @@ class FeCAMHead(SumsHead):
         return score
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for the means."""
+        """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for
+        the means.
+        """
         return {"factors": self.sums.class_grams.numel(), **super().state_elements()}

@@ -1,4 +1,6 @@
-"""Heads that learn from samples as they are, not from sums: nearest neighbours, and classifiers that are fitted."""
+"""Heads that learn from samples as they are, not from sums: nearest neighbours, and classifiers
+that are fitted.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class Samples(GrowingModule):
             weight: (n,) weights, or None for ones.
         """
         ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-        chunk = (z.detach().to(self.z.dtype, copy=True), y.clone(), ones if weight is None else weight.double())
+        chunk = (
+            z.detach().to(self.z.dtype, copy=True),
+            y.clone(),
+            ones if weight is None else weight.double(),
+        )
         self._chunks.append(chunk)
 
     def gather(self) -> None:
@@ -67,7 +73,9 @@ class Samples(GrowingModule):
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those at ``rows``, a mask over gathered rows or positions of them."""
-        self.z, self.y, self.weight = self.z[rows], self.y[rows], self.weight[rows]
+        self.z = self.z[rows]
+        self.y = self.y[rows]
+        self.weight = self.weight[rows]
 
     def keep_labels(self, labels: Tensor) -> None:
         """Drop all rows but those with one of ``labels``."""
@@ -87,8 +95,9 @@ class Samples(GrowingModule):
     def sort(self) -> None:
         """Order rows by their bytes: embedding first, then weight, then label.
 
-        What is computed from them afterwards does not depend on batch order or size. The label comes last, so that it
-        only decides between equal embeddings: renaming classes changes nothing else.
+        What is computed from them afterwards does not depend on batch order or size. The label
+        comes last, so that it only decides between equal embeddings: renaming classes changes
+            nothing else.
         """
         self.gather()
         columns = [self.z.double(), self.weight[:, None], self.y.view(torch.float64)[:, None]]
@@ -126,27 +135,37 @@ QUERIES = 1024
 class KNNHead(Head):
     """k nearest neighbours, each voting with its sample weight divided by its distance.
 
-    Keeps every embedding: N·d numbers that grow with the data and not with the classes (``state_elements`` says how
-    many), and N·d products for every prediction. Distances are ``1 − cos`` or Euclidean. With V_c the votes for class
-    c, V their sum and k neighbours, ``score_c = log((k·V_c/V + 1/C)/(k + 1))``: one vote more is spread over all
-    classes, so that the softmax of the scores is the share of votes and never zero.
+    Keeps every embedding: N·d numbers that grow with the data and not with the classes
+        (``state_elements`` says how
+    many), and N·d products for every prediction. Distances are ``1 − cos`` or Euclidean. With V_c
+    the votes for class c, V their sum and k neighbours, ``score_c = log((k·V_c/V + 1/C)/(k + 1))``:
+    one vote more is spread over all classes, so that the softmax of the scores is the share of
+    votes and never zero.
 
     Args:
         in_features: width d of the embeddings.
         neighbours: k; all stored embeddings where they are fewer.
         metric: "cosine" or "euclidean".
-        dtype: in which embeddings are kept and compared, "float32" (as a backbone gives them) or "float64".
+        dtype: in which embeddings are kept and compared, "float32" (as a backbone gives them) or
+            "float64".
     """
 
     title = "kNN"
     merges = pools = True
     counterexamples = False
 
-    def __init__(self, in_features: int, neighbours: int = 5, metric: Metric = "cosine", dtype: Dtype = "float32"):
+    def __init__(
+        self,
+        in_features: int,
+        neighbours: int = 5,
+        metric: Metric = "cosine",
+        dtype: Dtype = "float32",
+    ):
         super().__init__(in_features, dtype)
         check_that(neighbours >= 1, "neighbours", neighbours, "at least 1")
         check_choice("metric", metric, Metric)
-        self.neighbours, self.metric = neighbours, metric
+        self.neighbours = neighbours
+        self.metric = metric
         self.samples = Samples(in_features, self.dtype)
         self.pending = Samples(in_features, self.dtype)
 
@@ -168,13 +187,16 @@ class KNNHead(Head):
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
-        stored, column = self.samples.z, self._columns(self.samples.y)
+        stored = self.samples.z
+        column = self._columns(self.samples.y)
         if self.metric == "cosine":
             stored = torch.nn.functional.normalize(stored, dim=1)
         return lambda z: self._vote(z.to(self.dtype), stored, column)
 
     def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Return the scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised already."""
+        """Return the scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised
+        already.
+        """
         # Distances that are nothing but rounding are set to the largest that rounding gives.
         rounding = 16 * torch.finfo(self.dtype).eps
         if self.metric == "cosine":
@@ -182,11 +204,15 @@ class KNNHead(Head):
         else:
             squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
             distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
-            distance = distance.clamp_min(torch.finfo(self.dtype).tiny).sqrt()  # both may be all zero
+            distance = distance.clamp_min(
+                torch.finfo(self.dtype).tiny
+            ).sqrt()  # both may be all zero
         k = min(self.neighbours, len(stored))
         nearest = distance.topk(k, dim=1, largest=False)
         vote = self.samples.weight[nearest.indices] / nearest.values.double()
-        votes = vote.new_zeros(len(z), len(self.labels)).scatter_add_(1, column[nearest.indices], vote)
+        votes = vote.new_zeros(len(z), len(self.labels)).scatter_add_(
+            1, column[nearest.indices], vote
+        )
         share = votes / votes.sum(dim=1, keepdim=True)
         return torch.log((k * share + 1 / len(self.labels)) / (k + 1))
 
@@ -222,14 +248,17 @@ class KNNHead(Head):
 
 
 ABSENT = -1e30
-"""Score of a class that was not among the samples of a fit: finite, and below every score that a fit gives."""
+"""Score of a class that was not among the samples of a fit: finite, and below every score that a
+fit gives.
+"""
 
 
 class ReplayHead(Head):
-    """A linear classifier that is fitted anew after each task, on that task's samples and those of the buffer.
+    """A linear classifier that is fitted anew after each task, on that task's samples and those of
+    the buffer.
 
-    Samples are sorted before the fit, so that batch order and size do not matter, and are forgotten after it. Between
-    tasks only the weights (d+1, C) are kept; the buffer counts for itself.
+    Samples are sorted before the fit, so that batch order and size do not matter, and are forgotten
+    after it. Between tasks only the weights (d+1, C) are kept; the buffer counts for itself.
     """
 
     uses_buffer = True
@@ -243,7 +272,9 @@ class ReplayHead(Head):
 
     @abstractmethod
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
-        """Return weights (d+1, C), row 0 the bias, fitted on sorted samples whose classes are at ``columns`` (n,)."""
+        """Return weights (d+1, C), row 0 the bias, fitted on sorted samples whose classes are at
+        ``columns`` (n,).
+        """
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
@@ -293,31 +324,44 @@ class ReplayHead(Head):
         stored = state.get("weights")
         if isinstance(stored, Tensor) and len(stored) != len(self.weights):
             raise CheckpointError(
-                f"stored weights have shape {tuple(stored.shape)}, expected ({len(self.weights)}, classes): "
-                "they are for embeddings of another width"
+                f"stored weights have shape {tuple(stored.shape)}, expected ({len(self.weights)},"
+                " classes): they are for embeddings of another width"
             )
 
 
 class LogisticHead(ReplayHead):
     """Multinomial logistic regression (scikit-learn, L-BFGS) on the current task and the buffer.
 
-    Every fit starts from zero. A class of which the buffer holds no sample is unknown from then on: its score is
-    −10³⁰. A single class scores 0.
+    Every fit starts from zero. A class of which the buffer holds no sample is unknown from then on:
+    its score is −10³⁰. A single class scores 0.
 
     Args:
         in_features: width d of the embeddings.
-        inverse_penalty: scikit-learn's C, the weight of the data against ``½‖W‖²`` (the bias is free).
+        inverse_penalty: scikit-learn's C, the weight of the data against ``½‖W‖²`` (the bias is
+            free).
         max_iter: bound on L-BFGS iterations; scikit-learn warns where it is too low.
         dtype: "float64" or "float32".
     """
 
     title = "Logistic regression"
 
-    def __init__(self, in_features: int, inverse_penalty: float = 1.0, max_iter: int = 1000, dtype: Dtype = "float64"):
+    def __init__(
+        self,
+        in_features: int,
+        inverse_penalty: float = 1.0,
+        max_iter: int = 1000,
+        dtype: Dtype = "float64",
+    ):
         super().__init__(in_features, dtype)
-        check_that(0 < inverse_penalty < float("inf"), "inverse_penalty", inverse_penalty, "a positive number")
+        check_that(
+            0 < inverse_penalty < float("inf"),
+            "inverse_penalty",
+            inverse_penalty,
+            "a positive number",
+        )
         check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
-        self.inverse_penalty, self.max_iter = inverse_penalty, max_iter
+        self.inverse_penalty = inverse_penalty
+        self.max_iter = max_iter
 
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
         from sklearn.linear_model import LogisticRegression
@@ -329,7 +373,9 @@ class LogisticHead(ReplayHead):
         if len(present) > 1:
             model = LogisticRegression(C=self.inverse_penalty, max_iter=self.max_iter)
             model.fit(samples.z.cpu().numpy(), columns.cpu().numpy(), samples.weight.cpu().numpy())
-            solution = torch.cat([torch.from_numpy(model.intercept_)[None], torch.from_numpy(model.coef_).T])
+            solution = torch.cat(
+                [torch.from_numpy(model.intercept_)[None], torch.from_numpy(model.coef_).T]
+            )
             if len(present) == 2:  # scikit-learn gives the log odds of the second class
                 solution = torch.cat([-solution / 2, solution / 2], dim=1)
             weights[:, present] = solution.to(weights)
@@ -337,14 +383,17 @@ class LogisticHead(ReplayHead):
 
 
 class SGDHead(ReplayHead):
-    """A linear layer trained by stochastic gradient descent on the cross-entropy, from the weights it had before.
+    """A linear layer trained by stochastic gradient descent on the cross-entropy, from the weights
+    it had before.
 
-    Classes without a sample in the buffer stay among the outputs, and are pushed down as wrong answers: forgetting
-    as in any network that is trained on. New classes start at zero. Gradients exist inside ``solve`` only.
+    Classes without a sample in the buffer stay among the outputs, and are pushed down as wrong
+    answers: forgetting as in any network that is trained on. New classes start at zero. Gradients
+        exist inside ``solve`` only.
 
     Args:
         in_features: width d of the embeddings.
-        learning_rate: step size times the mean of ``‖[1; z]‖²``, so that one value suits every backbone.
+        learning_rate: step size times the mean of ``‖[1; z]‖²``, so that one value suits every
+            backbone.
         momentum: of torch.optim.SGD.
         epochs: passes over the task and the buffer.
         batch_size: samples a step.
@@ -365,15 +414,21 @@ class SGDHead(ReplayHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
-        check_that(0 < learning_rate < float("inf"), "learning_rate", learning_rate, "a positive number")
+        check_that(
+            0 < learning_rate < float("inf"), "learning_rate", learning_rate, "a positive number"
+        )
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
         check_that(epochs >= 1, "epochs", epochs, "at least 1")
         check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
-        self.learning_rate, self.momentum = learning_rate, momentum
-        self.epochs, self.batch_size, self.seed = epochs, batch_size, seed
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.seed = seed
 
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
-        x, omega = augment(samples.z), samples.weight.to(samples.z)
+        x = augment(samples.z)
+        omega = samples.weight.to(samples.z)
         weights = x.new_zeros(x.shape[1], len(self.labels))
         weights[:, : self.weights.shape[1]] = self.weights
         weights.requires_grad_()
@@ -384,7 +439,9 @@ class SGDHead(ReplayHead):
             for _ in range(self.epochs):
                 order = torch.randperm(len(x), generator=generator).to(x.device)
                 for rows in torch.split(order, self.batch_size):
-                    loss = torch.nn.functional.cross_entropy(x[rows] @ weights, columns[rows], reduction="none")
+                    loss = torch.nn.functional.cross_entropy(
+                        x[rows] @ weights, columns[rows], reduction="none"
+                    )
                     mean = (loss * omega[rows]).sum() / omega[rows].sum()
                     (weights.grad,) = torch.autograd.grad(mean, [weights])
                     optimizer.step()

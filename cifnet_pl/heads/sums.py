@@ -17,10 +17,12 @@ AT_ONCE = 4096
 
 
 class SumsHead(Head):
-    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all before.
+    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all
+    before.
 
-    Most have a Gram matrix, and scores that are linear in their features, ``features(z) · weights``: these set
-    ``weights`` (width, C) in ``_solve``. A head that is not ``linear`` chooses other sums, and scores in its own way.
+    Most have a Gram matrix, and scores that are linear in their features, ``features(z) ·
+    weights``: these set ``weights`` (width, C) in ``_solve``. A head that is not ``linear`` chooses
+        other sums, and scores in its own way.
 
     Args:
         in_features: width d of the embeddings.
@@ -39,7 +41,13 @@ class SumsHead(Head):
     linear: ClassVar[bool] = True
 
     def __init__(
-        self, in_features: int, width: int, dtype: Dtype = "float64", *, gram: bool = True, per_class: bool = False
+        self,
+        in_features: int,
+        width: int,
+        dtype: Dtype = "float64",
+        *,
+        gram: bool = True,
+        per_class: bool = False,
     ):
         super().__init__(in_features, dtype)
         self.sums = Sums(width, gram=gram, per_class=per_class, dtype=self.dtype)
@@ -48,7 +56,9 @@ class SumsHead(Head):
             self.weights: Tensor = nn.Buffer(torch.zeros(width, 0, dtype=self.dtype))
 
     def _features(self, z: Tensor) -> Tensor:
-        """Return (n, width) features of embeddings (n, d), in the dtype of the sums; here ``x̃ = [1; z]``."""
+        """Return (n, width) features of embeddings (n, d), in the dtype of the sums; here ``x̃ =
+        [1; z]``.
+        """
         return augment(z, self.dtype)
 
     def _scores(self, z: Tensor) -> Tensor:
@@ -58,7 +68,8 @@ class SumsHead(Head):
         return self._features(z)[:, 1:]
 
     def _moments(self) -> ClassMoments:
-        gram, sums = self.sums.gram, self.sums.class_sums
+        gram = self.sums.gram
+        sums = self.sums.class_sums
         return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -68,10 +79,12 @@ class SumsHead(Head):
         increment = self._open_increment()
         for start in range(0, max(len(z), 1), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
-            increment.add(self._features(z[rows]), columns[rows], None if weight is None else weight[rows])
+            increment.add(
+                self._features(z[rows]), columns[rows], None if weight is None else weight[rows]
+            )
 
-    def _note_copies(self, count: int) -> None:
-        self._open_increment().note_copies(count)
+    def _note_duplicates(self, count: int) -> None:
+        self._open_increment().note_duplicates(count)
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
@@ -82,7 +95,9 @@ class SumsHead(Head):
         self._fold()
 
     def _fold(self) -> None:
-        """Add what the current task observed to the common sums; from then on it cannot be taken back."""
+        """Add what the current task observed to the common sums; from then on it cannot be taken
+        back.
+        """
         self.under_way.fill_(False)
         if self.increment is not None:
             self.sums.merge(self.increment)

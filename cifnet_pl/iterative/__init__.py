@@ -1,4 +1,6 @@
-"""Networks that are trained by gradient descent, task after task: the methods that ours are compared with."""
+"""Networks that are trained by gradient descent, task after task: the methods that ours are
+compared with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Random changes of training images, which depend on the image's identity only: the same in any batch or process."""
+"""Random changes of training images, which depend on the image's identity only: the same in any
+batch or process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResized
 from cifnet_pl.buffer import GOLDEN, split_mix
 
 DRAWS = 8
-"""Random numbers for each image: flip, row, column, brightness, contrast, saturation, and the hole's row and column."""
+"""Random numbers for each image: flip, row, column, brightness, contrast, saturation, and the
+hole's row and column.
+"""
 
 Policy = Literal["cifar10", "imagenet"]
 
@@ -35,33 +39,42 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     """
     state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
     with np.errstate(over="ignore"):
-        x = split_mix(keys.astype(np.uint64) ^ state)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+        x = (
+            split_mix(keys.astype(np.uint64) ^ state)[:, None]
+            + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+        )
     return (split_mix(x) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def _one_by_one(
     change: Callable[[Tensor], Tensor], images: Tensor, identity: np.ndarray, seed: Sequence[int]
 ) -> Tensor:
-    """Apply a transform of torchvision to each image, with torch's random numbers from its identity and a seed."""
+    """Apply a transform of torchvision to each image, with torch's random numbers from its identity
+    and a seed.
+    """
     numbers = (uniform(identity, seed, 1)[:, 0] * 2**53).astype(np.int64).tolist()
     changed = []
     with torch.random.fork_rng(devices=[]):
         for image, number in zip(images, numbers, strict=True):
             torch.manual_seed(number)
             changed.append(change(image))
-    return torch.stack(changed) if changed else images
+    if changed:
+        return torch.stack(changed)
+    return images
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """Random changes of images, in this order where they are wanted.
 
-    A part of the image scaled to its size, mirror image, crop of the image padded with zeros, colour jitter, a learned
-    policy (AutoAugment, Cubuk et al., CVPR 2019), and a black square (Cutout, DeVries & Taylor, 2017).
+    A part of the image scaled to its size, mirror image, crop of the image padded with zeros,
+    colour jitter, a learned policy (AutoAugment, Cubuk et al., CVPR 2019), and a black square
+    (Cutout, DeVries & Taylor, 2017).
 
     Attributes:
         flip: whether half of the images are mirrored left to right.
-        crop_padding: pixels of zeros around the image, of which a square of the old size is cropped.
+        crop_padding: pixels of zeros around the image, of which a square of the old size is
+            cropped.
         brightness, contrast, saturation: jitter; each factor is uniform in [1 − value, 1 + value].
         resized_crop: whether a part is taken: 8 to 100 % of the area, sides of 3:4 to 4:3.
         autoaugment: the set whose policy is used, or None.
@@ -83,13 +96,15 @@ class Augmentation:
         Args:
             images: (n, 3, s, s) uint8.
             keys: (n,) int64, the identity of each image.
-            seed: further numbers that the draw depends on, such as the seed of the run, the task, the pass and the
-                view.
+            seed: further numbers that the draw depends on, such as the seed of the run, the task,
+                the pass and the view.
         """
         identity = keys.cpu().numpy()
         draws = torch.from_numpy(uniform(identity, seed, DRAWS)).to(images.device)
         if self.resized_crop:
-            images = _one_by_one(RandomResizedCrop(images.shape[2], antialias=True), images, identity, (*seed, 1))
+            images = _one_by_one(
+                RandomResizedCrop(images.shape[2], antialias=True), images, identity, (*seed, 1)
+            )
         if self.flip:
             images = torch.where((draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
         if self.crop_padding:

@@ -14,7 +14,8 @@ from cifnet_pl.utilities.errors import check_that
 
 
 class AutoEncoders(nn.Module):
-    """One small auto-encoder for each class: ``tanh(D tanh(E z))``; a class's score is how well it reconstructs z.
+    """One small auto-encoder for each class: ``tanh(D tanh(E z))``; a class's score is how well it
+    reconstructs z.
 
     Args:
         inputs: width of the embeddings.
@@ -37,7 +38,9 @@ class AutoEncoders(nn.Module):
             setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of embeddings (n, d)."""
+        """Return the scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of
+        embeddings (n, d).
+        """
         codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
         rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
         distance = (rebuilt - z[:, None]).abs().sum(dim=2)
@@ -47,14 +50,15 @@ class AutoEncoders(nn.Module):
 class CREATEModule(IterativeModule):
     """Reducing class confusion with class-specific auto-encoders.
 
-    * Classifier: for each class c an auto-encoder of the embedding, ``s_c = −γ ‖D_c tanh-code E_c z − z‖₁``,
-      γ = 0.1; probabilities are the softmax of s.
-    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation draws samples of one
-      class together in the codes of its auto-encoder, and weighs each by how confused it is:
-      ``1 + exp(−α (max − second)/(max − min))`` of s.
-    * After each task but the first the auto-encoders are tuned on as many images of each class, for ``tuning`` of the
-      epochs, with the same loss. The network's weights stay as they are, but its batch statistics, if they are
-      learned, go on: so in the reference code.
+    * Classifier: for each class c an auto-encoder of the embedding, ``s_c = −γ ‖D_c tanh-code E_c z
+      − z‖₁``, γ = 0.1; probabilities are the softmax of s.
+    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation draws
+      samples of one class together in the codes of its auto-encoder, and weighs each by how
+      confused it is: ``1 + exp(−α (max − second)/(max − min))`` of s.
+    * After each task but the first the auto-encoders are tuned on as many images of each class, for
+    ``tuning`` of the
+      epochs, with the same loss. The network's weights stay as they are, but its batch statistics,
+      if they are learned, go on: so in the reference code.
 
     Args:
         latent: width of the codes.
@@ -79,8 +83,16 @@ class CREATEModule(IterativeModule):
         super().__init__(**options)
         check_that(latent >= 1, "latent", latent, "at least 1")
         check_tuning(tuning, tuning_rate)
-        self.options |= {"latent": latent, "alpha": alpha, "distillation_weight": distillation_weight}
-        self.options |= {"separation_weight": separation_weight, "tuning": tuning, "tuning_rate": tuning_rate}
+        self.options |= {
+            "latent": latent,
+            "alpha": alpha,
+            "distillation_weight": distillation_weight,
+        }
+        self.options |= {
+            "separation_weight": separation_weight,
+            "tuning": tuning,
+            "tuning_rate": tuning_rate,
+        }
         self.encoders = AutoEncoders(self.width, latent)
 
     def expand(self, classes: int) -> None:
@@ -102,25 +114,34 @@ class CREATEModule(IterativeModule):
         return scores
 
     def loss(self, batch: Examples) -> Tensor:
-        """Compute the loss: classification, separation and, from the second task on, distillation."""
-        x, labels = batch.inputs(), batch.labels
+        """Compute the loss: classification, separation and, from the second task on,
+        distillation.
+        """
+        x = batch.inputs()
+        labels = batch.labels
         scores, codes = self.encoders(self.features(x).float())
-        scores, codes = scores.float(), codes.float()
+        scores = scores.float()
+        codes = codes.float()
         label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
-        loss: Tensor = -label_probability.log().mean() + self.options["separation_weight"] * self._separation(
-            scores, codes, labels
-        )
+        loss: Tensor = -label_probability.log().mean() + self.options[
+            "separation_weight"
+        ] * self._separation(scores, codes, labels)
         if self.old:
             with torch.no_grad():
                 network, encoders = self.teacher
                 taught = encoders(network(x).float())[0].float()
-            loss = loss + self.options["distillation_weight"] * distillation(scores[:, : self.old], taught, scale=True)
+            loss = loss + self.options["distillation_weight"] * distillation(
+                scores[:, : self.old], taught, scale=True
+            )
         return loss
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""
         alone = scores.shape[1] == 1  # nothing to be confused with
-        weights = torch.full_like(scores[:, 0], 2.0) if alone else confusion_weights(scores, self.options["alpha"])
+        if alone:
+            weights = torch.full_like(scores[:, 0], 2.0)
+        else:
+            weights = confusion_weights(scores, self.options["alpha"])
         codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
         if len(codes) == 1:  # a single image has nothing to be separated from
             return codes.new_zeros(())
@@ -130,7 +151,9 @@ class CREATEModule(IterativeModule):
     def after_choosing(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
-        self.tune(self.options["tuning"], self.options["tuning_rate"], [self.network, self.encoders])
+        self.tune(
+            self.options["tuning"], self.options["tuning_rate"], [self.network, self.encoders]
+        )
         self.network.requires_grad_(True)
 
     def clear(self) -> None:

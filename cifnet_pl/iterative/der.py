@@ -1,4 +1,6 @@
-"""A new branch for each task beside the frozen ones: DER, and MEMO, whose branches are last stages."""
+"""A new branch for each task beside the frozen ones: DER, and MEMO, whose branches are last
+stages.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ class DERModule(IterativeModule):
 
     There is no pruning as in its paper: the reference code has none.
 
-    The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are those of this
-    method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
+    The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are
+    those of this method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
 
-    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s weights.
-    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old class.
-    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier anew instead).
+    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s
+        weights.
+    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old
+    class.
+    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier
+    anew instead).
 
     Args:
         auxiliary: weight of the auxiliary loss.
@@ -44,18 +49,26 @@ class DERModule(IterativeModule):
         self.branches.append(self.new_branch().to(self.device))
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.classes)
-        self.auxiliary_classifier = grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
+        self.auxiliary_classifier = (
+            grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
+        )
 
     def new_branch(self) -> nn.Module:
         """Return the network that the task's branch starts from."""
         branch = self.fresh_network()
-        source = self.branches[-1] if len(self.branches) else self._start[0]
+        if len(self.branches):
+            source = self.branches[-1]
+        else:
+            source = self._start[0]
         branch.load_state_dict(source.state_dict())
         return branch
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch and both classifiers."""
-        auxiliary = [self.auxiliary_classifier] if self.auxiliary_classifier is not None else []
+        if self.auxiliary_classifier is not None:
+            auxiliary = [self.auxiliary_classifier]
+        else:
+            auxiliary = []
         return [self.branches[-1], self.output_layer, *auxiliary]
 
     def features(self, x: Tensor) -> Tensor:
@@ -64,7 +77,9 @@ class DERModule(IterativeModule):
         return z
 
     def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return ``CE(auxiliary scores of the newest branch, y')``: tells each new class from all old ones together."""
+        """Return ``CE(auxiliary scores of the newest branch, y')``: tells each new class from all
+        old ones together.
+        """
         assert self.auxiliary_classifier is not None
         scores = self.auxiliary_classifier(z[:, -self.width :])
         return functional.cross_entropy(scores.float(), auxiliary_targets(labels, self.old))
@@ -72,8 +87,10 @@ class DERModule(IterativeModule):
     def loss(self, batch: Examples) -> Tensor:
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
-        loss = functional.cross_entropy(self.logits(z), batch.labels)
-        return loss + self.options["auxiliary"] * self.auxiliary_loss(z, batch.labels) if self.old else loss
+        loss: Tensor = functional.cross_entropy(self.logits(z), batch.labels)
+        if self.old:
+            loss = loss + self.options["auxiliary"] * self.auxiliary_loss(z, batch.labels)
+        return loss
 
     def after_learning(self) -> None:
         """Scale the new classes' weights to the norm of the old ones."""
@@ -90,16 +107,19 @@ class DERModule(IterativeModule):
     def clear(self) -> None:
         """Go back to the structure before the first task."""
         super().clear()
-        self.branches, self.auxiliary_classifier = Branches(), None
+        self.branches = Branches()
+        self.auxiliary_classifier = None
 
 
 class MEMOModule(DERModule):
     """MEMO: a model or 603 exemplars (Zhou et al., ICLR 2023); equations are the paper's.
 
-    * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared by all tasks; a
+    * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared
+    by all tasks; a
       specialised last stage is added for each, from the weights of the one before.
     * Loss: that of :class:`DERModule`, and the same alignment of weights.
-    * The shared stages go on learning after the first task, as in the reference code's published configuration.
+    * The shared stages go on learning after the first task, as in the reference code's published
+    configuration.
 
     Args:
         options: of :class:`DERModule`.
@@ -113,7 +133,10 @@ class MEMOModule(DERModule):
 
     def new_branch(self) -> nn.Module:
         """Return a last stage with the weights of the newest one."""
-        source = self.branches[-1] if len(self.branches) else self._start[0]
+        if len(self.branches):
+            source = self.branches[-1]
+        else:
+            source = self._start[0]
         return copy.deepcopy(source).requires_grad_(True)
 
     def learning_parts(self) -> list[nn.Module]:

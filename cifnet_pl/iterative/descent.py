@@ -23,9 +23,9 @@ from cifnet_pl.utilities.files import of_all_processes
 class Descent:
     """SGD on the parts of a network that learn, with loss scaling if the precision is float16.
 
-    Gradients and the running statistics of batch normalisation are averaged over processes after each step's backward
-    pass, in one message. DistributedDataParallel could not do this: the network grows from task to task, with parts
-    that are frozen or unused.
+    Gradients and the running statistics of batch normalisation are averaged over processes after
+    each step's backward pass, in one message. DistributedDataParallel could not do this: the
+    network grows from task to task, with parts that are frozen or unused.
 
     Args:
         module: whose Trainer computes the gradients.
@@ -41,13 +41,18 @@ class Descent:
         momentum: float,
         weight_decay: float,
     ):
-        self._module, parts = module, list(parts)
+        self._module = module
+        parts = list(parts)
         self.weights = [p for learned in parts for p in learned.parameters() if p.requires_grad]
         self._running = [b for learned in parts for b in learned.buffers() if b.is_floating_point()]
-        self._optimizer = SGD(self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay)
+        self._optimizer = SGD(
+            self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay
+        )
         self.learning_rate = learning_rate
         self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-        if self._scaler is not None:  # a task begins with the scale of a fresh run, so that it can be repeated
+        if (
+            self._scaler is not None
+        ):  # a task begins with the scale of a fresh run, so that it can be repeated
             fresh = torch.amp.GradScaler(module.device.type)
             self._scaler.load_state_dict(fresh.state_dict())
 
@@ -83,7 +88,9 @@ class Descent:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         shared = [cast(Tensor, p.grad) for p in self.weights] + self._running
-        flat = torch.cat([loss.detach().reshape(1).float(), *(t.reshape(-1).float() for t in shared)])
+        flat = torch.cat(
+            [loss.detach().reshape(1).float(), *(t.reshape(-1).float() for t in shared)]
+        )
         torch.distributed.all_reduce(flat)
         flat /= self._module.trainer.world_size
         parts = torch.split(flat[1:], [t.numel() for t in shared])
@@ -93,7 +100,10 @@ class Descent:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the momenta and loss scale."""
-        scale = self._scaler.state_dict() if self._scaler is not None else {}
+        if self._scaler is not None:
+            scale = self._scaler.state_dict()
+        else:
+            scale = {}
         return {"optimizer": self._optimizer.state_dict(), "scaler": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,7 +170,8 @@ class Step:
 
 
 def first_and_later(name: str, value: Any) -> tuple[Any, Any]:
-    """Return an option that may differ between the first task and the later ones: one value, or a list of two.
+    """Return an option that may differ between the first task and the later ones: one value, or a
+    list of two.
 
     Raises:
         UsageError: a list of another length.
@@ -168,17 +179,25 @@ def first_and_later(name: str, value: Any) -> tuple[Any, Any]:
     if not isinstance(value, list):
         return value, value
     if len(value) != 2:
-        raise UsageError(f"{name} is {value}: expected one value, or two, for the first task and for the later ones")
+        raise UsageError(
+            f"{name} is {value}: expected one value, or two, for the first task and for the later"
+            " ones"
+        )
     return value[0], value[1]
 
 
 def plan_steps(
-    rows: np.ndarray, exemplars: int, phases: Sequence[Phase], batch_size: int, random: np.random.Generator
+    rows: np.ndarray,
+    exemplars: int,
+    phases: Sequence[Phase],
+    batch_size: int,
+    random: np.random.Generator,
 ) -> list[Step]:
-    """Divide new images and exemplars among the steps of all phases, each once per pass, in shuffled order.
+    """Divide new images and exemplars among the steps of all phases, each once per pass, in
+    shuffled order.
 
-    Every step has the same share of both, so that the sizes of steps differ by one at most. With fewer new images than
-    steps, the last steps of each pass have exemplars alone.
+    Every step has the same share of both, so that the sizes of steps differ by one at most. With
+    fewer new images than steps, the last steps of each pass have exemplars alone.
 
     Args:
         rows: positions of the task's new images.
@@ -192,9 +211,13 @@ def plan_steps(
     for number, phase in enumerate(phases):
         for epoch in range(phase.epochs):
             new = np.array_split(random.permutation(rows), count)
-            old = np.array_split(random.permutation(exemplars), count)[::-1]  # larger parts meet smaller ones
+            old = np.array_split(random.permutation(exemplars), count)[
+                ::-1
+            ]  # larger parts meet smaller ones
             for i, parts in enumerate(zip(new, old, strict=True)):
-                steps.append(Step(number, epoch, (epoch * count + i) / (phase.epochs * count), *parts))
+                steps.append(
+                    Step(number, epoch, (epoch * count + i) / (phase.epochs * count), *parts)
+                )
     return steps
 
 
@@ -211,8 +234,8 @@ class Regime:
         epochs, learning_rates, weight_decays: each for the first and for later tasks.
         momentum: of SGD.
         course: of the learning rate: "cosine", to zero; or "step".
-        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the first task and for
-            the others.
+        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the
+            first task and for the others.
         decay: factor at each milestone.
         augmentation: random changes of images.
 
@@ -222,8 +245,12 @@ class Regime:
 
     def __init__(self, options: Mapping[str, Any]):
         self.epochs: tuple[int, int] = first_and_later("epochs", options["epochs"])
-        self.learning_rates: tuple[float, float] = first_and_later("learning_rate", options["learning_rate"])
-        self.weight_decays: tuple[float, float] = first_and_later("weight_decay", options["weight_decay"])
+        self.learning_rates: tuple[float, float] = first_and_later(
+            "learning_rate", options["learning_rate"]
+        )
+        self.weight_decays: tuple[float, float] = first_and_later(
+            "weight_decay", options["weight_decay"]
+        )
         self.momentum: float = options["momentum"]
         check_that(min(self.epochs) >= 1, "epochs", min(self.epochs), "at least 1")
         check_that(options["seed"] >= 0, "seed", options["seed"], "at least 0")
@@ -235,22 +262,35 @@ class Regime:
         check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
         check_choice("schedule", options["schedule"], Course)
         self.course: Course = options["schedule"]
-        shares = [0.7, 0.9] if options["milestones"] is None else options["milestones"]
+        if options["milestones"] is None:
+            shares = [0.7, 0.9]
+        else:
+            shares = options["milestones"]
         two = shares and isinstance(shares[0], list)
-        self.milestones: tuple[list[float], list[float]] = (
-            first_and_later("milestones", shares) if two else (shares, shares)
-        )
+        if two:
+            self.milestones: tuple[list[float], list[float]] = first_and_later("milestones", shares)
+        else:
+            self.milestones = (shares, shares)
         for some in self.milestones:
             rising = some == sorted(set(some)) and all(0 < share < 1 for share in some)
-            check_that(rising, "milestones", some, "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6")
+            check_that(
+                rising,
+                "milestones",
+                some,
+                "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6",
+            )
         self.decay: float = options["decay"]
         check_that(0 < self.decay < 1, "decay", self.decay, "a factor between 0 and 1")
-        check_that(options["crop_padding"] >= 0, "crop_padding", options["crop_padding"], "at least 0")
+        check_that(
+            options["crop_padding"] >= 0, "crop_padding", options["crop_padding"], "at least 0"
+        )
         for name in ("brightness", "contrast", "saturation", "cutout"):
             check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
         if options["autoaugment"] is not None:
             check_choice("autoaugment", options["autoaugment"], Policy)
-        self.augmentation = Augmentation(**{change.name: options[change.name] for change in fields(Augmentation)})
+        self.augmentation = Augmentation(
+            **{change.name: options[change.name] for change in fields(Augmentation)}
+        )
 
     def factor(self, progress: float, first: bool) -> float:
         """Return the learning rate as a share of the one at the beginning.
@@ -265,6 +305,8 @@ class Regime:
 
 
 def check_tuning(tuning: float, rate: float) -> None:
-    """Check the share of epochs and the learning rate of balanced fine-tuning; UsageError where they make no sense."""
+    """Check the share of epochs and the learning rate of balanced fine-tuning; UsageError where
+    they make no sense.
+    """
     check_that(tuning >= 0, "tuning", tuning, "at least 0")
     check_that(rate > 0, "tuning_rate", rate, "a positive number")

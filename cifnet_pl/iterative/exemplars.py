@@ -34,11 +34,15 @@ class ExemplarSet(GrowingModule):
         return len(self.label)
 
     def shrink(self, quota: int, classes: int) -> None:
-        """Keep the first ``quota`` exemplars of each of the first ``classes`` (iCaRL, algorithm 5)."""
+        """Keep the first ``quota`` exemplars of each of the first ``classes`` (iCaRL, algorithm
+        5).
+        """
         rows = [(self.label == label).nonzero().flatten()[:quota] for label in range(classes)]
         if rows:
             kept = torch.cat(rows)
-            self.image, self.label, self.key = self.image[kept], self.label[kept], self.key[kept]
+            self.image = self.image[kept]
+            self.label = self.label[kept]
+            self.key = self.key[kept]
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
         """Append the exemplars of a new class.
@@ -48,8 +52,12 @@ class ExemplarSet(GrowingModule):
             label: of the class.
             key: (n,) int64 identity of each image.
         """
-        image, key = image.to(self.label.device), key.to(self.label.device)
-        self.image = torch.cat([self.image, image]) if len(self) else image
+        image = image.to(self.label.device)
+        key = key.to(self.label.device)
+        if len(self):
+            self.image = torch.cat([self.image, image])
+        else:
+            self.image = image
         self.label = torch.cat([self.label, self.label.new_full((len(image),), label)])
         self.key = torch.cat([self.key, key])
 
@@ -59,13 +67,17 @@ class ExemplarSet(GrowingModule):
         return self.image[positions], self.label[positions], self.key[positions]
 
     def answers(self, z: Tensor) -> Tensor:
-        """Return (n, C) float64 probabilities of embeddings (n, d): the softmax of ``−‖φ(x) − μ_y‖²`` at length 1."""
+        """Return (n, C) float64 probabilities of embeddings (n, d): the softmax of ``−‖φ(x) −
+        μ_y‖²`` at length 1.
+        """
         z = functional.normalize(z, dim=1)
         # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
         return (2 * z.double() @ self.mean.double().T).softmax(dim=1)
 
     def average(self, z: Tensor) -> None:
-        """Set the means from the exemplars' embeddings (n, d): ``μ_y = Σ φ(p)`` over y's, scaled to length 1."""
+        """Set the means from the exemplars' embeddings (n, d): ``μ_y = Σ φ(p)`` over y's, scaled to
+        length 1.
+        """
         z = functional.normalize(z.float(), dim=1)
         sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(0, self.label, z)
         self.mean = functional.normalize(sums, dim=1)
@@ -85,5 +97,7 @@ def quota(capacity: int, per_class: int | None, classes: int) -> int:
     if per_class is not None:
         return per_class
     if capacity < classes:
-        raise UsageError(f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars {classes}")
+        raise UsageError(
+            f"{capacity} exemplars cannot cover {classes} classes: set --model.exemplars {classes}"
+        )
     return capacity // classes

@@ -1,4 +1,6 @@
-"""FOSTER: a second branch learns what the first lacks, then both are compressed into one (Wang et al., ECCV 2022)."""
+"""FOSTER: a second branch learns what the first lacks, then both are compressed into one (Wang et
+al., ECCV 2022).
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,28 @@ Evaluated = Literal["student", "branches"]
 class FOSTERModule(IterativeModule):
     """Feature boosting and compression; equations are the paper's.
 
-    * Boosting: the old branch stays; a new one learns, from the old one's weights as in the reference code. Loss
-      (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own classifier, y) + distillation of old classes``
-      at temperature 2, with class weights w of the effective numbers of images at β = ``boosting_beta``.
-    * Compression: a single branch, from the old one's weights, learns ``balanced_distillation`` (eq. 12) of both at
-      β = ``compression_beta``, for ``compression`` of the epochs, without weight decay.
-    * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the exemplars of earlier
-      classes take the places of this share of a task's images, as many of which are left out at random.
+    * Boosting: the old branch stays; a new one learns, from the old one's weights as in the
+      reference code. Loss (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own
+      classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
+      effective numbers of images at β = ``boosting_beta``.
+    * Compression: a single branch, from the old one's weights, learns ``balanced_distillation``
+      (eq. 12) of both at β = ``compression_beta``, for ``compression`` of the epochs, without
+      weight decay.
+    * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the
+      exemplars of earlier classes take the places of this share of a task's images, as many of
+      which are left out at random.
 
     Args:
         boosting_beta: β of the boosting phase.
         compression_beta: β of the compression phase.
         compression: share of the epochs that compression takes.
-        new_on_old: whether the new classes' weights on the old branch learn, as in every published configuration
-            (``oofc: ft``); else they are zero.
-        evaluated: which network answers and chooses exemplars after a task: "student", the compressed one, or
-            "branches", both of them before the compression, as in the reference code.
-        memory_rate: share of a task's images whose places exemplars take, or a list with one number for each task from
-            the second on (the last number goes on), or null.
+        new_on_old: whether the new classes' weights on the old branch learn, as in every published
+            configuration (``oofc: ft``); else they are zero.
+        evaluated: which network answers and chooses exemplars after a task: "student", the
+            compressed one, or "branches", both of them before the compression, as in the reference
+            code.
+        memory_rate: share of a task's images whose places exemplars take, or a list with one number
+            for each task from the second on (the last number goes on), or null.
         options: of :class:`IterativeModule`.
     """
 
@@ -56,17 +62,23 @@ class FOSTERModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(**options)
-        for name, beta in (("boosting_beta", boosting_beta), ("compression_beta", compression_beta)):
+        for name, beta in (
+            ("boosting_beta", boosting_beta),
+            ("compression_beta", compression_beta),
+        ):
             check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
         check_that(compression > 0, "compression", compression, "a positive number")
         check_choice("evaluated", evaluated, Evaluated)
-        rates = memory_rate if isinstance(memory_rate, list) else [memory_rate]
+        if isinstance(memory_rate, list):
+            rates: list[float | None] = [*memory_rate]
+        else:
+            rates = [memory_rate]
         fit = bool(rates) and all(rate is None or 0 <= rate < 1 for rate in rates)
         check_that(fit, "memory_rate", memory_rate, "shares from 0 to below 1, or null")
         if self.per_class is not None and rates != [None]:
             raise UsageError(
-                "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each class: "
-                "leave out --model.memory_rate or --model.exemplars_per_class"
+                "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each"
+                " class: leave out --model.memory_rate or --model.exemplars_per_class"
             )
         self.options |= {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
         self.options |= {"compression": compression, "memory_rate": memory_rate}
@@ -87,14 +99,18 @@ class FOSTERModule(IterativeModule):
             task: number of the task, from 0.
         """
         rate = self._rates[min(max(task - 1, 0), len(self._rates) - 1)]
-        return None if rate is None else self.capacity + round(rate * images)
+        if rate is None:
+            return None
+        return self.capacity + round(rate * images)
 
     def room(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
         images = len(self.data.task_rows(finished)) or len(self.data.task_rows(finished - 1))
         places = self._places(images, finished)
-        return self.capacity if places is None else max(places, self.classes)
+        if places is None:
+            return self.capacity
+        return max(places, self.classes)
 
     def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
         """Return the images of a task that have a place in memory beside the exemplars."""
@@ -113,7 +129,9 @@ class FOSTERModule(IterativeModule):
     # ------------------------------------------------------------------ structure
 
     def expand(self, classes: int) -> None:
-        """Add a branch, which starts from the old one's weights, and outputs from the second task on."""
+        """Add a branch, which starts from the old one's weights, and outputs from the second task
+        on.
+        """
         if self.old:
             self._compress()
             self.branches.requires_grad_(False)
@@ -136,11 +154,15 @@ class FOSTERModule(IterativeModule):
         return [self.student[1] if self.student is not None else self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Rebuild one branch, however many tasks were learned; or both and the student, if they are evaluated."""
+        """Rebuild one branch, however many tasks were learned; or both and the student, if they are
+        evaluated.
+        """
         self.classes = sum(sizes)
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
-            self.student = nn.ModuleList([self.fresh_network(), grown(None, self.width, self.classes)])
+            self.student = nn.ModuleList(
+                [self.fresh_network(), grown(None, self.width, self.classes)]
+            )
         if sizes:
             self.classifier = grown(None, self.width * len(self.branches), self.classes)
 
@@ -167,7 +189,9 @@ class FOSTERModule(IterativeModule):
         return [self.phase("boost"), self.phase("compress", self.options["compression"], decay=0.0)]
 
     def begin_phase(self) -> None:
-        """Set the class weights of the phase; for compression, add a student with the old branch's weights."""
+        """Set the class weights of the phase; for compression, add a student with the old branch's
+        weights.
+        """
         if self.first:
             return
         boosts = self.current == "boost"
@@ -181,7 +205,8 @@ class FOSTERModule(IterativeModule):
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
-        rows, source = np.unique(np.concatenate([step.rows for step in self.planned()])), self.data.source
+        rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
+        source = self.data.source
         new = Counter(source.class_names[label] for label in source.train.labels[rows])
         kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
         return (kept + torch.tensor([new[name] for name in self.class_names])).clamp_min(1)
@@ -190,7 +215,10 @@ class FOSTERModule(IterativeModule):
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
-        expansion = [self.expansion] if self.expansion is not None else []
+        if self.expansion is not None:
+            expansion = [self.expansion]
+        else:
+            expansion = []
         return [self.branches[-1], self.output_layer, *expansion]
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Make a model of what a trained method has learned, so that it is exported, asked and extended like any other."""
+"""Make a model of what a trained method has learned, so that it is exported, asked and extended
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.engines import photographs
+from cifnet_pl.backbones.engines import natural_images
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, SGDHead
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import PhotoHashes
+from cifnet_pl.model.core import ImageHashes
 from cifnet_pl.utilities.errors import CifnetError
 
 
 def learned_name(structure: str, name: str, architecture: str | None) -> str:
-    """Return the name of the backbone that a network is after learning, which needs no other file than the model's.
+    """Return the name of the backbone that a network is after learning, which needs no other file
+    than the model's.
 
     Args:
         structure: one of :func:`cifnet_pl.backbones.structures.structured`.
@@ -40,24 +43,32 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
     return f"learned:{structure}:{start}"
 
 
-def frozen_backbone(structure: str, network: nn.Module, start: Backbone, embed: Callable[[Tensor], Tensor]) -> Backbone:
+def frozen_backbone(
+    structure: str, network: nn.Module, start: Backbone, embed: Callable[[Tensor], Tensor]
+) -> Backbone:
     """Return a learned network as a frozen backbone.
 
     Args:
         structure: of the network.
         network: that has learned.
         start: the backbone that learning began with.
-        embed: function from uint8 images (n, 3, s, s) to the embeddings (n, d) that the method itself uses.
+        embed: function from uint8 images (n, 3, s, s) to the embeddings (n, d) that the method
+            itself uses.
 
     Raises:
         CifnetError: they are not the same.
     """
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
     backbone.load_weights({key: value.cpu() for key, value in network.state_dict().items()})
-    images = photographs(start.preprocessing.image_size)
-    device = next(iter(network.state_dict().values()), images).device  # a network may have no weights
-    ours, theirs = backbone.embed(images), embed(images.to(device)).cpu()
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+    images = natural_images(start.preprocessing.image_size)
+    device = next(
+        iter(network.state_dict().values()), images
+    ).device  # a network may have no weights
+    ours = backbone.embed(images)
+    theirs = embed(images.to(device)).cpu()
+    if ours.shape != theirs.shape or not torch.allclose(
+        ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())
+    ):
         raise CifnetError("learned_network() does not embed as features() does")
     return backbone
 
@@ -84,31 +95,42 @@ def linear_head(classifier: nn.Linear, tasks: list[list[int]], counts: list[int]
 
 
 def learned_model(
-    module: TaskModule, backbone: Backbone, classifier: nn.Linear | None, exemplars: tuple[Tensor, Tensor, Tensor]
+    module: TaskModule,
+    backbone: Backbone,
+    classifier: nn.Linear | None,
+    exemplars: tuple[Tensor, Tensor, Tensor],
 ) -> Classifier:
-    """Return a model of a learned network, with its linear classifier or the nearest mean of its exemplars.
+    """Return a model of a learned network, with its linear classifier or the nearest mean of its
+    exemplars.
 
     Args:
         module: that has learned, attached to its Trainer.
         backbone: the network, frozen.
-        classifier: on the network's embeddings; None for the nearest mean of exemplars (iCaRL, algorithm 1).
-        exemplars: embeddings (n, d), labels (n,) and content hashes (n,) of the images that were kept.
+        classifier: on the network's embeddings; None for the nearest mean of exemplars (iCaRL,
+            algorithm 1).
+        exemplars: embeddings (n, d), labels (n,) and content hashes (n,) of the images that were
+            kept.
     """
     images: dict[str, Any] = module.data.describe_images(module.backbone.preprocessing)
     z, y, key = (part.cpu() for part in exemplars)
     sizes = [len(names) for names in module.learned_tasks]
     tasks = [part.tolist() for part in torch.split(torch.arange(sum(sizes)), sizes)]
-    photos = PhotoHashes()
+    hashes = ImageHashes()
     if classifier is not None:
         source = module.data.source
         rows = np.concatenate([module.data.task_rows(k) for k in range(len(tasks))])
         label_of = {name: label for label, name in enumerate(module.class_names)}
-        learned = np.array([label_of[source.class_names[place]] for place in source.train.labels[rows].tolist()])
-        photos.add(learned, source.train.hashes(rows))
-        head: Head = linear_head(classifier, tasks, np.bincount(learned, minlength=sum(sizes)).tolist())
+        learned = np.array(
+            [label_of[source.class_names[place]] for place in source.train.labels[rows].tolist()]
+        )
+        hashes.add(learned, source.train.hashes(rows))
+        head: Head = linear_head(
+            classifier, tasks, np.bincount(learned, minlength=sum(sizes)).tolist()
+        )
         buffer = CalibrationBuffer(len(y)) if len(y) else None
     else:
-        head, buffer = NCMHead(backbone.features), None
+        head = NCMHead(backbone.features)
+        buffer = None
     model = Classifier(
         backbone,
         head,
@@ -116,13 +138,14 @@ def learned_model(
         list(module.class_names) if classifier is not None else [],
         images["image_size"],
         images["crop_ratio"],
-        tuple(images["held_back"]) if images["held_back"] else None,
+        tuple(images["held_out"]) if images["held_out"] else None,
         precision=str(module.trainer.precision),
-        photos=photos,
+        images=hashes,
         engines=["torch"],
     )
     if classifier is None:
-        # A class's direction is that of the mean of vectors of length 1; their length is that of embeddings.
+        # A class's direction is that of the mean of vectors of length 1; their length is that of
+        # embeddings.
         z = functional.normalize(z, dim=1) * z.norm(dim=1).mean()
         for names, labels in zip(module.learned_tasks, tasks, strict=True):
             mine = torch.isin(y, torch.tensor(labels))
@@ -136,5 +159,7 @@ def learned_model(
     for names in module.learned_tasks:
         known = sum(len(event.class_names or []) for event in model.history) + len(names)
         learned_from = sum(model.counts[name] for name in names)
-        model.history.append(Event("task", known, learned_from, date=now(), class_names=list(names)))
+        model.history.append(
+            Event("task", known, learned_from, date=now(), class_names=list(names))
+        )
     return model

@@ -1,4 +1,6 @@
-"""PODNet: pooled outputs distilled at every stage, a classifier of proxies (Douillard et al., ECCV 2020)."""
+"""PODNet: pooled outputs distilled at every stage, a classifier of proxies (Douillard et al., ECCV
+2020).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import check_tuning
-from cifnet_pl.iterative.losses import cosine_distance, nca, pod_factor, pooled_maps_distance, proxy_scores
+from cifnet_pl.iterative.losses import (
+    cosine_distance,
+    nca,
+    pod_factor,
+    pooled_maps_distance,
+    proxy_scores,
+)
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
@@ -21,12 +29,14 @@ Loss = Literal["nca", "softmax"]
 class CosineClassifier(nn.Module):
     """Several proxies for each class, cosines to them, and a learned scale (PODNet).
 
-    The proxies of each task are a parameter of their own, so that those of old classes can stay as they are.
+    The proxies of each task are a parameter of their own, so that those of old classes can stay as
+    they are.
     """
 
     def __init__(self, inputs: int, proxies: int):
         super().__init__()
-        self.inputs, self.count = inputs, proxies
+        self.inputs = inputs
+        self.count = proxies
         self.proxies = nn.ParameterList()
         self.sigma = nn.Parameter(torch.ones(1))
 
@@ -45,13 +55,18 @@ class CosineClassifier(nn.Module):
 class PODNetModule(IterativeModule):
     """PODNet; equations are the paper's.
 
-    * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax, a learned scale.
+    * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax,
+    a learned scale.
       Those of old classes stay as they are.
-    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and from the second task
-      on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f = √(all classes / new classes)``.
-    * The network has no ReLU at its end, as in the reference code: embeddings may be negative (``last_relu`` keeps it).
-    * After each task but the first all of it is tuned on as many images of each class, by the same loss, for
-      ``tuning`` of the epochs. That is the reference code's way; the paper tunes the classifier alone.
+    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and
+      from the second task on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f =
+      √(all classes / new classes)``.
+    * The network has no ReLU at its end, as in the reference code: embeddings may be negative
+    (``last_relu`` keeps it).
+    * After each task but the first all of it is tuned on as many images of each class, by the same
+    loss, for
+      ``tuning`` of the epochs. That is the reference code's way; the paper tunes the classifier
+      alone.
 
     Args:
         loss: "nca" or "softmax".
@@ -59,8 +74,9 @@ class PODNetModule(IterativeModule):
         spatial: weight of the distance between pooled maps.
         flat: weight of the distance between embeddings.
         last_relu: whether the network keeps the ReLU at its end.
-        imprint: whether the proxies of new classes start at k-means centres of their class's embeddings (Qi et al.,
-            CVPR 2018), as in the authors' own code, and not at random; the images of a task are read once more for it.
+        imprint: whether the proxies of new classes start at k-means centres of their class's
+            embeddings (Qi et al., CVPR 2018), as in the authors' own code, and not at random; the
+            images of a task are read once more for it.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -86,7 +102,12 @@ class PODNetModule(IterativeModule):
         if not last_relu:
             without_last_relu(self.network)
         self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
-        self.options |= {"last_relu": last_relu, "imprint": imprint, "tuning": tuning, "tuning_rate": tuning_rate}
+        self.options |= {
+            "last_relu": last_relu,
+            "imprint": imprint,
+            "tuning": tuning,
+            "tuning_rate": tuning_rate,
+        }
         self.cosine = CosineClassifier(self.width, proxies)
 
     def expand(self, classes: int) -> None:
@@ -101,19 +122,28 @@ class PODNetModule(IterativeModule):
             self._imprint(names)
 
     def _imprint(self, names: list[str]) -> None:
-        """Move the new proxies to the centres of their classes, and give them the mean length of the old ones."""
+        """Move the new proxies to the centres of their classes, and give them the mean length of
+        the old ones.
+        """
         from sklearn.cluster import KMeans
 
-        rows, source = self.data.task_rows(len(self.learned_tasks) - 1), self.data.source
+        rows = self.data.task_rows(len(self.learned_tasks) - 1)
+        source = self.data.source
         size = self.data.batch_size
-        parts = [torch.from_numpy(rows[start : start + size]) for start in range(0, len(rows), size)]
+        parts = [
+            torch.from_numpy(rows[start : start + size]) for start in range(0, len(rows), size)
+        ]
         embedded = torch.cat([self.embed(self._squares(part).to(self.device)) for part in parts])
         z = normalize(embedded, dim=1).cpu().numpy()
         centres = []
         for name in names:
             mine = z[source.train.labels[rows] == source.class_names.index(name)]
-            found = KMeans(min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed).fit(mine)
-            centres.append(np.resize(found.cluster_centers_, (self.cosine.count, self.width)))  # repeated if too few
+            found = KMeans(min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed).fit(
+                mine
+            )
+            centres.append(
+                np.resize(found.cluster_centers_, (self.cosine.count, self.width))
+            )  # repeated if too few
         *old, new = self.cosine.proxies
         length = torch.cat(list(old)).norm(dim=1).mean()
         started = length * normalize(torch.from_numpy(np.concatenate(centres)).to(new), dim=1)
@@ -138,7 +168,10 @@ class PODNetModule(IterativeModule):
         x = batch.inputs()
         maps, z = with_maps(self.network, x)
         scores = self.logits(z)
-        loss = nca(scores, batch.labels) if self.options["loss"] == "nca" else cross_entropy(scores, batch.labels)
+        if self.options["loss"] == "nca":
+            loss = nca(scores, batch.labels)
+        else:
+            loss = cross_entropy(scores, batch.labels)
         if not self.old:
             return loss
         with torch.no_grad():
@@ -146,7 +179,9 @@ class PODNetModule(IterativeModule):
         spatial = pooled_maps_distance([m.float() for m in maps], [m.float() for m in old_maps])
         flat = cosine_distance(z.float(), old.float())
         factor = pod_factor(self.classes, self.classes - self.old)
-        distilled: Tensor = factor * (self.options["spatial"] * spatial + self.options["flat"] * flat)
+        distilled: Tensor = factor * (
+            self.options["spatial"] * spatial + self.options["flat"] * flat
+        )
         return loss + distilled
 
     def after_choosing(self) -> None:

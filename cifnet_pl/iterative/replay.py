@@ -1,4 +1,6 @@
-"""Methods with one network of fixed size: fine-tuning, replay of exemplars, and distillation (iCaRL, WA)."""
+"""Methods with one network of fixed size: fine-tuning, replay of exemplars, and distillation
+(iCaRL, WA).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Loss = Literal["softmax", "binary"]
 
 
 class FinetuneModule(IterativeModule):
-    """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound of the field.
+    """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound
+    of the field.
 
-    PyCIL's code of this name leaves the old classes' scores out of the softmax, so that it forgets a little less.
+    PyCIL's code of this name leaves the old classes' scores out of the softmax, so that it forgets
+    a little less.
     """
 
     title = "Fine-tuning"
@@ -31,18 +35,24 @@ class FinetuneModule(IterativeModule):
 
 
 class ReplayModule(IterativeModule):
-    """Cross-entropy over all classes seen, on the images of the task and on exemplars of all earlier classes."""
+    """Cross-entropy over all classes seen, on the images of the task and on exemplars of all
+    earlier classes.
+    """
 
 
 class ICaRLModule(IterativeModule):
     """iCaRL (Rebuffi et al., CVPR 2017); numbers of algorithms are the paper's.
 
-    * Loss "softmax", that of the reference code which made the published numbers: ``CE(scores, y) + distillation`` of
-      the old classes' scores at temperature 2. Loss "binary", the paper's algorithm 3: binary cross-entropy of
-      ``g_y = sigmoid(score_y)``, summed over classes, averaged over images; the targets of old classes are the old
-      network's outputs, those of new classes are one-hot. The old network sees the same augmented images.
-    * Exemplars (algorithms 4 and 5): ``⌊exemplars / classes seen⌋`` images of each class by herding.
-    * Prediction (algorithm 1): the class whose mean of exemplars μ_y is nearest to φ(x), all of length 1.
+    * Loss "softmax", that of the reference code which made the published numbers: ``CE(scores, y) +
+    distillation`` of
+      the old classes' scores at temperature 2. Loss "binary", the paper's algorithm 3: binary
+      cross-entropy of ``g_y = sigmoid(score_y)``, summed over classes, averaged over images; the
+      targets of old classes are the old network's outputs, those of new classes are one-hot. The
+      old network sees the same augmented images.
+    * Exemplars (algorithms 4 and 5): ``⌊exemplars / classes seen⌋`` images of each class by
+    herding.
+    * Prediction (algorithm 1): the class whose mean of exemplars μ_y is nearest to φ(x), all of
+    length 1.
 
     Args:
         loss: "softmax" or "binary".
@@ -52,7 +62,9 @@ class ICaRLModule(IterativeModule):
 
     title = "iCaRL"
 
-    def __init__(self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any):
+    def __init__(
+        self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any
+    ):
         super().__init__(prediction=prediction, **options)
         check_choice("loss", loss, Loss)
         self.options["loss"] = loss
@@ -71,15 +83,20 @@ class ICaRLModule(IterativeModule):
                 targets = torch.cat([self.old_scores(x).sigmoid(), targets[:, self.old :]], dim=1)
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
-        return loss + distillation(scores[:, : self.old], self.old_scores(x)) if self.old else loss
+        if self.old:
+            return loss + distillation(scores[:, : self.old], self.old_scores(x))
+        return loss
 
 
 class WAModule(IterativeModule):
-    """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020); equations are the paper's.
+    """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020); equations are the
+    paper's.
 
-    * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature 2, with
+    * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature
+    2, with
       ``λ = old classes / all classes``. As in the reference code there is no factor T².
-    * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖`` (eq. 10).
+    * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖`` (eq.
+    10).
     """
 
     def teachers(self) -> list[nn.Module]:
@@ -94,7 +111,9 @@ class WAModule(IterativeModule):
         if not self.old:
             return classification
         share = self.old / self.classes
-        return (1 - share) * classification + share * distillation(scores[:, : self.old], self.old_scores(x))
+        return (1 - share) * classification + share * distillation(
+            scores[:, : self.old], self.old_scores(x)
+        )
 
     def after_learning(self) -> None:
         """Align the weights of new classes with those of old ones."""

@@ -1,4 +1,6 @@
-"""TagFex: features that depend on no task guide the branch of each task (Zheng et al., CVPR 2025)."""
+"""TagFex: features that depend on no task guide the branch of each task (Zheng et al., CVPR
+2025).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ TEMPERATURE = 0.2
 
 
 class MergeAttention(nn.Module):
-    """Attention from task-specific positions to those of both maps, averaged over positions (TagFex, eq. 7).
+    """Attention from task-specific positions to those of both maps, averaged over positions
+    (TagFex, eq. 7).
 
     Args:
         width: channels of both maps.
@@ -29,9 +32,12 @@ class MergeAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         if heads < 1 or width % heads:
-            raise UsageError(f"attention_heads is {heads}, but must divide the width of the embeddings, {width}")
+            raise UsageError(
+                f"attention_heads is {heads}, but must divide the width of the embeddings, {width}"
+            )
         self.heads = heads
-        self.norm_specific, self.norm_agnostic = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm_specific = nn.LayerNorm(width)
+        self.norm_agnostic = nn.LayerNorm(width)
         for name in ("query", "key_specific", "key_agnostic", "value_specific", "value_agnostic"):
             weight = nn.Parameter(torch.empty(width, width))
             nn.init.xavier_normal_(weight)
@@ -39,11 +45,14 @@ class MergeAttention(nn.Module):
 
     def forward(self, specific: Tensor, agnostic: Tensor) -> Tensor:
         """Return (n, d) merged embeddings of maps (n, positions, d)."""
-        s, a = self.norm_specific(specific), self.norm_agnostic(agnostic)
+        s = self.norm_specific(specific)
+        a = self.norm_agnostic(agnostic)
         w = cast(Any, self)
         key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         value = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
-        split = [t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (s @ w.query, key, value)]
+        split = [
+            t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (s @ w.query, key, value)
+        ]
         merged = functional.scaled_dot_product_attention(*split)
         return merged.transpose(1, 2).flatten(2).mean(dim=1)
 
@@ -51,15 +60,19 @@ class MergeAttention(nn.Module):
 class TagFexModule(DERModule):
     """Task-agnostic guided feature expansion; y is each image's label, in two augmented views.
 
-    * A task-agnostic network A learns all along by :func:`info_nce` of the two views' projections; from the second
+    * A task-agnostic network A learns all along by :func:`info_nce` of the two views' projections;
+    from the second
       task on a linear predictor keeps it near the A from before the task, also by InfoNCE.
-    * A branch for each task as in :class:`DERModule`; its weights start at ``interpolation`` of the last branch and
+    * A branch for each task as in :class:`DERModule`; its weights start at ``interpolation`` of the
+    last branch and
       the rest of A.
-    * From the second task on, attention from the branch's map to both maps gives merged features, which learn to
-      tell the new classes apart; where they do so better than the whole network classifies, their softened
-      probabilities are transferred to the branch.
-    * Loss: ``CE + aux·CE_aux + contrast·((1 − a) InfoNCE + contrast_distillation·a·InfoNCE_old) + merged·CE_merged
-      + transfer·KL`` with ``a = old classes / all classes``; then weights are aligned.
+    * From the second task on, attention from the branch's map to both maps gives merged features,
+    which learn to
+      tell the new classes apart; where they do so better than the whole network classifies, their
+      softened probabilities are transferred to the branch.
+    * Loss: ``CE + aux·CE_aux + contrast·((1 − a) InfoNCE + contrast_distillation·a·InfoNCE_old) +
+      merged·CE_merged + transfer·KL`` with ``a = old classes / all classes``; then weights are
+      aligned.
 
     Args:
         contrast: weight of the contrastive losses.
@@ -86,18 +99,37 @@ class TagFexModule(DERModule):
         **options: Any,
     ):
         super().__init__(auxiliary=auxiliary, **options)
-        projection = [2048, 1024] if projection is None else projection
-        check_that(len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths")
-        check_that(0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1")
-        self.options |= {"contrast": contrast, "contrast_distillation": contrast_distillation, "merged": merged}
-        self.options |= {"transfer": transfer, "interpolation": interpolation, "projection": projection}
+        if projection is None:
+            projection = [2048, 1024]
+        else:
+            projection = projection
+        check_that(
+            len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths"
+        )
+        check_that(
+            0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1"
+        )
+        self.options |= {
+            "contrast": contrast,
+            "contrast_distillation": contrast_distillation,
+            "merged": merged,
+        }
+        self.options |= {
+            "transfer": transfer,
+            "interpolation": interpolation,
+            "projection": projection,
+        }
         self.options["attention_heads"] = attention_heads
         stages_of(self._start[0], "TagFex")
-        MergeAttention(self.width, attention_heads)  # refuses a number of heads before anything is learned
+        MergeAttention(
+            self.width, attention_heads
+        )  # refuses a number of heads before anything is learned
         with self.drawing(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
-            self.projector = nn.Sequential(grown(None, self.width, hidden), nn.ReLU(), grown(None, hidden, output))
+            self.projector = nn.Sequential(
+                grown(None, self.width, hidden), nn.ReLU(), grown(None, hidden, output)
+            )
         self.attention: nn.Module | None = None
         self.predictor: nn.Linear | None = None
         self.merged_classifier: nn.Linear | None = None
@@ -112,7 +144,9 @@ class TagFexModule(DERModule):
         assert self.classifier is not None
         with torch.no_grad():
             self.classifier.weight[: self.old, -self.width :] = 0
-        self.attention = MergeAttention(self.width, self.options["attention_heads"])  # anew in each task
+        self.attention = MergeAttention(
+            self.width, self.options["attention_heads"]
+        )  # anew in each task
         if self.predictor is None:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
@@ -126,7 +160,10 @@ class TagFexModule(DERModule):
         share = self.options["interpolation"]
         with torch.no_grad():
             for new, last, agnostic in zip(
-                branch.parameters(), self.branches[-1].parameters(), self.agnostic.parameters(), strict=True
+                branch.parameters(),
+                self.branches[-1].parameters(),
+                self.agnostic.parameters(),
+                strict=True,
             ):
                 new.copy_(share * last + (1 - share) * agnostic)
         return branch
@@ -173,11 +210,14 @@ class TagFexModule(DERModule):
         contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
         auxiliary: float = self.options["auxiliary"]
         loss = classification + auxiliary * self.auxiliary_loss(z, labels) + weight * contrast
-        return loss + self._guidance(maps[-1], agnostic_maps[-1].detach(), scores, labels, classification)
+        return loss + self._guidance(
+            maps[-1], agnostic_maps[-1].detach(), scores, labels, classification
+        )
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute InfoNCE over the views of all processes."""
-        a, b = self._all_views(a.float()), self._all_views(b.float())
+        a = self._all_views(a.float())
+        b = self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
             return info_nce(a, b, TEMPERATURE) / self.share
 
@@ -185,7 +225,9 @@ class TagFexModule(DERModule):
         return torch.cat([self.gathered(view) for view in local.chunk(2)])
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
-        """Compute InfoNCE between the predictor's output for A's features and the old features, projected."""
+        """Compute InfoNCE between the predictor's output for A's features and the old features,
+        projected.
+        """
         network, projector = self.teacher
         assert self.predictor is not None
         with torch.no_grad():
@@ -193,15 +235,24 @@ class TagFexModule(DERModule):
         return self._contrast(projector(self.predictor(agnostic)), before)
 
     def _guidance(
-        self, specific: Tensor, agnostic: Tensor, scores: Tensor, labels: Tensor, classification: Tensor
+        self,
+        specific: Tensor,
+        agnostic: Tensor,
+        scores: Tensor,
+        labels: Tensor,
+        classification: Tensor,
     ) -> Tensor:
-        """Compute the cross-entropy of the merged features on new classes, and the transfer where they are better."""
+        """Compute the cross-entropy of the merged features on new classes, and the transfer where
+        they are better.
+        """
         assert self.attention is not None
         assert self.merged_classifier is not None
         joined = self.attention(*(m.flatten(2).transpose(1, 2) for m in (specific, agnostic)))
         merged = self.merged_classifier(joined).float()
         new = labels >= self.old
-        errors = functional.cross_entropy(merged, (labels - self.old).clamp_min(0), reduction="none")
+        errors = functional.cross_entropy(
+            merged, (labels - self.old).clamp_min(0), reduction="none"
+        )
         learned = self.mean_where(errors, new)
         loss: Tensor = self.options["merged"] * learned
         if self.over_processes(learned) < self.over_processes(classification):

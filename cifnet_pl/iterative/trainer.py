@@ -1,6 +1,8 @@
-"""The trainer of all trained methods: a task in phases of several epochs, with exemplars and exact resuming.
+"""The trainer of all trained methods: a task in phases of several epochs, with exemplars and exact
+resuming.
 
-A method overrides what stands under "what a method does in its own way"; all else is the same for all.
+A method overrides what stands under "what a method does in its own way"; all else is the same for
+all.
 """
 
 from __future__ import annotations
@@ -39,13 +41,38 @@ from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule, run_folder
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, check_choice, check_that, explained
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    check_choice,
+    check_that,
+    explained,
+)
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 
 OPTIONS = (
-    *("epochs", "learning_rate", "momentum", "weight_decay", "schedule", "milestones", "decay", "batch_statistics"),
-    *("resized_crop", "flip", "crop_padding", "brightness", "contrast", "saturation", "autoaugment", "cutout"),
+    *(
+        "epochs",
+        "learning_rate",
+        "momentum",
+        "weight_decay",
+        "schedule",
+        "milestones",
+        "decay",
+        "batch_statistics",
+    ),
+    *(
+        "resized_crop",
+        "flip",
+        "crop_padding",
+        "brightness",
+        "contrast",
+        "saturation",
+        "autoaugment",
+        "cutout",
+    ),
     *("seed", "exemplars", "exemplars_per_class"),
 )
 """Arguments of every method that the weights and the exemplars depend on, besides the backbone."""
@@ -59,7 +86,8 @@ class Examples:
         images: (n, 3, s, s) uint8.
         labels, keys: (n,) int64.
         seed: numbers that the random changes of the images depend on, besides their keys.
-        prepare: function from images, their keys and a seed to the network's inputs (n, 3, s, s) float32.
+        prepare: function from images, their keys and a seed to the network's inputs (n, 3, s, s)
+            float32.
     """
 
     images: Tensor
@@ -69,7 +97,8 @@ class Examples:
     prepare: Callable[[Tensor, Tensor, Sequence[int]], Tensor]
 
     def inputs(self, view: int = 0) -> Tensor:
-        """Return (n, 3, s, s) float32: the images augmented and normalised, in one of several random views.
+        """Return (n, 3, s, s) float32: the images augmented and normalised, in one of several
+        random views.
 
         Args:
             view: which one, counted from 0; the same view has the same bits again.
@@ -78,40 +107,53 @@ class Examples:
 
 
 class IterativeModule(TaskModule):
-    """A network that learns each task by SGD, in one or more phases of several epochs over the task's images.
+    """A network that learns each task by SGD, in one or more phases of several epochs over the
+    task's images.
 
-    A task is one epoch of Lightning: the data module feeds its images as often as the phases want them, each time in
-    another order. Every phase has an optimizer and a schedule of its own. What is computed depends on the seed, the
-    task and the images alone; a run that was stopped inside a task goes on at its last checkpoint with the same bits.
-    In several processes each step's batch is dealt out and gradients are averaged.
+    A task is one epoch of Lightning: the data module feeds its images as often as the phases want
+        them, each time in
+    another order. Every phase has an optimizer and a schedule of its own. What is computed depends
+    on the seed, the task and the images alone; a run that was stopped inside a task goes on at its
+    last checkpoint with the same bits. In several processes each step's batch is dealt out and
+    gradients are averaged.
 
-    Exemplars are uint8 images as the data module prepares them. Each class's are chosen once, after its task, best
-    first, and fewer of them are kept as classes come (iCaRL, algorithms 4 and 5). A task is read once more than its
-    epochs say, for the embeddings that they are chosen by. Prediction is the classifier's, or that of the nearest mean
-    of exemplars (algorithm 1), whose probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1. Both are
-    evaluated; ``prediction`` says which of them counts.
+    Exemplars are uint8 images as the data module prepares them. Each class's are chosen once, after
+    its task, best first, and fewer of them are kept as classes come (iCaRL, algorithms 4 and 5). A
+    task is read once more than its epochs say, for the embeddings that they are chosen by.
+    Prediction is the classifier's, or that of the nearest mean of exemplars (algorithm 1), whose
+    probabilities are the softmax of ``−‖φ(x) − μ_y‖²`` at length 1. Both are evaluated;
+    ``prediction`` says which of them counts.
 
     Where an option takes two values, they are for the first task and for all later ones.
 
     Args:
-        backbone: name of the network, see :mod:`cifnet_pl.backbones`; random:resnet32_cifar begins at random weights.
-        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for backbone ``file:…``.
+        backbone: name of the network, see :mod:`cifnet_pl.backbones`; random:resnet32_cifar begins
+            at random weights.
+        architecture: torchvision model name, resnet32_cifar or resnet18_cifar, for backbone
+            ``file:…``.
         download: whether weights that are not on this machine may be fetched.
         epochs: passes over the images of a task, or two numbers.
-        learning_rate: of SGD at the beginning of a task, or two. With fixed batch statistics it must be small: with
-            EfficientNet-Lite0 at 128 pixels 0.001 learned best and 0.01 not at all (held-out training images).
+        learning_rate: of SGD at the beginning of a task, or two. With fixed batch statistics it
+            must be small: with EfficientNet-Lite0 at 128 pixels 0.001 learned best and 0.01 not at
+                all (held-out training images).
         momentum: of SGD.
         weight_decay: of SGD, on all weights that learn, or two.
         schedule: "cosine" (to zero) or "step".
-        milestones: for "step", shares of a phase after which the rate is multiplied by ``decay``; or two lists.
+        milestones: for "step", shares of a phase after which the rate is multiplied by ``decay``;
+            or two lists.
         decay: see ``milestones``.
-        batch_statistics: "fixed" (batch normalisation stays as pretrained, its scale and shift learn) or "learned".
-        resized_crop: whether a random part of an image is scaled to its size, as usual for ImageNet.
+        batch_statistics: "fixed" (batch normalisation stays as pretrained, its scale and shift
+            learn) or "learned".
+        resized_crop: whether a random part of an image is scaled to its size, as usual for
+            ImageNet.
         flip: whether half of the images are mirrored left to right.
-        crop_padding: pixels of zeros around an image, of which a random square of the old size is taken.
+        crop_padding: pixels of zeros around an image, of which a random square of the old size is
+            taken.
         brightness, contrast, saturation: colour jitter, see :class:`Augmentation`.
-        autoaugment: "cifar10" or "imagenet", the learned policy of AutoAugment for these sets, or null.
-        cutout: side of a black square at a random place, as a share of the image's side; 0 for none.
+        autoaugment: "cifar10" or "imagenet", the learned policy of AutoAugment for these sets, or
+            null.
+        cutout: side of a black square at a random place, as a share of the image's side; 0 for
+            none.
         preset: name of these settings, for reports.
         seed: of weights, orders and augmentation; on the command line, ``--seed_everything``.
         exemplars: number of images that are kept in all; 0 for none.
@@ -125,9 +167,10 @@ class IterativeModule(TaskModule):
         old: number of classes of earlier tasks.
         regime: how long and how fast the network learns.
         options: what the weights and the exemplars depend on, by name; a method adds its own.
-        teacher: frozen copies of ``teachers()`` from before the task; no modules of this one, as they follow from the
-            weights before the task.
-        share: weight of this process's mean loss in that of all processes, times their number; 1 for one process.
+        teacher: frozen copies of ``teachers()`` from before the task; no modules of this one, as
+            they follow from the weights before the task.
+        share: weight of this process's mean loss in that of all processes, times their number; 1
+            for one process.
     """
 
     averages_gradients = True
@@ -166,10 +209,15 @@ class IterativeModule(TaskModule):
         self.regime = Regime(self.options)
         check_that(exemplars >= 1 or not self.ways, "exemplars", exemplars, "at least 1")
         if exemplars_per_class is not None:
-            check_that(exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1")
+            check_that(
+                exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1"
+            )
         check_choice("prediction", prediction, Prediction)
-        self.epochs, self.seed, self.preset = self.regime.epochs[1], seed, preset
-        self.capacity, self.per_class = exemplars, exemplars_per_class
+        self.epochs = self.regime.epochs[1]
+        self.seed = seed
+        self.preset = preset
+        self.capacity = exemplars
+        self.per_class = exemplars_per_class
         self.prediction = prediction
         self._source = (backbone, architecture, download)
         with self.drawing(0):
@@ -178,28 +226,41 @@ class IterativeModule(TaskModule):
         self._pretrained = self.backbone.sha256  # of the weights that learning starts from
         self._network_params = self.backbone.parameters_count
         self.network = self.backbone.network.requires_grad_(True)
-        self.backbone.network = nn.Identity()  # the learner holds the weights, the backbone says how images come in
+        self.backbone.network = (
+            nn.Identity()
+        )  # the learner holds the weights, the backbone says how images come in
         self.width = self.backbone.features
         self.classifier: nn.Linear | None = None
         self.exemplars = ExemplarSet()
         self.old = self.classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.share = 1.0
-        self._candidates: list[tuple[Tensor, ...]] = []  # embedding, label, key and row of the task's images
+        self._candidates: list[
+            tuple[Tensor, ...]
+        ] = []  # embedding, label, key and row of the task's images
         self._learning: list[nn.Module] = []
         self._phase = -1
-        self._offset = self._done = 0  # steps of the task that were taken before this run, and up to now
+        self._offset = self._done = (
+            0  # steps of the task that were taken before this run, and up to now
+        )
         self._plan: tuple[Any, list[Step]] | None = None
         self._descent: Descent | None = None
-        self._descended: Phase | None = None  # the last phase that began, for what is said of its rate
+        self._descended: Phase | None = (
+            None  # the last phase that began, for what is said of its rate
+        )
         self._before: dict[str, Tensor] = {}  # weights before the task
         self._resume: dict[str, Any] | None = None
-        self._snapshot: dict[str, Any] | None = None  # position after the last step, while the task is being finished
+        self._snapshot: dict[str, Any] | None = (
+            None  # position after the last step, while the task is being finished
+        )
 
-    # ------------------------------------------------------------------ what a method does in its own way
+    # ------------------------------------------------------------------ what a method does in its
+    # own way
 
     def expand(self, classes: int) -> None:
-        """Add what a task with ``classes`` new classes needs, by default outputs; torch's seed is set before."""
+        """Add what a task with ``classes`` new classes needs, by default outputs; torch's seed is
+        set before.
+        """
         self.classifier = grown(self.classifier, self.width, self.classes)
 
     @property
@@ -219,15 +280,21 @@ class IterativeModule(TaskModule):
         return scores.float()
 
     def loss(self, batch: Examples) -> Tensor:
-        """Return the mean loss over a process's part of a step, by default of ``−log softmax(scores)[y]``."""
+        """Return the mean loss over a process's part of a step, by default of ``−log
+        softmax(scores)[y]``.
+        """
         return functional.cross_entropy(self.logits(self.features(batch.inputs())), batch.labels)
 
     def learning_parts(self) -> list[nn.Module]:
-        """Return the modules that learn in the current phase of the current task, by default all."""
+        """Return the modules that learn in the current phase of the current task, by default
+        all.
+        """
         return [self.network, self.output_layer]
 
     def teachers(self) -> list[nn.Module]:
-        """Return the parts of which a task needs a copy from before it (``teacher``), by default none."""
+        """Return the parts of which a task needs a copy from before it (``teacher``), by default
+        none.
+        """
         return []
 
     def phases(self) -> list[Phase]:
@@ -241,7 +308,9 @@ class IterativeModule(TaskModule):
         """Correct the network once all phases are over; called without gradients."""
 
     def after_choosing(self) -> None:
-        """Fine-tune the network on the same number of images of each class; called from the second task on."""
+        """Fine-tune the network on the same number of images of each class; called from the second
+        task on.
+        """
 
     def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
         """Return the images of a task that are learned: all of them."""
@@ -258,7 +327,8 @@ class IterativeModule(TaskModule):
             sizes: number of classes of each task.
         """
         for size in sizes:
-            self.old, self.classes = self.classes, self.classes + size
+            self.old = self.classes
+            self.classes = self.classes + size
             self.expand(size)
 
     def clear(self) -> None:
@@ -272,7 +342,9 @@ class IterativeModule(TaskModule):
         return [self.network]
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure of what embeds after the last task (:mod:`cifnet_pl.backbones.structures`), and it."""
+        """Return the structure of what embeds after the last task
+        (:mod:`cifnet_pl.backbones.structures`), and it.
+        """
         return "plain", self.network
 
     # ------------------------------------------------------------------ for methods to use
@@ -288,7 +360,11 @@ class IterativeModule(TaskModule):
         return self.phases()[self._phase].name
 
     def phase(
-        self, name: str, share: float = 1.0, tuning_rate: float | None = None, decay: float | None = None
+        self,
+        name: str,
+        share: float = 1.0,
+        tuning_rate: float | None = None,
+        decay: float | None = None,
     ) -> Phase:
         """Plan a phase of the current task.
 
@@ -300,13 +376,17 @@ class IterativeModule(TaskModule):
         """
         later = not self.first
         epochs = max(1, round(share * self.regime.epochs[later]))
-        decay = self.regime.weight_decays[later] if decay is None else decay
+        if decay is None:
+            decay = self.regime.weight_decays[later]
+        else:
+            decay = decay
         if tuning_rate is not None:
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
         return Phase(name, epochs, self.regime.learning_rates[later], decay)
 
     def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
-        """Learn from the exemplars alone (balanced fine-tuning), and choose those of the new classes again.
+        """Learn from the exemplars alone (balanced fine-tuning), and choose those of the new
+        classes again.
 
         Args:
             share: of the task's epochs; 0 for none.
@@ -315,7 +395,9 @@ class IterativeModule(TaskModule):
         """
         if not share:
             return
-        phase, world, rank = self.phase("tune", share, rate), self.trainer.world_size, self.trainer.global_rank
+        phase = self.phase("tune", share, rate)
+        world = self.trainer.world_size
+        rank = self.trainer.global_rank
         random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
         steps = plan_steps(np.arange(len(self.exemplars)), 0, [phase], self.images_per_step, random)
         self._refuse_empty_processes(steps, len(self.learned_tasks) - 1)
@@ -327,12 +409,14 @@ class IterativeModule(TaskModule):
         self._learning = []
         self.train()
         self._candidates = [
-            (self.embed(self._squares(row).to(self.device)), label, key, row) for _, label, key, row in self._candidates
+            (self.embed(self._squares(row).to(self.device)), label, key, row)
+            for _, label, key, row in self._candidates
         ]
         self._choose_exemplars()
 
     def old_scores(self, x: Tensor) -> Tensor:
-        """Return (n, C_old) float32 scores of normalised images from before the task, without gradients.
+        """Return (n, C_old) float32 scores of normalised images from before the task, without
+        gradients.
 
         The ``teachers`` are a network and its classifier.
         """
@@ -347,12 +431,16 @@ class IterativeModule(TaskModule):
             self.classifier.weight.copy_(aligned(self.classifier.weight, self.classes - self.old))
 
     def fresh_network(self) -> nn.Module:
-        """Return a network like the first one was at the beginning; random weights are drawn anew."""
+        """Return a network like the first one was at the beginning; random weights are drawn
+        anew.
+        """
         network = build_backbone(*self._source, engine="torch").network
         return network.requires_grad_(True).to(self.device)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return float32 images with the mean and scale that the network expects, of uint8 images (n, 3, s, s)."""
+        """Return float32 images with the mean and scale that the network expects, of uint8 images
+        (n, 3, s, s).
+        """
         images = images.contiguous(memory_format=torch.channels_last)
         return torch.addcmul(self.backbone.shift, images, self.backbone.scale)
 
@@ -393,9 +481,13 @@ class IterativeModule(TaskModule):
 
     @contextmanager
     def drawing(self, *purpose: int) -> Iterator[None]:
-        """Within the block, make torch's random numbers depend on the seed and on ``purpose`` alone."""
+        """Within the block, make torch's random numbers depend on the seed and on ``purpose``
+        alone.
+        """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(np.random.SeedSequence([self.seed, *purpose]).generate_state(1)[0]))
+            torch.manual_seed(
+                int(np.random.SeedSequence([self.seed, *purpose]).generate_state(1)[0])
+            )
             yield
 
     def _summed(self, value: Tensor) -> Tensor:
@@ -409,29 +501,41 @@ class IterativeModule(TaskModule):
         """Refuse what only a frozen network allows.
 
         Raises:
-            UsageError: data without images, an embedding cache, a limit on batches, which would cut off passes, a
-                Trainer whose processes would not learn together, or batches of one image, which have no statistics.
+            UsageError: data without images, an embedding cache, a limit on batches, which would cut
+                off passes, a Trainer whose processes would not learn together, or batches of one
+                image, which have no statistics.
         """
         name = type(self).__name__
         if not isinstance(self.data.source.train, ImageSet):
-            raise UsageError(f"{name} trains a network on images, but --data.source {self.data.source_name} has none")
+            raise UsageError(
+                f"{name} trains a network on images, but --data.source {self.data.source_name} has"
+                " none"
+            )
         if self.data.cache_folder is not None:
-            raise UsageError(f"--data.cache keeps what a frozen network computes, but {name} trains it: set it false")
+            raise UsageError(
+                f"--data.cache keeps what a frozen network computes, but {name} trains it: set it"
+                " false"
+            )
         if stage == "fit":
             check_trainer(self.trainer)
             if self.trainer.limit_train_batches != 1.0:
-                raise UsageError("a limit on training batches would cut off whole passes: use fewer --model.epochs")
+                raise UsageError(
+                    "a limit on training batches would cut off whole passes: use fewer"
+                    " --model.epochs"
+                )
             if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
                 raise UsageError(
-                    "learned batch statistics need two images in each process: set --data.batch_size to 2 or more, "
-                    "or --model.batch_statistics fixed"
+                    "learned batch statistics need two images in each process: set"
+                    " --data.batch_size to 2 or more, or --model.batch_statistics fixed"
                 )
 
     def on_fit_start(self) -> None:
         """Refuse a run whose classes the exemplars cannot cover before anything is learned."""
         super().on_fit_start()
         if self.capacity:
-            quota(self.capacity, self.per_class, len(self.data.stream(self.learned_tasks).classes()))
+            quota(
+                self.capacity, self.per_class, len(self.data.stream(self.learned_tasks).classes())
+            )
 
     # ------------------------------------------------------------------ the steps of a task
 
@@ -441,14 +545,18 @@ class IterativeModule(TaskModule):
         return int(self.data.batch_size * self.trainer.world_size)
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the task's new images in each of its steps, without the steps that are already taken.
+        """Return the task's new images in each of its steps, without the steps that are already
+        taken.
 
-        No batch comes of a step without new images: it is taken with the one before it. With exemplars there is one
+        No batch comes of a step without new images: it is taken with the one before it. With
+            exemplars there is one
         pass more, to embed the images that may become some.
         """
         rows = self.kept_rows(rows, task)
         steps = [step.rows for step in self.steps(rows, task)[self._offset :]]
-        return [*steps, rows] if self.capacity else steps
+        if self.capacity:
+            return [*steps, rows]
+        return steps
 
     def steps(self, rows: np.ndarray, task: int) -> list[Step]:
         """Return all steps of a task on new images ``rows``.
@@ -460,14 +568,18 @@ class IterativeModule(TaskModule):
         if self._plan is None or self._plan[0] != key:
             self.old = sum(len(names) for names in self.learned_tasks[:task])
             random = np.random.default_rng([self.seed, task])
-            steps = plan_steps(rows, len(self.exemplars), self.phases(), self.images_per_step, random)
+            steps = plan_steps(
+                rows, len(self.exemplars), self.phases(), self.images_per_step, random
+            )
             self._refuse_empty_processes(steps, task)
             self._plan = (key, steps)
-        stored, ours = (self._resume or {}).get("steps"), len(self.planned())
+        stored = (self._resume or {}).get("steps")
+        ours = len(self.planned())
         if stored not in (None, ours):  # as many steps divide the images in the same way
             raise CheckpointError(
-                f"the checkpoint was written inside a task with {stored} steps, this run has {ours}: use the same "
-                "--data.batch_size, number of processes and images, or start a new experiment"
+                f"the checkpoint was written inside a task with {stored} steps, this run has"
+                f" {ours}: use the same --data.batch_size, number of processes and images, or start"
+                " a new experiment"
             )
         return self.planned()
 
@@ -477,7 +589,8 @@ class IterativeModule(TaskModule):
         return self._plan[1]
 
     def _refuse_empty_processes(self, steps: list[Step], task: int) -> None:
-        """Refuse steps with fewer images than processes: losses over all processes would wait for the empty ones.
+        """Refuse steps with fewer images than processes: losses over all processes would wait for
+        the empty ones.
 
         Args:
             steps: that are planned.
@@ -488,14 +601,18 @@ class IterativeModule(TaskModule):
         """
         world = self.trainer.world_size
         smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
-        if 0 < smallest < world:  # no images at all are those after the last task, which Lightning asks for
+        if (
+            0 < smallest < world
+        ):  # no images at all are those after the last task, which Lightning asks for
             raise UsageError(
                 f"task {task + 1} has a step of {smallest} images for {world} processes: "
                 f"set --trainer.devices to at most {smallest}"
             )
 
     def train(self, mode: bool = True) -> IterativeModule:
-        """Set training mode for what learns in the current phase if batch statistics learn, else evaluation mode."""
+        """Set training mode for what learns in the current phase if batch statistics learn, else
+        evaluation mode.
+        """
         super().train(False)
         self.training = mode
         if mode and self.options["batch_statistics"] == "learned":
@@ -504,18 +621,25 @@ class IterativeModule(TaskModule):
         return self
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the new classes; if the run was stopped inside this task, go on from there."""
+        """Make room for the new classes; if the run was stopped inside this task, go on from
+        there.
+        """
         # Weights are changed in place, all other tensors are replaced.
         self._before = {k: v.clone() for k, v in self.state_dict().items()}
         self._snapshot = None
         self._candidates = []
-        self.old, self.classes = labels[0], labels[-1] + 1
-        self.teacher = tuple(map(frozen, self.teachers())) if self.old else ()
+        self.old = labels[0]
+        self.classes = labels[-1] + 1
+        if self.old:
+            self.teacher = tuple(map(frozen, self.teachers()))
+        else:
+            self.teacher = ()
         with self.drawing(1, len(self.learned_tasks)):
             self.expand(len(names))
         self.to(self.device)
         self._counts = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
-        self._phase, self._done = -1, 0
+        self._phase = -1
+        self._done = 0
         if self._resume is not None:
             self._go_on(self._resume)
             self._resume = None
@@ -527,7 +651,9 @@ class IterativeModule(TaskModule):
             if self._done >= len(self.planned()):
                 self._end_learning()
                 if len(images.label):
-                    self._candidates.append((self.embed(images.image), images.label, images.key, images.row))
+                    self._candidates.append(
+                        (self.embed(images.image), images.label, images.key, images.row)
+                    )
                 self._done += 1
                 return
             self._next_step(images)
@@ -539,12 +665,17 @@ class IterativeModule(TaskModule):
         self._counts += torch.bincount(batch.label, minlength=len(self._counts))
         step = self.planned()[self._done]
         self._enter(step.phase)
-        world, rank = self.trainer.world_size, self.trainer.global_rank
-        images, labels, keys = batch.image, batch.label, batch.key
+        world = self.trainer.world_size
+        rank = self.trainer.global_rank
+        images = batch.image
+        labels = batch.label
+        keys = batch.key
         if len(step.exemplars):
             mine = np.array_split(step.exemplars, world)[world - 1 - rank]
             kept = self.exemplars.at(torch.from_numpy(mine))
-            images, labels, keys = (torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True))
+            images, labels, keys = (
+                torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True)
+            )
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
         self.learn(Examples(images, labels, keys, seed, self.prepared), step.progress)
         self._done += 1
@@ -560,8 +691,11 @@ class IterativeModule(TaskModule):
 
     def _descend_on(self, parts: list[nn.Module], phase: Phase) -> None:
         """Let only ``parts`` learn from here on."""
-        self._learning, self._descended = parts, phase
-        self._descent = Descent(self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay)
+        self._learning = parts
+        self._descended = phase
+        self._descent = Descent(
+            self, parts, phase.learning_rate, self.regime.momentum, phase.weight_decay
+        )
         self.train()
 
     def learn(self, batch: Examples, progress: float) -> None:
@@ -584,14 +718,18 @@ class IterativeModule(TaskModule):
             with self._statistics_for(samples):
                 loss = self.loss(batch) * self.share
         else:
-            loss = sum((p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device))
+            loss = sum(
+                (p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device)
+            )
         value = self._descent.step(loss, self.regime.factor(progress, self.first))
         if not math.isfinite(value):
             raise self._diverged(f"the loss is {value}")
 
     @contextmanager
     def _statistics_for(self, samples: int) -> Iterator[None]:
-        """Within the block, let a single image be normalised by the running statistics: it has none of its own."""
+        """Within the block, let a single image be normalised by the running statistics: it has none
+        of its own.
+        """
         if samples > 1:
             yield
             return
@@ -611,22 +749,29 @@ class IterativeModule(TaskModule):
             yield
         except torch.cuda.OutOfMemoryError as error:
             size = self.data.batch_size
-            raise CifnetError(f"the GPU's memory is full: set a smaller --data.batch_size (now {size})") from error
+            raise CifnetError(
+                f"the GPU's memory is full: set a smaller --data.batch_size (now {size})"
+            ) from error
 
     def _diverged(self, quantity: str) -> CifnetError:
         assert self._descended is not None
         return CifnetError(
-            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {self._descended.learning_rate:g} "
-            f"is too high, set a lower --model.{self._descended.rate_option}"
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
+            f" {self._descended.learning_rate:g} is too high, set a lower"
+            f" --model.{self._descended.rate_option}"
         )
 
     def _refuse_divergence(self) -> None:
-        """Check the weights; CifnetError if they are not finite, which names the rate of the last phase."""
+        """Check the weights; CifnetError if they are not finite, which names the rate of the last
+        phase.
+        """
         if not all(torch.isfinite(weights).all() for weights in self.parameters()):
             raise self._diverged("weights are not finite")
 
     def _end_learning(self) -> None:
-        """Correct the network after all steps of the task; it does not change afterwards but by ``tune``."""
+        """Correct the network after all steps of the task; it does not change afterwards but by
+        ``tune``.
+        """
         if self._snapshot is not None:
             return
         self._snapshot = self._position()  # from which the rest of the task is computed again
@@ -637,7 +782,8 @@ class IterativeModule(TaskModule):
         self._refuse_divergence()
 
     def finish_task(self) -> None:
-        """Check what was learned; choose the new exemplars, shrink the others, tune on all of them, and average them.
+        """Check what was learned; choose the new exemplars, shrink the others, tune on all of them,
+        and average them.
 
         Raises:
             DataError: a class of which no image could be learned.
@@ -646,8 +792,12 @@ class IterativeModule(TaskModule):
         self._end_learning()
         counts = self._summed(self._counts.clone()).tolist()
         new = self.learned_tasks[-1]
-        self.refuse_empty([name for name, count in zip(new, counts[self.old :], strict=True) if not count])
-        self._descent, self._offset, self._plan = None, 0, None
+        self.refuse_empty(
+            [name for name, count in zip(new, counts[self.old :], strict=True) if not count]
+        )
+        self._descent = None
+        self._offset = 0
+        self._plan = None
         if self.capacity:
             self._choose_exemplars()
             with self._advising_on_memory(), self.trainer.precision_plugin.train_step_context():
@@ -656,7 +806,8 @@ class IterativeModule(TaskModule):
                     self._refuse_divergence()
                 parts = torch.split(self.exemplars.image, self.data.batch_size)
                 self.exemplars.average(torch.cat([self.embed(images) for images in parts]))
-            self._descent, self._candidates = None, []
+            self._descent = None
+            self._candidates = []
         self._snapshot = None
 
     # ------------------------------------------------------------------ exemplars
@@ -671,15 +822,19 @@ class IterativeModule(TaskModule):
         for label in range(self.old, self.classes):
             mine = (y == label).nonzero().flatten()
             mine = mine[key[mine].argsort()]
-            chosen = mine[select_herding(functional.normalize(z[mine], dim=1), key[mine], 0, per_class)]
+            chosen = mine[
+                select_herding(functional.normalize(z[mine], dim=1), key[mine], 0, per_class)
+            ]
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 
     def _squares(self, rows: Tensor) -> Tensor:
-        """Decode training images again: (n, 3, s, s) uint8; all images of a task need not fit into memory."""
+        """Decode training images again: (n, 3, s, s) uint8; all images of a task need not fit into
+        memory.
+        """
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         assert isinstance(images, ImageSet)
-        squares = np.stack([images.photo(row).square(size, crop_ratio) for row in rows.tolist()])
+        squares = np.stack([images.image(row).square(size, crop_ratio) for row in rows.tolist()])
         return torch.from_numpy(squares).permute(0, 3, 1, 2)
 
     # ------------------------------------------------------------------ prediction
@@ -723,22 +878,32 @@ class IterativeModule(TaskModule):
         """
         with self._advising_on_memory():
             probabilities = super().validation_step(batch, batch_idx)
-        if self.trainer.state.fn == "fit" and probabilities is not None and not probabilities.isfinite().all():
+        if (
+            self.trainer.state.fn == "fit"
+            and probabilities is not None
+            and not probabilities.isfinite().all()
+        ):
             raise self._diverged("the scores are not finite")
         return probabilities
 
     test_step = validation_step
 
-    # ------------------------------------------------------------------ what is written of the module
+    # ------------------------------------------------------------------ what is written of the
+    # module
 
     def learned_model(self) -> Classifier:
-        """Return what was learned as a model: the network, frozen, and what answers as ``prediction`` says.
+        """Return what was learned as a model: the network, frozen, and what answers as
+        ``prediction`` says.
 
-        A classifier that is not linear (PODNet, CREATE) is replaced by the nearest mean of exemplars.
+        A classifier that is not linear (PODNet, CREATE) is replaced by the nearest mean of
+        exemplars.
         """
         held = self.exemplars
         images = torch.split(held.image, self.data.batch_size)
-        z = torch.cat([self.embed(part) for part in images]) if len(held) else held.mean
+        if len(held):
+            z = torch.cat([self.embed(part) for part in images])
+        else:
+            z = held.mean
         linear = self.output_layer if self.prediction == "classifier" else None
         linear = linear if isinstance(linear, nn.Linear) else None
         backbone = frozen_backbone(*self.learned_network(), self.backbone, self.embed)
@@ -762,32 +927,45 @@ class IterativeModule(TaskModule):
         return {**super().settings(), "backbone": self._pretrained, **self.options}
 
     def describe(self) -> dict[str, Any]:
-        """Return what ``summary.json`` says of the method; the parameters are those of :meth:`extractors`."""
+        """Return what ``summary.json`` says of the method; the parameters are those of
+        :meth:`extractors`.
+        """
         parameters = sum(p.numel() for part in self.extractors() for p in part.parameters())
         counts = {"backbone_params": parameters, "network_params": self._network_params}
         return {**super().describe(), "preset": self.preset, **counts}
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their means."""
+        """Count the numbers kept between tasks: weights, pixels of exemplars ("buffer"), and their
+        means.
+        """
         elements = super().state_elements()
         if self.capacity:
-            elements |= {"buffer": self.exemplars.image.numel(), "means": self.exemplars.mean.numel()}
+            elements |= {
+                "buffer": self.exemplars.image.numel(),
+                "means": self.exemplars.mean.numel(),
+            }
         return elements
 
     def bytes_of(self, component: str) -> int:
         """Return the bytes of a weight, or of a pixel's channel."""
-        return 1 if component == "buffer" else 4
+        if component == "buffer":
+            return 1
+        return 4
 
     # ------------------------------------------------------------------ resuming
 
     @property
     def goes_on_inside(self) -> bool:
-        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        """Whether the task that is opened next was under way when the run stopped, and goes on
+        there.
+        """
         return self._resume is not None
 
     @property
     def resumable_now(self) -> bool:
-        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
+        """Whether a run can go on inside the task from a checkpoint that is written after this
+        batch.
+        """
         return True
 
     def abort_task(self, labels: list[int]) -> None:
@@ -795,10 +973,15 @@ class IterativeModule(TaskModule):
         if self._before:
             self._restructure([len(task) for task in self.learned_tasks])
             super().load_state_dict(self._before)
-            self._before, self._resume, self._offset, self._plan = {}, None, 0, None
+            self._before = {}
+            self._resume = None
+            self._offset = 0
+            self._plan = None
 
     def _position(self) -> dict[str, Any]:
-        """Return the state of the task after ``_done`` steps: enough to go on with the same bits."""
+        """Return the state of the task after ``_done`` steps: enough to go on with the same
+        bits.
+        """
         return {
             "step": self._done,
             "weights": {k: v.clone() for k, v in self.state_dict().items()},
@@ -818,7 +1001,9 @@ class IterativeModule(TaskModule):
             self._descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the weights from before the task and the position inside it, while a task is under way."""
+        """Add the weights from before the task and the position inside it, while a task is under
+        way.
+        """
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
             checkpoint["state_dict"] = dict(self._before)
@@ -831,7 +1016,8 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        self._before, self._plan = {}, None
+        self._before = {}
+        self._plan = None
         self._resume = checkpoint.get("position") if self._under_way else None
         self._offset = self._resume["step"] if self._resume else 0
         self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
@@ -847,7 +1033,9 @@ class IterativeModule(TaskModule):
             self.rebuild(sizes)
         self.to(self.device)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load all weights.
 
         Raises:

@@ -1,4 +1,6 @@
-"""The training-free LightningModule: it feeds a model with the task stream, and stores it in checkpoints."""
+"""The training-free LightningModule: it feeds a model with the task stream, and stores it in
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import PhotoHashes
+from cifnet_pl.model.core import ImageHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError, explained
 from cifnet_pl.utilities.files import of_all_processes
@@ -34,25 +36,30 @@ LEARNED_FROM = 5000
 
 
 class CIFNetModule(TaskModule):
-    """A frozen backbone and a closed-form head: Lightning's side of :class:`~cifnet_pl.model.classifier.Classifier`.
+    """A frozen backbone and a closed-form head: Lightning's side of
+    :class:`~cifnet_pl.model.classifier.Classifier`.
 
-    ``training_step`` embeds a batch and shows it to the model; at the end of the epoch the sums are added over
-    processes, the buffer is updated, and the head is solved. Nothing has a gradient.
+    ``training_step`` embeds a batch and shows it to the model; at the end of the epoch the sums are
+    added over processes, the buffer is updated, and the head is solved. Nothing has a gradient.
 
     Args:
         backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
-        head: makes the head from the width of the embeddings; on the command line, a class of ``cifnet_pl.heads``, in
-            Python also a head of that width; null for CIFNetHead.
-        buffer: the calibration buffer, or null for none; left empty by heads that have no use for it.
-        architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or ``timm:<model>``.
+        head: makes the head from the width of the embeddings; on the command line, a class of
+            ``cifnet_pl.heads``, in Python also a head of that width; null for CIFNetHead.
+        buffer: the calibration buffer, or null for none; left empty by heads that have no use for
+            it.
+        architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or
+            ``timm:<model>``.
         download: whether weights that are not on this machine may be fetched.
-        calibrate: whether to set the head's temperature after each task, from the leave-one-out scores of the buffer's
-            samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer, whether or not the head learns from it.
-        engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where the network can be
-            exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+        calibrate: whether to set the head's temperature after each task, from the leave-one-out
+            scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer,
+            whether or not the head learns from it.
+        engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where
+            the network can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
 
     Attributes:
-        model: the classifier that learns. Its parts are modules of this one, so that Lightning moves and stores them.
+        model: the classifier that learns. Its parts are modules of this one, so that Lightning
+            moves and stores them.
         evaluated: (n, d) embeddings of the evaluation batch seen last.
     """
 
@@ -74,23 +81,38 @@ class CIFNetModule(TaskModule):
         self.head = _head_of(head or CIFNetHead, self.backbone)
         calibration.check(self.head, buffer, calibrate)
         stores = self.head.uses_buffer or self.head.decides or calibrate
-        self.buffer: CalibrationBuffer | None = buffer if stores else None
-        self.photos = PhotoHashes()
-        self.model = Classifier(self.backbone, self.head, self.buffer, calibrated=calibrate, photos=self.photos)
+        if stores:
+            self.buffer: CalibrationBuffer | None = buffer
+        else:
+            self.buffer = None
+        self.images = ImageHashes()
+        self.model = Classifier(
+            self.backbone, self.head, self.buffer, calibrated=calibrate, images=self.images
+        )
         self.calibration = self.model.calibration
         self._told: set[str] = set()
-        self._given: list[tuple[Tensor, Tensor]] = []  # content hashes of this task's photos, and their occasions
+        self._given: list[
+            tuple[Tensor, Tensor]
+        ] = []  # content hashes of this task's images, and their groups
 
     def settings(self) -> dict[str, Any]:
         """Return the backbone, head and buffer, by everything that their tensors depend on."""
         head = {"class": import_name(type(self.head)), **self.head.settings()}
-        buffer = self.buffer.settings() if self.buffer is not None else {"capacity": 0}
-        return {**super().settings(), "backbone": self._given_weights, "head": head, "buffer": buffer}
+        if self.buffer is not None:
+            buffer = self.buffer.settings()
+        else:
+            buffer = {"capacity": 0}
+        return {
+            **super().settings(),
+            "backbone": self._given_weights,
+            "head": head,
+            "buffer": buffer,
+        }
 
     @property
     def needs_trust(self) -> bool:
         """Whether reading a model of this module imports code from outside the package."""
-        return bool(self.model.outside_parts)
+        return bool(self.model.plugin_imports)
 
     def imported_parts(self) -> list[str]:
         """Return the names of the classes of this module and its head."""
@@ -99,24 +121,36 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ learning
 
     def setup(self, stage: str) -> None:
-        """Refuse processes that cannot learn together, and tell the model how its photos are prepared."""
+        """Refuse processes that cannot learn together, and tell the model how its images are
+        prepared.
+        """
         images = self.data.describe_images(self.backbone.preprocessing)
-        self.model.image_size, self.model.crop_ratio = images["image_size"], images["crop_ratio"]
-        self.model.held_back = tuple(images["held_back"]) if images["held_back"] else None
+        self.model.image_size = images["image_size"]
+        self.model.crop_ratio = images["crop_ratio"]
+        self.model.held_out = tuple(images["held_out"]) if images["held_out"] else None
         self.model.precision = str(self.trainer.precision)
         if stage == "fit":
             check_trainer(self.trainer)
             if not self.head.reduces and self.trainer.world_size > 1:
-                name, processes = type(self.head).__name__, self.trainer.world_size
-                raise UsageError(f"{name} learns in one process, not in {processes}: --trainer.devices 1")
+                name = type(self.head).__name__
+                processes = self.trainer.world_size
+                raise UsageError(
+                    f"{name} learns in one process, not in {processes}: --trainer.devices 1"
+                )
         self.engine()
 
     def engine(self) -> str:
-        """Return the engine that runs the backbone in this run, and prepare it, which takes seconds the first time."""
-        return self.backbone.engine(self.trainer.strategy.root_device.type, str(self.trainer.precision))
+        """Return the engine that runs the backbone in this run, and prepare it, which takes seconds
+        the first time.
+        """
+        return self.backbone.engine(
+            self.trainer.strategy.root_device.type, str(self.trainer.precision)
+        )
 
     def on_fit_start(self) -> None:
-        """Learn the backbone if it is to be, and refuse a run whose classes the buffer cannot hold."""
+        """Learn the backbone if it is to be, and refuse a run whose classes the buffer cannot
+        hold.
+        """
         if self.backbone.learning is not None and not self.backbone.learning.learned:
             self._learn_backbone(self.backbone.learning)
         super().on_fit_start()
@@ -137,8 +171,8 @@ class CIFNetModule(TaskModule):
             self.head.require("pools")
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new samples, "
-                f"which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
+                f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new"
+                f" samples, which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
             ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
@@ -151,8 +185,8 @@ class CIFNetModule(TaskModule):
         """Embed the batch and show it to the model; return its embeddings and labels."""
         z = self.embed(batch)
         self.model.observe(z, batch.label, batch.key)
-        if self.data.source.occasions is not None:
-            given = self.data.source.occasions[batch.row.cpu().numpy()]
+        if self.data.source.groups is not None:
+            given = self.data.source.groups[batch.row.cpu().numpy()]
             self._given.append((batch.key.cpu(), torch.from_numpy(given)))
         return {"z": z, "label": batch.label}
 
@@ -164,7 +198,9 @@ class CIFNetModule(TaskModule):
         """
         self.data.begin_task(len(self.learned_tasks))
         self.add_up(self.model)
-        self.refuse_empty([self.class_names[label] for label, n in self.head.class_counts().items() if not n])
+        self.refuse_empty(
+            [self.class_names[label] for label, n in self.head.class_counts().items() if not n]
+        )
         for key, given in (pair for pairs in of_all_processes(self._given) for pair in pairs):
             self.calibration.give(key, given)
         self._given.clear()
@@ -176,7 +212,8 @@ class CIFNetModule(TaskModule):
 
     def add_up(self, model: Classifier) -> None:
         """Add up over all processes what a model has observed."""
-        strategy, alone = self.trainer.strategy, self.trainer.world_size == 1
+        strategy = self.trainer.strategy
+        alone = self.trainer.world_size == 1
         model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
 
     def abort_task(self, labels: list[int]) -> None:
@@ -185,10 +222,12 @@ class CIFNetModule(TaskModule):
         self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return (n, d) float32 embeddings of a batch: those that it brings, or of its images, offered to the cache.
+        """Return (n, d) float32 embeddings of a batch: those that it brings, or of its images,
+        offered to the cache.
 
         Raises:
-            NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from 0, and the image.
+            NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from
+                0, and the image.
         """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
@@ -198,8 +237,12 @@ class CIFNetModule(TaskModule):
 
     def _name_of(self, row: int) -> str:
         """Return what an error calls an image of the set that is being fed."""
-        learning, source = self.trainer.training, self.data.source
-        where = f"batch {self.trainer.fit_loop.batch_idx}, " if learning else "evaluation, "
+        learning = self.trainer.training
+        source = self.data.source
+        if learning:
+            where = f"batch {self.trainer.fit_loop.batch_idx}, "
+        else:
+            where = "evaluation, "
         return f"{where}image {(source.train if learning else source.val).names[row]}"
 
     # ------------------------------------------------------------------ prediction
@@ -219,7 +262,9 @@ class CIFNetModule(TaskModule):
 
     def bytes_of(self, component: str) -> int:
         """Return the bytes of one number of the buffer, or of the head's statistics."""
-        return 4 if component == "buffer" else self.head.dtype.itemsize
+        if component == "buffer":
+            return 4
+        return self.head.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
         """Return the head, the backbone and their settings, for ``summary.json``."""
@@ -231,9 +276,9 @@ class CIFNetModule(TaskModule):
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
             "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
-            "occasions": self.calibration.known,
-            "these_days": self.calibration.these_days,
-            "another_day": self.calibration.another_day,
+            "groups": self.calibration.known,
+            "loo_accuracy": self.calibration.loo_accuracy,
+            "new_group_accuracy": self.calibration.new_group_accuracy,
         }
 
     # ------------------------------------------------------------------ checkpoints
@@ -244,7 +289,8 @@ class CIFNetModule(TaskModule):
         checkpoint["cifnet"]["model"] = self.model.describe()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint belongs to this module, and take over what it says of the model.
+        """Check that the checkpoint belongs to this module, and take over what it says of the
+        model.
 
         Engines may change, as their embeddings agree.
         """
@@ -253,7 +299,8 @@ class CIFNetModule(TaskModule):
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         self.model.class_names = list(self.class_names)
-        self.model.engines, self.model.history = list(about.engines), list(about.history)
+        self.model.engines = list(about.engines)
+        self.model.history = list(about.history)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return everything but a backbone that is given: its hash is stored instead."""
@@ -264,7 +311,9 @@ class CIFNetModule(TaskModule):
         """Return whether a tensor is of a backbone that never changes."""
         return key.startswith("backbone.") and self.backbone.learning is None
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load everything but a backbone that is given.
 
         Raises:
@@ -275,7 +324,8 @@ class CIFNetModule(TaskModule):
         missing = [key for key in result.missing_keys if not self._is_given(key)]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
-                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected {result.unexpected_keys[:3]}"
+                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected"
+                f" {result.unexpected_keys[:3]}"
             )
         if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
             raise CheckpointError(
@@ -286,17 +336,24 @@ class CIFNetModule(TaskModule):
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
-    """Return a head for a backbone; UsageError for a name, or one of another width, or that has learned already."""
+    """Return a head for a backbone; UsageError for a name, or one of another width, or that has
+    learned already.
+    """
     if not callable(head):
         raise UsageError(
-            f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of that width"
+            f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of"
+            " that width"
         )
-    made = head if isinstance(head, Head) else head(backbone.features)
+    if isinstance(head, Head):
+        made = head
+    else:
+        made = head(backbone.features)
     name = type(made).__name__
     if made.in_features != backbone.features:
         raise UsageError(
-            f"{name} is for embeddings of {made.in_features} numbers, and backbone {backbone.name} gives "
-            f"{backbone.features}: head={name}({backbone.features}), or head={name}, which gets the width by itself"
+            f"{name} is for embeddings of {made.in_features} numbers, and backbone {backbone.name}"
+            f" gives {backbone.features}: head={name}({backbone.features}), or head={name}, which"
+            " gets the width by itself"
         )
     if made.classes:
         raise UsageError(f"{name} has learned {len(made.classes)} classes already: give a new head")

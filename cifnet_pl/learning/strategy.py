@@ -1,4 +1,6 @@
-"""Run in several processes without a gradient wrapper: each embeds its exact share, and the sums are added."""
+"""Run in several processes without a gradient wrapper: each embeds its exact share, and the sums
+are added.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,19 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 class StatisticsDDPStrategy(DDPStrategy):
-    """Lightning's DDP launcher, process group and reductions, for modules that reduce by themselves what they learn.
+    """Lightning's DDP launcher, process group and reductions, for modules that reduce by themselves
+    what they learn.
 
-    These are modules in which nothing has a gradient, and those that declare ``averages_gradients = True``.
+    These are modules in which nothing has a gradient, and those that declare ``averages_gradients =
+    True``.
     """
 
     strategy_name = "ddp"
 
     def configure_ddp(self) -> None:
-        """Make all processes start from the same tensors; wrap only what leaves its gradients to Lightning."""
+        """Make all processes start from the same tensors; wrap only what leaves its gradients to
+        Lightning.
+        """
         assert self.model is not None
         averages = getattr(self.lightning_module, "averages_gradients", False)
         if any(p.requires_grad for p in self.model.parameters()) and not averages:
@@ -48,7 +54,8 @@ def register_strategy() -> None:
 
 @contextmanager
 def leaving_the_group() -> Iterator[None]:
-    """Leave the process group at the end of the block: an interpreter that ends before gloo's threads is aborted.
+    """Leave the process group at the end of the block: an interpreter that ends before gloo's
+    threads is aborted.
 
     After an error NCCL's group is kept, as leaving it would wait for processes that may be gone.
     """
@@ -68,7 +75,8 @@ def check_number(trainer: Trainer) -> None:
     Raises:
         UsageError: the Trainer expects another number than torchrun started.
     """
-    started, expected = int(os.environ.get("WORLD_SIZE") or 1), trainer.num_devices * trainer.num_nodes
+    started = int(os.environ.get("WORLD_SIZE") or 1)
+    expected = trainer.num_devices * trainer.num_nodes
     if TorchElasticEnvironment.detect() and started != expected:
         raise UsageError(
             f"torchrun started {started} processes, the Trainer expects {expected}: "
@@ -96,11 +104,16 @@ def check_strategy(strategy: Any) -> None:
     """Check a strategy.
 
     Raises:
-        UsageError: it starts processes by spawning or forking, so that the parent would never see what they learned, or
-            it shards gradients.
+        UsageError: it starts processes by spawning or forking, so that the parent would never see
+            what they learned, or it shards gradients.
     """
-    name = strategy if isinstance(strategy, str) else getattr(strategy, "strategy_name", type(strategy).__name__)
+    if isinstance(strategy, str):
+        name = strategy
+    else:
+        name = getattr(strategy, "strategy_name", type(strategy).__name__)
     if "spawn" in name or "fork" in name or "notebook" in name:
         raise UsageError(f"strategy '{name}' would lose what the processes learn: use auto or ddp")
     if any(word in name for word in ("fsdp", "deepspeed", "xla", "model_parallel")):
-        raise UsageError(f"strategy '{name}' shards gradients that do not exist here: use auto or ddp")
+        raise UsageError(
+            f"strategy '{name}' shards gradients that do not exist here: use auto or ddp"
+        )

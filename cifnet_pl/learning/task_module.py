@@ -1,4 +1,6 @@
-"""The LightningModule that learns a stream of tasks, one per epoch, and evaluates over all classes after each."""
+"""The LightningModule that learns a stream of tasks, one per epoch, and evaluates over all classes
+after each.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from cifnet_pl.utilities.plugins import about, code_hash, entry_point, import_na
 
 @dataclass
 class Evaluation:
-    """Result of one evaluation over all classes seen: percentages, NLL in nats, None if nothing was tested.
+    """Result of one evaluation over all classes seen: percentages, NLL in nats, None if nothing was
+    tested.
 
     Attributes:
         accuracy: A_k, over all test images.
@@ -36,7 +39,8 @@ class Evaluation:
         ece: expected calibration error.
         nll: mean of ``−log p`` at the true class.
         seconds: time that the evaluation took.
-        top5: share of images whose class is among the five most probable; None with up to five classes, when it is 100.
+        top5: share of images whose class is among the five most probable; None with up to five
+            classes, when it is 100.
         confusion: (C, C) int64 numbers of images, rows the true classes, columns the answers.
         accuracy_by: accuracy for each way of answering, if the module has more than one.
     """
@@ -51,11 +55,17 @@ class Evaluation:
     accuracy_by: dict[str, float | None]
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, … of each task.
+        """Return what was measured: ``A_k``, ``ece``, ``nll``, ``top5``, and ``A_k1``, ``A_k2``, …
+        of each task.
 
         If there are several ways of answering, also ``A_k_classifier`` and so on.
         """
-        named: dict[str, float | None] = {"A_k": self.accuracy, "ece": self.ece, "nll": self.nll, "top5": self.top5}
+        named: dict[str, float | None] = {
+            "A_k": self.accuracy,
+            "ece": self.ece,
+            "nll": self.nll,
+            "top5": self.top5,
+        }
         named |= {f"A_k{j}": accuracy for j, accuracy in enumerate(self.task_accuracy, 1)}
         named |= {f"A_k_{way}": accuracy for way, accuracy in self.accuracy_by.items()}
         return {name: value for name, value in named.items() if value is not None}
@@ -64,11 +74,13 @@ class Evaluation:
 class EvaluationCounts(Metric):
     """Counts of one evaluation, summed over processes.
 
-    Everything follows from sums: torchmetrics' own ``MulticlassCalibrationError`` keeps every confidence, and for a
+    Everything follows from sums: torchmetrics' own ``MulticlassCalibrationError`` keeps every
+        confidence, and for a
     million images these small tensors hold a C library's heap apart, hundreds of megabytes.
 
     Args:
-        task_sizes: number of classes of each task learned; columns 0 … C−1 are its classes in this order.
+        task_sizes: number of classes of each task learned; columns 0 … C−1 are its classes in this
+            order.
         domains: number of domains, where accuracies are by domain; None for accuracies by task.
         ways: names of the ways of answering, where there are several.
     """
@@ -81,10 +93,14 @@ class EvaluationCounts(Metric):
     by_domain: Tensor  # (domains, 2) right answers, and images
     by_way: Tensor  # (ways,) right answers
 
-    def __init__(self, task_sizes: Sequence[int], domains: int | None = None, ways: Sequence[str] = ()):
+    def __init__(
+        self, task_sizes: Sequence[int], domains: int | None = None, ways: Sequence[str] = ()
+    ):
         super().__init__()
         self._start = time.perf_counter()
-        self.task_sizes, self.domains, self.ways = task_sizes, domains, ways
+        self.task_sizes = task_sizes
+        self.domains = domains
+        self.ways = ways
         classes = sum(task_sizes)
         self._count("confusion", classes, classes)
         self._count("among_first")
@@ -113,24 +129,33 @@ class EvaluationCounts(Metric):
         """
         raised, answer = with_answer_first(probabilities)
         right = answer == label
-        self.confusion.view(-1).index_add_(0, label * len(self.confusion) + answer, torch.ones_like(answer))
+        self.confusion.view(-1).index_add_(
+            0, label * len(self.confusion) + answer, torch.ones_like(answer)
+        )
         at_label = raised.gather(1, label[:, None])
         before = torch.arange(raised.shape[1], device=label.device) < label[:, None]
         rank = ((raised > at_label) | ((raised == at_label) & before)).sum(dim=1)
         self.among_first += (rank < FIRST).sum()
         self._count_confidences(probabilities, label, right)
         if domain is not None:
-            self.by_domain.index_add_(0, domain, torch.stack([right, torch.ones_like(right)], dim=1).long())
+            self.by_domain.index_add_(
+                0, domain, torch.stack([right, torch.ones_like(right)], dim=1).long()
+            )
         for column, way in enumerate(self.ways):
             self.by_way[column] += ((by_way or {})[way].argmax(dim=1) == label).sum()
 
     def _count_confidences(self, probabilities: Tensor, label: Tensor, right: Tensor) -> None:
         confidence = probabilities.amax(dim=1)
         rows = torch.stack([torch.ones_like(confidence), confidence, right.to(confidence)], dim=1)
-        edges = torch.linspace(0, 1, BINS + 1, device=confidence.device)  # as in torchmetrics, 1 has a bin of its own
+        edges = torch.linspace(
+            0, 1, BINS + 1, device=confidence.device
+        )  # as in torchmetrics, 1 has a bin of its own
         self.bins.index_add_(0, torch.bucketize(confidence.float(), edges, right=True) - 1, rows)
-        at_label = probabilities.gather(1, label[:, None]).clamp_min(torch.finfo(probabilities.dtype).tiny)
-        # As float32 first: such numbers add up in float64 to the same sum in whatever order and batches.
+        at_label = probabilities.gather(1, label[:, None]).clamp_min(
+            torch.finfo(probabilities.dtype).tiny
+        )
+        # As float32 first: such numbers add up in float64 to the same sum in whatever order and
+        # batches.
         self.likelihood += at_label.log().float().double().sum()
 
     def compute(self) -> Evaluation:
@@ -150,7 +175,9 @@ class EvaluationCounts(Metric):
             seconds=time.perf_counter() - self._start,
             top5=percent(int(self.among_first), tested) if len(confusion) > FIRST else None,
             confusion=confusion,
-            accuracy_by={way: percent(int(self.by_way[i]), tested) for i, way in enumerate(self.ways)},
+            accuracy_by={
+                way: percent(int(self.by_way[i]), tested) for i, way in enumerate(self.ways)
+            },
         )
 
     def _by_task(self, confusion: np.ndarray) -> list[list[int]]:
@@ -159,11 +186,16 @@ class EvaluationCounts(Metric):
             counts: list[list[int]] = self.by_domain[: len(self.task_sizes)].tolist()
             return counts
         by_class = np.stack([confusion.diagonal(), confusion.sum(axis=1)], axis=1)
-        return [part.sum(axis=0).tolist() for part in np.split(by_class, np.cumsum(self.task_sizes)[:-1])]
+        return [
+            part.sum(axis=0).tolist()
+            for part in np.split(by_class, np.cumsum(self.task_sizes)[:-1])
+        ]
 
 
 class StoredRun(Table):
-    """The part of a checkpoint that :class:`cifnet_pl.learning.task_module.TaskModule` adds and a run needs."""
+    """The part of a checkpoint that :class:`cifnet_pl.learning.task_module.TaskModule` adds and a
+    run needs.
+    """
 
     under_way: bool
     closing: bool
@@ -175,15 +207,18 @@ class StoredRun(Table):
 
 
 class TaskModule(LightningModule):
-    """A module for which a task is an epoch: it opens tasks, evaluates after each, and numbers the classes.
+    """A module for which a task is an epoch: it opens tasks, evaluates after each, and numbers the
+    classes.
 
-    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in ``probabilities``.
+    Subclasses learn in ``training_step`` and finish a task in ``finish_task``; they score in
+    ``probabilities``.
 
     Attributes:
         title: name in tables and figures; the class's own without "Module" if empty.
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
-        ways: names of the ways in which the module can answer, where it has several and all are evaluated.
+        ways: names of the ways in which the module can answer, where it has several and all are
+            evaluated.
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
         solve_seconds: time that ``finish_task`` took for the last task.
@@ -204,7 +239,8 @@ class TaskModule(LightningModule):
         self._evaluated: EvaluationCounts | None = None
         self._under_way = self._closing = False
 
-    # ------------------------------------------------------------------ what subclasses do in their own way
+    # ------------------------------------------------------------------ what subclasses do in their
+    # own way
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
         """Return the order in which the images of a task are learned, one array per pass.
@@ -233,27 +269,35 @@ class TaskModule(LightningModule):
 
     @property
     def goes_on_inside(self) -> bool:
-        """Whether the task that is opened next was under way when the run stopped, and goes on there."""
+        """Whether the task that is opened next was under way when the run stopped, and goes on
+        there.
+        """
         return False
 
     @property
     def resumable_now(self) -> bool:
-        """Whether a run can go on inside the task from a checkpoint that is written after this batch."""
+        """Whether a run can go on inside the task from a checkpoint that is written after this
+        batch.
+        """
         return False
 
     def check_returning(self) -> None:
-        """Check that this module can learn samples of classes that it has learned in an earlier task.
+        """Check that this module can learn samples of classes that it has learned in an earlier
+        task.
 
         Raises:
             UsageError: it cannot.
         """
         raise UsageError(
-            f"{type(self).__name__} learns each class in one task, but with --data.stream "
-            f"{type(self.data.plan.kind).__name__} classes return: leave that out, or choose LongTailed"
+            f"{type(self).__name__} learns each class in one task, but with --data.stream"
+            f" {type(self.data.plan.kind).__name__} classes return: leave that out, or choose"
+            " LongTailed"
         )
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Return (n, C) float64 class probabilities of an evaluation batch, column c for label c."""
+        """Return (n, C) float64 class probabilities of an evaluation batch, column c for label
+        c.
+        """
         raise NotImplementedError
 
     def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -265,19 +309,32 @@ class TaskModule(LightningModule):
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:
-        """Return what ``summary.json`` says of the model: head with its title and defaults, backbone, precision.
+        """Return what ``summary.json`` says of the model: head with its title and defaults,
+        backbone, precision.
 
         ``network_params`` are those of one network, ``backbone_params`` of all that answer.
         """
-        name, parameters = self.backbone.name, self.backbone.parameters_count
-        own = {"head": type(self).__name__, **about(type(self)), "backbone": name, "backbone_params": parameters}
+        name = self.backbone.name
+        parameters = self.backbone.parameters_count
+        own = {
+            "head": type(self).__name__,
+            **about(type(self)),
+            "backbone": name,
+            "backbone_params": parameters,
+        }
         own |= {"network_params": parameters, "precision": str(self.trainer.precision)}
         return {**own, "outside_code": self.outside_code()}
 
     def outside_code(self) -> dict[str, str | None]:
-        """Return the parts from outside the package, with the SHA-256 of the file of each as it was at the start."""
+        """Return the parts from outside the package, with the SHA-256 of the file of each as it was
+        at the start.
+        """
         source = entry_point("sources", self.data.source_name) or self.data.source_name
-        names = [*imports(self.backbone.name, self.backbone.architecture), *self.imported_parts(), source]
+        names = [
+            *imports(self.backbone.name, self.backbone.architecture),
+            *self.imported_parts(),
+            source,
+        ]
         return {name: code_hash(name) for name in names if names_import(name)}
 
     @property
@@ -306,7 +363,9 @@ class TaskModule(LightningModule):
 
     @property
     def class_names(self) -> list[str]:
-        """Name of each label 0, 1, …; append-only, so that a class added later never shifts another."""
+        """Name of each label 0, 1, …; append-only, so that a class added later never shifts
+        another.
+        """
         return [name for names in self.learned_tasks for name in names]
 
     @property
@@ -319,32 +378,39 @@ class TaskModule(LightningModule):
         return []
 
     def on_fit_start(self) -> None:
-        """Count the tasks that are left, and set what every run needs, however its Trainer was made.
+        """Count the tasks that are left, and set what every run needs, however its Trainer was
+        made.
 
-        A task that was under way when the checkpoint was written (a signal, a SLURM requeue) is taken back.
+        A task that was under way when the checkpoint was written (a signal, a SLURM requeue) is
+        taken back.
         """
         if self._under_way:
-            classes, names = len(self.class_names), self.learned_tasks.pop()
+            classes = len(self.class_names)
+            names = self.learned_tasks.pop()
             self.abort_task(list(range(classes - len(names), classes)))
             self._under_way = False
         if self.data.plan.kind.samples_return:
             self.check_returning()
         self.outside_code()  # the hashes are kept from here on, whatever is edited while the run goes on
         _ = self.data.copies  # found before the first task is counted
-        trainer, tasks = self.trainer, len(self.data.stream(self.learned_tasks))
+        trainer = self.trainer
+        tasks = len(self.data.stream(self.learned_tasks))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
             rank_zero_info(
-                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks are learned: for "
-                f"fewer give max_tasks={trainer.max_epochs} to the data module"
+                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks}"
+                f" tasks are learned: for fewer give max_tasks={trainer.max_epochs} to the data"
+                " module"
             )
         trainer.fit_loop.max_epochs = tasks
         # A module that has learned before goes on where it stopped, with any Trainer.
-        epochs, steps = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.manual_optimization
+        epochs = trainer.fit_loop.epoch_progress
+        steps = trainer.fit_loop.epoch_loop.manual_optimization
         for counts in (epochs.current, epochs.total, steps.optim_step_progress.total):
             for name in vars(counts):
                 setattr(counts, name, self.tasks_finished)
         cast(Any, trainer).reload_dataloaders_every_n_epochs = 1  # a task is an epoch
-        # Lightning would evaluate at the start, and before on_train_epoch_end: both times an unsolved head.
+        # Lightning would evaluate at the start, and before on_train_epoch_end: both times an
+        # unsolved head.
         trainer.num_sanity_val_steps = 0
         trainer.check_val_every_n_epoch = 2**62
 
@@ -353,7 +419,9 @@ class TaskModule(LightningModule):
         names = self.data.task_classes(self.data.task)
         start = len(self.class_names)
         self.learned_tasks.append(names)
-        self._under_way, self._closing, self.preparing = True, False, 0.0
+        self._under_way = True
+        self._closing = False
+        self.preparing = 0.0
         self.begin_task(names, list(range(start, len(self.class_names))))
 
     def on_train_epoch_end(self) -> None:
@@ -363,7 +431,8 @@ class TaskModule(LightningModule):
         self.finish_task()
         self.solve_seconds = time.perf_counter() - start
         self._under_way = self._closing = False
-        # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint silently saves nothing.
+        # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint silently saves
+        # nothing.
         trainer = self.trainer
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
@@ -384,7 +453,8 @@ class TaskModule(LightningModule):
         """
         if names:
             raise DataError(
-                f"no image of class '{names[0]}' was learned: none could be read, or trainer options limit the batches"
+                f"no image of class '{names[0]}' was learned: none could be read, or trainer"
+                " options limit the batches"
             )
 
     # ------------------------------------------------------------------ evaluation
@@ -394,7 +464,8 @@ class TaskModule(LightningModule):
         if not self.class_names:
             raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
         domains = self.data.plan.evaluated
-        sizes, count = [len(names) for names in self.learned_tasks], None if domains is None else len(domains.names)
+        sizes = [len(names) for names in self.learned_tasks]
+        count = None if domains is None else len(domains.names)
         self._evaluated = EvaluationCounts(sizes, count, self.ways).to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -407,7 +478,8 @@ class TaskModule(LightningModule):
             return None
         assert self._evaluated is not None
         probabilities, by_way = self.probabilities_by_way(batch)
-        domains, domain = self.data.plan.evaluated, None
+        domains = self.data.plan.evaluated
+        domain = None
         if domains is not None:  # as positions in the order of learning
             domain = torch.from_numpy(domains.val[batch.row.cpu().numpy()]).to(self.device)
         self._evaluated.update(probabilities, batch.label, domain, by_way)
@@ -420,7 +492,9 @@ class TaskModule(LightningModule):
         if self.trainer.state.fn != "fit":
             self.log_dict(result.metrics(), sync_dist=True)  # what Trainer.validate returns
         elif result.accuracy is not None:
-            self.log("A_k", result.accuracy, prog_bar=True, logger=False, sync_dist=True)  # the same on all processes
+            self.log(
+                "A_k", result.accuracy, prog_bar=True, logger=False, sync_dist=True
+            )  # the same on all processes
 
     def on_validation_end(self) -> None:
         """Give the cache what each process embedded."""
@@ -439,7 +513,8 @@ class TaskModule(LightningModule):
             batch_idx: not used.
 
         Returns:
-            (n,) int64 rows of the images in their set, (n,) int64 labels, (n,) float64 probabilities.
+            (n,) int64 rows of the images in their set, (n,) int64 labels, (n,) float64
+            probabilities.
         """
         top = self.probabilities(batch).max(dim=1)
         return batch.row, top.indices, top.values
@@ -447,7 +522,8 @@ class TaskModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the class map, the settings, how photos are prepared, and whether a task is under way.
+        """Add the class map, the settings, how images are prepared, and whether a task is under
+        way.
 
         Such a task starts again on resume.
         """
@@ -466,8 +542,9 @@ class TaskModule(LightningModule):
         """Check that the checkpoint belongs to this module, and take over its class map.
 
         Raises:
-            CheckpointError: another format, module, backbone, head or buffer than this run's; a damaged one; one
-                that holds weights only, or was written while a task was being solved, where a run is to go on.
+            CheckpointError: another format, module, backbone, head or buffer than this run's; a
+                damaged one; one that holds weights only, or was written while a task was being
+                solved, where a run is to go on.
         """
         stored = read_stored(checkpoint)
         require_same(self.settings(), stored.settings)
@@ -479,13 +556,18 @@ class TaskModule(LightningModule):
             require_same(image_options(images), image_options(stored.images.model_dump()))
         goes_on = self._trainer is not None and self.trainer.state.fn == "fit"
         if stored.closing or (self._under_way and not goes_on):
-            moment = "while it was being solved" if stored.closing else "in its middle: fit can go on from it, else"
+            if stored.closing:
+                moment = "while it was being solved"
+            else:
+                moment = "in its middle: fit can go on from it, else"
             raise CheckpointError(
-                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written {moment}; "
-                "use another one, such as last.ckpt of the run's folder"
+                f"the checkpoint does not hold task {len(self.learned_tasks)}, it was written"
+                f" {moment}; use another one, such as last.ckpt of the run's folder"
             )
         if goes_on:
-            require_same({"precision": str(self.trainer.precision)}, {"precision": stored.precision})
+            require_same(
+                {"precision": str(self.trainer.precision)}, {"precision": stored.precision}
+            )
             rewind_checkpoint(checkpoint, self.tasks_finished)
 
 
@@ -497,19 +579,25 @@ def read_stored(checkpoint: Mapping[str, Any]) -> StoredRun:
     """
     stored = checkpoint.get("cifnet")
     if not isinstance(stored, dict):
-        raise CheckpointError("the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl")
+        raise CheckpointError(
+            "the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl"
+        )
     check_format(stored.get("format"), "the checkpoint")
     run = parse(StoredRun, stored, "the checkpoint")
-    names, sizes = run.class_names, run.task_sizes
+    names = run.class_names
+    sizes = run.task_sizes
     if len(set(names)) < len(names) or sum(sizes) != len(names) or (run.under_way and not sizes):
-        raise CheckpointError("the checkpoint is damaged: its list of classes and tasks does not make sense")
+        raise CheckpointError(
+            "the checkpoint is damaged: its list of classes and tasks does not make sense"
+        )
     return run
 
 
 def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
     """Set Lightning's counters to the end of a task, whichever hook the checkpoint was written in.
 
-    Resumed without this, counters of a task that was under way would skip its hooks and its first batches.
+    Resumed without this, counters of a task that was under way would skip its hooks and its first
+    batches.
 
     Args:
         checkpoint: it is changed in place.
@@ -518,7 +606,10 @@ def rewind_checkpoint(checkpoint: Mapping[str, Any], tasks: int) -> None:
     Raises:
         CheckpointError: it holds weights only.
     """
-    said = "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not go on"
+    said = (
+        "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but not"
+        " go on"
+    )
     with explained(CheckpointError, said):
         if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
             raise KeyError("saved with weights_only")
@@ -547,18 +638,21 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None
 
 
 def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how photos are prepared and which were held back, by the names of the data module's options.
+    """Return how images are prepared and which were held out, by the names of the data module's
+    options.
 
     Args:
         images: from ``CIFNetDataModule.describe_images``.
     """
-    fraction, seed = images["held_back"] or (None, None)
+    fraction, seed = images["held_out"] or (None, None)
     sizes = {"image_size": images["image_size"], "crop_ratio": images["crop_ratio"]}
     return {**sizes, "val_fraction": fraction, "split_seed": seed}
 
 
 class TaskCallback(Callback):
-    """A callback of a run that learns: its hooks get a :class:`TaskModule`, and come during ``fit`` alone."""
+    """A callback of a run that learns: its hooks get a :class:`TaskModule`, and come during ``fit``
+    alone.
+    """
 
     def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Prepare for the evaluation after a task."""
@@ -600,12 +694,19 @@ class TaskCallback(Callback):
 
 
 def run_folder(trainer: Trainer) -> Path | None:
-    """Return the run's folder, or None for a Trainer without a logger; it asks the first process, so all call it."""
-    return Path(trainer.log_dir) if trainer.loggers and trainer.log_dir else None
+    """Return the run's folder, or None for a Trainer without a logger; it asks the first process,
+    so all call it.
+    """
+    if trainer.loggers and trainer.log_dir:
+        return Path(trainer.log_dir)
+    return None
 
 
-def write_table(trainer: Trainer, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a CSV file into the run's folder, if there is one; all processes call it, and the first one writes.
+def write_table(
+    trainer: Trainer, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Write a CSV file into the run's folder, if there is one; all processes call it, and the first
+    one writes.
 
     Args:
         trainer: of the run.
@@ -623,4 +724,6 @@ C = TypeVar("C", bound=Callback)
 
 def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
     """Return the first of a Trainer's callbacks that is of a kind; None if there is none."""
-    return next((callback for callback in cast(Any, trainer).callbacks if isinstance(callback, kind)), None)
+    return next(
+        (callback for callback in cast(Any, trainer).callbacks if isinstance(callback, kind)), None
+    )

@@ -1,11 +1,13 @@
-"""The format of a stored model: its description, and a bundle's folder with ``config.json`` and one safetensors file.
+"""The format of a stored model: its description, and a bundle's folder with ``config.json`` and one
+safetensors file.
 
-A description is plain tables and lists, the same in a bundle and in a checkpoint. pydantic checks what comes from a
-file, strictly: nothing is converted to another type, and reading never executes anything.
+A description is plain tables and lists, the same in a bundle and in a checkpoint. pydantic checks
+what comes from a file, strictly: nothing is converted to another type, and reading never executes
+anything.
 
-``config.json`` names the file of tensors that belongs to it, by the hash of its content. Replacing ``config.json`` is
-the only step that makes a new model the folder's content: a reader finds either the old model or the new one, complete,
-whenever the writer is killed.
+``config.json`` names the file of tensors that belongs to it, by the hash of its content. Replacing
+``config.json`` is the only step that makes a new model the folder's content: a reader finds either
+the old model or the new one, complete, whenever the writer is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import imports
 from cifnet_pl.backbones.engines import Precision
-from cifnet_pl.photos.photo import LARGEST_IMAGE
+from cifnet_pl.images.image import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
@@ -56,9 +58,11 @@ class Event:
     Attributes:
         what: "task", "extend", "merge" or "forget".
         classes: number of classes known afterwards.
-        photos: photos taken in (extend, merge) or out (forget).
-        accuracy: A_k after a task; for an extension, on the fifth of the new photos that was held back.
-        old_accuracy_before: of the earlier classes, on the photos of ``--check``, before the extension.
+        images: images taken in (extend, merge) or out (forget).
+        accuracy: A_k after a task; for an extension, on the fifth of the new images that was held
+            out.
+        old_accuracy_before: of the earlier classes, on the images of ``--check``, before the
+            extension.
         old_accuracy: the same afterwards.
         date: when, in UTC.
         class_names: classes that were learned, merged or forgotten; None where that is not told.
@@ -69,7 +73,7 @@ class Event:
 
     what: Text
     classes: Count
-    photos: Count | None = None
+    images: Count | None = None
     accuracy: Number | None = None
     old_accuracy_before: Number | None = None
     old_accuracy: Number | None = None
@@ -82,7 +86,9 @@ class Event:
 
 
 class Table(BaseModel):
-    """A table from a file, checked strictly; entries that this version does not know are passed over."""
+    """A table from a file, checked strictly; entries that this version does not know are passed
+    over.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -96,11 +102,13 @@ class BackboneTable(Table):
 
 
 class ImagesTable(Table):
-    """How photos are prepared; ``held_back`` are the share and the seed of the run's own split."""
+    """How images are prepared; ``held_out`` are the share and the seed of the run's own split."""
 
     image_size: int = Field(ge=1, le=LARGEST_IMAGE)
     crop_ratio: Number = Field(gt=0, le=1)
-    held_back: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(strict=False)
+    held_out: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(
+        strict=False
+    )
 
 
 class BufferTable(Table):
@@ -116,7 +124,9 @@ class BufferTable(Table):
 
 
 class Description(Table):
-    """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but its tensors."""
+    """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but
+    its tensors.
+    """
 
     backbone: BackboneTable
     precision: Precision
@@ -157,7 +167,10 @@ def _sentence(error: ValidationError) -> str:
     place = ".".join(printable(str(key))[:60] for key in first["loc"])
     if first["type"] == "missing":
         return f"it has no {place}"
-    return f"{place} is {shown(first['input'])}, expected {first['msg'].removeprefix('Input should be ')}"
+    return (
+        f"{place} is {shown(first['input'])}, expected"
+        f" {first['msg'].removeprefix('Input should be ')}"
+    )
 
 
 def check_format(number: Any, where: str) -> None:
@@ -171,11 +184,16 @@ def check_format(number: Any, where: str) -> None:
         CheckpointError: it is another one.
     """
     if type(number) is not int or number != FORMAT:
-        raise CheckpointError(f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl")
+        raise CheckpointError(
+            f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl"
+        )
 
 
-def class_names(names: Sequence[Any], where: str, error: type[CifnetError] = CheckpointError) -> list[str]:
-    """Return class names from a file, if each is a plain, unique name that is safe to show and to use in a path.
+def class_names(
+    names: Sequence[Any], where: str, error: type[CifnetError] = CheckpointError
+) -> list[str]:
+    """Return class names from a file, if each is a plain, unique name that is safe to show and to
+    use in a path.
 
     Args:
         names: the names that a file holds.
@@ -183,16 +201,21 @@ def class_names(names: Sequence[Any], where: str, error: type[CifnetError] = Che
         error: what to raise.
 
     Raises:
-        CheckpointError, or ``error``: no name, one that occurs twice or is not text, control characters, or a path that
-            leads out of the folder it is joined to.
+        CheckpointError, or ``error``: no name, one that occurs twice or is not text, control
+            characters, or a path that leads out of the folder it is joined to.
     """
     if not names:
         raise error(f"{where} names no class")
     for name in names:
         if not isinstance(name, str) or not name or len(name) > 1000:
-            raise error(f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000 characters")
+            raise error(
+                f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000"
+                " characters"
+            )
         if has_controls(name):
-            raise error(f"{where} has control characters in class name {shown(name)}: rename the class")
+            raise error(
+                f"{where} has control characters in class name {shown(name)}: rename the class"
+            )
         if any(component in ("", ".", "..") for component in name.replace("\\", "/").split("/")):
             raise error(f"{where} has a path for a class name, {shown(name)}: rename the class")
     if len(set(names)) < len(names):
@@ -200,14 +223,17 @@ def class_names(names: Sequence[Any], where: str, error: type[CifnetError] = Che
     return list(names)
 
 
-def outside_parts(head: Any, backbone: str, architecture: str | None = None) -> list[str]:
+def plugin_imports(head: Any, backbone: str, architecture: str | None = None) -> list[str]:
     """Return the imports from outside the package that a model needs; nothing is imported.
 
     Args:
         head: class of the head, as a description names it.
         backbone, architecture: as for :func:`~cifnet_pl.backbones.build_backbone`.
     """
-    return [*[head] * (isinstance(head, str) and names_import(head)), *imports(backbone, architecture)]
+    return [
+        *[head] * (isinstance(head, str) and names_import(head)),
+        *imports(backbone, architecture),
+    ]
 
 
 def now() -> str:
@@ -265,11 +291,15 @@ class StoredTensors(NamedTuple):
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
-    """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that name it."""
+    """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that
+    name it.
+    """
     damaged = explained(CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError)
     with damaged, safe_open(path, framework="pt") as stored:
         shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
-        yield StoredTensors(stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes})
+        yield StoredTensors(
+            stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes}
+        )
 
 
 def is_bundle(folder: Path) -> bool:
@@ -290,18 +320,31 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
         UsageError: it may not.
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, expected a folder for the bundle: choose another --output")
+        raise UsageError(
+            f"{folder} is a file, expected a folder for the bundle: choose another --output"
+        )
     if is_bundle(folder) and not overwrite:
-        raise UsageError(f"{folder} holds a bundle already: choose another --output, or add --overwrite true")
-    foreign = sorted(e.name for e in folder.iterdir() if not _ours(e)) if folder.is_dir() else []
+        raise UsageError(
+            f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
+        )
+    if folder.is_dir():
+        foreign = sorted(e.name for e in folder.iterdir() if not _ours(e))
+    else:
+        foreign = []
     if foreign:
-        raise UsageError(f"{folder} holds other files ({printable(foreign[0])}): choose another --output")
+        raise UsageError(
+            f"{folder} holds other files ({printable(foreign[0])}): choose another --output"
+        )
 
 
 def write_bundle(
-    description: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path, overwrite: bool = False
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    overwrite: bool = False,
 ) -> None:
-    """Write a description and tensors to ``folder``; see the module's docstring for what a kill can leave.
+    """Write a description and tensors to ``folder``; see the module's docstring for what a kill can
+    leave.
 
     Args:
         description: plain numbers, strings, lists and tables.
@@ -310,7 +353,8 @@ def write_bundle(
         overwrite: whether a bundle that is there may be replaced.
 
     Raises:
-        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other files.
+        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other
+            files.
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     refuse_existing(folder, overwrite)
@@ -338,23 +382,30 @@ def write_bundle(
 
 
 @contextmanager
-def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable[[], dict[str, Tensor]]]]:
+def open_bundle(
+    folder: Path,
+) -> Iterator[tuple[dict[str, Any], Shapes, Callable[[], dict[str, Tensor]]]]:
     """Open a bundle.
 
     Args:
         folder: of the bundle.
 
     Yields:
-        Its description, the shape of every tensor, and a function that reads the tensors. That function verifies the
-        checksum of the tensors, so call it once the shapes are known to be right.
+        Its description, the shape of every tensor, and a function that reads the tensors. That
+        function verifies the checksum of the tensors, so call it once the shapes are known to be
+        right.
 
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
     content, file = _read_config(folder)
-    path, size = folder / file.tensors.name, file.tensors.bytes
+    path = folder / file.tensors.name
+    size = file.tensors.bytes
     if not path.is_file() or path.stat().st_size != size:
-        raise CheckpointError(f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle again")
+        raise CheckpointError(
+            f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle"
+            " again"
+        )
 
     def read() -> dict[str, Tensor]:
         digest = hashlib.sha256()
@@ -362,7 +413,9 @@ def open_bundle(folder: Path) -> Iterator[tuple[dict[str, Any], Shapes, Callable
             while block := content.read(2**20):
                 digest.update(block)
         if digest.hexdigest() != file.tensors.sha256:
-            raise CheckpointError(f"{path} is damaged: its checksum is wrong; copy the bundle again")
+            raise CheckpointError(
+                f"{path} is damaged: its checksum is wrong; copy the bundle again"
+            )
         return stored.read()
 
     with open_tensors(path) as stored:
@@ -376,7 +429,9 @@ def read_versions(folder: Path) -> dict[str, str]:
 
 
 def tensors_name(folder: Path) -> str:
-    """Return the name of the file of tensors that belongs to the ``config.json`` of ``folder``, there or not."""
+    """Return the name of the file of tensors that belongs to the ``config.json`` of ``folder``,
+    there or not.
+    """
     _, file = _read_config(folder)
     return file.tensors.name
 
@@ -384,7 +439,9 @@ def tensors_name(folder: Path) -> str:
 def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
     path = folder / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)")
+        raise CheckpointError(
+            f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)"
+        )
     if path.stat().st_size > LARGEST_CONFIG:
         raise CheckpointError(f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's")
     with explained(CheckpointError, f"{path} is damaged"):
@@ -394,24 +451,35 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
         check_format(content.get("format"), str(folder))
     file = parse(FileTable, content, str(folder))
     if file.sha256 != digest:
-        raise CheckpointError(f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again")
+        raise CheckpointError(
+            f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again"
+        )
     return content, file
 
 
 def _digest(config: Any) -> str:
-    """Hash the content of a ``config.json``, but for the hash in it; ValueError for what is not JSON, such as NaN."""
-    hashed = {key: value for key, value in config.items() if key != "sha256"} if isinstance(config, dict) else config
+    """Hash the content of a ``config.json``, but for the hash in it; ValueError for what is not
+    JSON, such as NaN.
+    """
+    if isinstance(config, dict):
+        hashed = {key: value for key, value in config.items() if key != "sha256"}
+    else:
+        hashed = config
     return hashlib.sha256(json.dumps(hashed, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _ours(entry: Path) -> bool:
-    """Return whether a file in a bundle's folder was written by this module, or by a writer that was killed."""
+    """Return whether a file in a bundle's folder was written by this module, or by a writer that
+    was killed.
+    """
     name = entry.name.lstrip(".")
     return name.startswith((CONFIG, "tensors-")) and name.endswith((CONFIG, ".safetensors", ".tmp"))
 
 
 def _remove_leftovers(folder: Path, keep: str | None) -> None:
-    """Remove files of killed writers, and tensors that no ``config.json`` names; without ``keep`` the folder too."""
+    """Remove files of killed writers, and tensors that no ``config.json`` names; without ``keep``
+    the folder too.
+    """
     for entry in folder.iterdir() if folder.is_dir() else ():
         if _ours(entry) and entry.name not in (CONFIG, keep):
             entry.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""A model: a frozen backbone, a head, a buffer and class names. It embeds, learns task by task, describes itself."""
+"""A model: a frozen backbone, a head, a buffer and class names. It embeds, learns task by task,
+describes itself.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from cifnet_pl.backbones.engines import FLOAT32, autocast
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
-from cifnet_pl.model.bundle import Event, class_names, now, outside_parts
+from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports
 from cifnet_pl.model.calibration import FEWEST_NEW, Calibration
 from cifnet_pl.utilities.errors import (
     NonFiniteError,
@@ -32,15 +34,18 @@ from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import about_spellings, listed, number_of, printable
 
 AT_ONCE = 256
-"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for each addition."""
+"""Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for
+each addition.
+"""
 
 
-class PhotoHashes(GrowingModule):
-    """Content hashes of the photos of each class; a photo that was learned twice has its hash twice.
+class ImageHashes(GrowingModule):
+    """Content hashes of the images of each class; an image that was learned twice has its hash
+    twice.
 
     Buffers:
         labels: (C,) int64 label of each class that has hashes, ascending.
-        counts: (C,) int64 number of its photos.
+        counts: (C,) int64 number of its images.
         content: (n,) int64 hashes, class after class, ascending within a class.
     """
 
@@ -61,18 +66,18 @@ class PhotoHashes(GrowingModule):
 
     @property
     def copies(self) -> int:
-        """Number of photos that are copies of another one, of any class."""
+        """Number of images that are copies of another one, of any class."""
         return len(self.content) - len(torch.unique(self.content))
 
     def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
-        """Add photos: (n,) labels and (n,) hashes."""
+        """Add images: (n,) labels and (n,) hashes."""
         groups = self.by_label()
         for label in np.unique(labels).tolist():
             groups[label] = np.concatenate([groups.get(label, hashes[:0]), hashes[labels == label]])
         self._set(groups)
 
-    def subtract(self, other: PhotoHashes) -> None:
-        """Remove the photos of ``other``, each as often as it occurs there."""
+    def subtract(self, other: ImageHashes) -> None:
+        """Remove the images of ``other``, each as often as it occurs there."""
         groups = self.by_label()
         for label, hashes in other.by_label().items():
             if label in groups:
@@ -82,7 +87,9 @@ class PhotoHashes(GrowingModule):
 
     def remove(self, labels: Sequence[int]) -> None:
         """Drop the hashes of classes."""
-        self._set({label: hashes for label, hashes in self.by_label().items() if label not in set(labels)})
+        self._set(
+            {label: hashes for label, hashes in self.by_label().items() if label not in set(labels)}
+        )
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new one."""
@@ -92,12 +99,16 @@ class PhotoHashes(GrowingModule):
         kept = {label: np.sort(groups[label]) for label in sorted(groups) if len(groups[label])}
         device = self.content.device
         self.labels = torch.tensor(list(kept), dtype=torch.int64, device=device)
-        self.counts = torch.tensor([len(hashes) for hashes in kept.values()], dtype=torch.int64, device=device)
+        self.counts = torch.tensor(
+            [len(hashes) for hashes in kept.values()], dtype=torch.int64, device=device
+        )
         joined = np.concatenate([np.zeros(0, dtype=np.int64), *kept.values()])
         self.content = torch.from_numpy(joined).to(device)
 
 
-def embed_images(backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
+def embed_images(
+    backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None
+) -> Tensor:
     """Embed images with a frozen backbone, and check the embeddings.
 
     Args:
@@ -128,7 +139,7 @@ class TaskUnderWay:
     Attributes:
         more: a head that learns more samples of known classes; None if there are none.
         waiting: embeddings and labels of batches that are added together.
-        hashes: labels and content hashes of the photos observed.
+        hashes: labels and content hashes of the images observed.
     """
 
     more: Head | None
@@ -137,7 +148,8 @@ class TaskUnderWay:
 
 
 def show_stored(buffer: CalibrationBuffer, head: Head) -> None:
-    """Show the samples in a buffer to the neurons of a head's current task, oversampled (OversampleBuffer).
+    """Show the samples in a buffer to the neurons of a head's current task, oversampled
+    (OversampleBuffer).
 
     Args:
         buffer: its samples are of past tasks.
@@ -156,26 +168,29 @@ M = TypeVar("M", bound="Model")
 class Model:
     """A model that embeds, predicts, and learns task by task; between tasks, its head is solved.
 
-    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``. That is how a run, ``extend``, the
-    sums of shards and the service learn alike.
+    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``. That is how a run,
+    ``extend``, the sums of shards and the service learn alike.
 
     Attributes:
         backbone: the frozen network.
         head: the closed-form classifier.
         buffer: the calibration buffer, or None where the head has no use for one.
         class_names: name of each column of the head's scores.
-        image_size: side in pixels of the squares that the backbone gets; 0 for the backbone's own, and its crop ratio.
-        crop_ratio: share of a photo's short side that is cropped.
-        held_back: share and seed by which the run held photos back for testing; None if it did not split by itself.
+        image_size: side in pixels of the squares that the backbone gets; 0 for the backbone's own,
+            and its crop ratio.
+        crop_ratio: share of an image's short side that is cropped.
+        held_out: share and seed by which the run held images back for testing; None if it did not
+            split by itself.
         history: the model's life, oldest first.
-        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.engines`), as in the run; another one is
-            good enough to predict, but not to forget.
-        engines: what ran the backbone when the model learned (:mod:`cifnet_pl.backbones.engines`), each once: "torch",
-            "onnxruntime".
-        calibrated: whether to fit the temperature from the first task on; a model whose temperature was fitted once is
-            calibrated again after every change in any case.
-        photos: content hashes of the photos learned, so that each is counted once.
-        calibration: the samples by which the model is calibrated, and how many of them it names right.
+        precision: what the backbone computes in (:mod:`cifnet_pl.backbones.engines`), as in the
+            run; another one is good enough to predict, but not to forget.
+        engines: what ran the backbone when the model learned (:mod:`cifnet_pl.backbones.engines`),
+            each once: "torch", "onnxruntime".
+        calibrated: whether to fit the temperature from the first task on; a model whose temperature
+            was fitted once is calibrated again after every change in any case.
+        images: content hashes of the images learned, so that each is counted once.
+        calibration: the samples by which the model is calibrated, and how many of them it names
+            right.
     """
 
     backbone: Backbone
@@ -184,19 +199,20 @@ class Model:
     class_names: list[str] = field(default_factory=list)
     image_size: int = 0
     crop_ratio: float = 1.0
-    held_back: tuple[float, int] | None = None
+    held_out: tuple[float, int] | None = None
     history: list[Event] = field(default_factory=list)
     precision: str = FLOAT32
     calibrated: bool = False
     engines: list[str] = field(default_factory=list)
-    photos: PhotoHashes = field(default_factory=PhotoHashes)
+    images: ImageHashes = field(default_factory=ImageHashes)
     calibration: Calibration = field(default_factory=Calibration)
     _task: TaskUnderWay | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.image_size:
             images = self.backbone.preprocessing
-            self.image_size, self.crop_ratio = images.image_size, images.crop_ratio
+            self.image_size = images.image_size
+            self.crop_ratio = images.crop_ratio
 
     # ------------------------------------------------------------------ what is known
 
@@ -218,24 +234,34 @@ class Model:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Distinct photos learned of each class."""
+        """Distinct images learned of each class."""
         return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
 
     @property
     def identity(self) -> str:
-        """Hash of class names and all tensors, 16 hex digits: what later models name as their parent."""
-        tensors = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("photos.")}
+        """Hash of class names and all tensors, 16 hex digits: what later models name as their
+        parent.
+        """
+        tensors = {
+            name: tensor
+            for name, tensor in self.tensors().items()
+            if not name.startswith("images.")
+        }
         return fingerprint(repr(self.class_names), tensors)[:16]
 
     @property
     def sample(self) -> str:
-        """What a sample is called: a photo, or a sample where the model learned embeddings."""
-        return "photo" if self.backbone.takes_images else "sample"
+        """What a sample is called: an image, or a sample where the model learned embeddings."""
+        if self.backbone.takes_images:
+            return "image"
+        return "sample"
 
     @property
-    def outside_parts(self) -> list[str]:
+    def plugin_imports(self) -> list[str]:
         """Imports from outside the package that whoever reads this model from a file must trust."""
-        return outside_parts(import_name(type(self.head)), self.backbone.name, self.backbone.architecture)
+        return plugin_imports(
+            import_name(type(self.head)), self.backbone.name, self.backbone.architecture
+        )
 
     @property
     def device(self) -> torch.device:
@@ -249,8 +275,12 @@ class Model:
 
     @property
     def stored_samples(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The buffer's embeddings (n, d), labels (n,) and content hashes (n,); None if there are none."""
-        return None if self.buffer is None or not len(self.buffer.y) else (*self.buffer.items(), self.buffer.key)
+        """The buffer's embeddings (n, d), labels (n,) and content hashes (n,); None if there are
+        none.
+        """
+        if self.buffer is None or not len(self.buffer.y):
+            return None
+        return (*self.buffer.items(), self.buffer.key)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the head's label of each class name.
@@ -258,51 +288,71 @@ class Model:
         Raises:
             UsageError: a name that is not known.
         """
-        label, names = self.label_of, list(names)
+        label = self.label_of
+        names = list(names)
         missing = [name for name in names if name not in label]
         if missing:
-            raise unknown_name("class", printable(missing[0]), [printable(name) for name in self.class_names])
+            raise unknown_name(
+                "class", printable(missing[0]), [printable(name) for name in self.class_names]
+            )
         return [label[name] for name in names]
 
     def warnings_of(self, names: Iterable[str]) -> list[str]:
-        """Return what to tell who teaches the classes ``names``: those written in two ways, or removed before."""
+        """Return what to tell who teaches the classes ``names``: those written in two ways, or
+        removed before.
+        """
         names = list(names)
         spellings = about_spellings(names, self.class_names)
         warnings = [spellings] if spellings else []
         new = [printable(name) for name in names if name not in set(self.class_names)]
         if new and self.remembers_removed:
             warnings.append(
-                f"note: a class was removed from this model without its photos; if it is among {listed(new)}, "
-                "those photos count against it"
+                "note: a class was removed from this model without its images; if it is among"
+                f" {listed(new)}, those images count against it"
             )
         return warnings
 
     @property
     def removals(self) -> list[Event]:
-        """Steps in which classes were removed without their photos."""
-        return [event for event in self.history if event.what == "forget" and event.photos is None]
+        """Steps in which classes were removed without their images."""
+        return [event for event in self.history if event.what == "forget" and event.images is None]
 
     @property
     def remembers_removed(self) -> bool:
-        """Whether photos of a class that was removed may still count against what is learned."""
+        """Whether images of a class that was removed may still count against what is learned."""
         return bool(self.removals) and self.head.counterexamples
 
-    def about_days(self) -> list[str]:
-        """Say how many photos of these days and of another day the model names right, as far as that is known."""
+    def accuracy_sentences(self) -> list[str]:
+        """Say how many images of these days and of another day the model names right, as far as
+        that is known.
+        """
         buffer = self.buffer
-        counted = 0 if buffer is None else int(self.calibration.counted(buffer.y, buffer.key).sum())
+        if buffer is None:
+            counted = 0
+        else:
+            counted = int(self.calibration.counted(buffer.y, buffer.key).sum())
         return self.calibration.sentences(sum(self.head.class_counts().values()), counted)
 
     def state_elements(self) -> dict[str, int]:
         """Count the numbers kept, by component: the head's own, and the buffer's."""
-        return {**self.head.state_elements(), "buffer": self.buffer.state_elements() if self.buffer else 0}
+        return {
+            **self.head.state_elements(),
+            "buffer": self.buffer.state_elements() if self.buffer else 0,
+        }
 
     # ------------------------------------------------------------------ copies and storage
 
     @property
     def parts(self) -> dict[str, nn.Module]:
-        """The modules whose tensors are stored, by name; the backbone is among them where it was learned."""
-        kept = {"head": self.head, "buffer": self.buffer, "photos": self.photos, "calibration": self.calibration}
+        """The modules whose tensors are stored, by name; the backbone is among them where it was
+        learned.
+        """
+        kept = {
+            "head": self.head,
+            "buffer": self.buffer,
+            "images": self.images,
+            "calibration": self.calibration,
+        }
         learned = {"backbone": self.backbone if self.backbone.stored else None}
         return {name: part for name, part in {**kept, **learned}.items() if part is not None}
 
@@ -314,7 +364,9 @@ class Model:
 
     def clone(self: M) -> M:
         """Return a copy that learns on its own; the frozen backbone is shared."""
-        own: dict[str, Any] = {name: copy.deepcopy(part) for name, part in self.parts.items() if name != "backbone"}
+        own: dict[str, Any] = {
+            name: copy.deepcopy(part) for name, part in self.parts.items() if name != "backbone"
+        }
         own |= {name: list(getattr(self, name)) for name in ("class_names", "history", "engines")}
         return replace(self, **own)
 
@@ -327,7 +379,7 @@ class Model:
             "images": {
                 "image_size": self.image_size,
                 "crop_ratio": self.crop_ratio,
-                "held_back": list(self.held_back) if self.held_back else None,
+                "held_out": list(self.held_out) if self.held_out else None,
             },
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": self.buffer.settings() if self.buffer is not None else None,
@@ -337,7 +389,8 @@ class Model:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors on the CPU, by part: ``head.…``, ``buffer.…``, ``photos.…``, ``calibration.…``.
+        """Return all tensors on the CPU, by part: ``head.…``, ``buffer.…``, ``images.…``,
+        ``calibration.…``.
 
         A backbone that was learned adds ``backbone.…``.
         """
@@ -379,15 +432,19 @@ class Model:
     # ------------------------------------------------------------------ learning
 
     def check_task(self, names: Sequence[str]) -> None:
-        """Check that this model can learn classes ``names``, new ones and more samples of known ones.
+        """Check that this model can learn classes ``names``, new ones and more samples of known
+        ones.
 
         Raises:
-            UnsupportedError: a class that is known, and a head that cannot take in more samples of it.
+            UnsupportedError: a class that is known, and a head that cannot take in more samples of
+                it.
             UsageError: a buffer that is too small for so many classes.
         """
         known = [name for name in names if name in set(self.class_names)]
         if known:
-            with prefixed(f"cannot add photos to class '{printable(known[0])}', which is learned already"):
+            with prefixed(
+                f"cannot add images to class '{printable(known[0])}', which is learned already"
+            ):
                 self.head.require("pools")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
@@ -408,7 +465,9 @@ class Model:
         new = [i for i, name in enumerate(names) if name not in label]
 
         def counts_of(positions: list[int]) -> list[int] | None:
-            return None if counts is None else [counts[i] for i in positions]
+            if counts is None:
+                return None
+            return [counts[i] for i in positions]
 
         more = None
         if old:
@@ -428,7 +487,7 @@ class Model:
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels, as ``labels`` gives them.
-            key: (n,) int64 content hash of each photo.
+            key: (n,) int64 content hash of each image.
         """
         task = self._under_way()
         z, y, key = (column.to(self.device) for column in (z, y, key))
@@ -452,7 +511,8 @@ class Model:
         if task.more is not None:
             known = torch.isin(y, task.more.labels)
             task.more.observe(z[known], y[known])
-            z, y = z[~known], y[~known]
+            z = z[~known]
+            y = y[~known]
         if len(y):
             self.head.observe(z, y)
 
@@ -460,11 +520,13 @@ class Model:
         """Bring into the sums all that was observed, in every process.
 
         Args:
-            reduce: replaces a tensor by its sum over all processes; None where one process learns alone.
+            reduce: replaces a tensor by its sum over all processes; None where one process learns
+                alone.
         """
         task = self._under_way()
         self._add_waiting(task)
-        hashes, task.hashes = task.hashes, []
+        hashes = task.hashes
+        task.hashes = []
         if reduce is not None:
             if self.head.under_way:
                 self.head.reduce_(reduce)
@@ -476,17 +538,20 @@ class Model:
                 candidates = of_all_processes([part.cpu() for part in self.buffer.pending()])
                 parts = [part for part in candidates if len(part[1])]
                 if parts:
-                    z, y, key = (torch.cat(group).to(self.device) for group in zip(*parts, strict=True))
+                    z, y, key = (
+                        torch.cat(group).to(self.device) for group in zip(*parts, strict=True)
+                    )
                     self.buffer.replace_pending(z, y, key)
         if hashes:
-            before = self.photos.copies
-            self.photos.add(*(np.concatenate(column) for column in zip(*hashes, strict=True)))
-            self.count_copies(before)
+            before = self.images.copies
+            self.images.add(*(np.concatenate(column) for column in zip(*hashes, strict=True)))
+            self.count_duplicates(before)
 
     def finish_task(self) -> None:
         """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
         self.add_up()
-        task, self._task = self._under_way(), None
+        task = self._under_way()
+        self._task = None
         introduces = bool(self.head.under_way)
         if self.buffer is not None and introduces:
             show_stored(self.buffer, self.head)
@@ -499,16 +564,16 @@ class Model:
         self.calibrate(self._commit(self.buffer) if self.buffer is not None else None)
 
     def _commit(self, buffer: CalibrationBuffer) -> Tensor | None:
-        """Let the buffer select among the samples offered, whole occasions where it must draw.
+        """Let the buffer select among the samples offered, whole groups where it must draw.
 
-        A stored photo's twins come along: left in the sums alone, they would vouch for it. A head that learns from the
-        buffer gets the draw of the buffer's own strategy, calibrated or not.
+        A stored image's twins come along: left in the sums alone, they would vouch for it. A head
+        that learns from the buffer gets the draw of the buffer's own strategy, calibrated or not.
 
         Returns:
-            The number of each stored sample's occasion (n,) int64, where whole ones were kept.
+            The number of each stored sample's group (n,) int64, where whole ones were kept.
         """
         candidates = buffer.candidates() if self.calibrates and not self.head.uses_buffer else None
-        groups = None if candidates is None else self.calibration.occasions_of(self.head, *candidates)
+        groups = None if candidates is None else self.calibration.groups_of(self.head, *candidates)
         if candidates is None or groups is None:
             buffer.commit()
             return None
@@ -524,17 +589,21 @@ class Model:
             self.buffer.discard_pending()
         self._task = None
 
-    def note(self, what: str, photos: int | None = None, **about: Any) -> None:
-        """Add a step to the history, with the number of classes and the date of now; see :class:`Event`."""
-        self.history.append(Event(what, len(self.class_names), photos, date=now(), **about))
+    def note(self, what: str, images: int | None = None, **about: Any) -> None:
+        """Add a step to the history, with the number of classes and the date of now; see
+        :class:`Event`.
+        """
+        self.history.append(Event(what, len(self.class_names), images, date=now(), **about))
 
     def note_engines(self, names: Iterable[str]) -> None:
         """Note the engines ("torch", "onnxruntime") that embed what is learned from now on."""
         self.engines += [name for name in dict.fromkeys(names) if name not in self.engines]
 
-    def count_copies(self, before: int) -> None:
-        """Tell the head how many copies were learned since there were ``before``; call it before the solve."""
-        self.head.note_copies(self.photos.copies - before)
+    def count_duplicates(self, before: int) -> None:
+        """Tell the head how many copies were learned since there were ``before``; call it before
+        the solve.
+        """
+        self.head.note_duplicates(self.images.copies - before)
 
     def solve(self) -> None:
         """Solve the head, and fit its temperature again."""
@@ -543,31 +612,37 @@ class Model:
         self.calibrate()
 
     def calibrate(self, groups: Tensor | None = None) -> None:
-        """Let the head decide how to score, and fit the temperature if that is wanted or was done before.
+        """Let the head decide how to score, and fit the temperature if that is wanted or was done
+        before.
 
-        Photos of one occasion are found first, so that they do not vouch for each other.
+        Images of one group are found first, so that they do not vouch for each other.
 
         Args:
-            groups: (n,) int64 number of each stored sample's occasion, if they were found already.
+            groups: (n,) int64 number of each stored sample's group, if they were found already.
         """
-        buffer, wanted = self.buffer, self.fits_temperature
+        buffer = self.buffer
+        wanted = self.fits_temperature
         self.calibration.forget_stored()
         with self.head.keeping_left_out():
             if buffer is not None and len(buffer.y) and self.calibrates:
                 self.calibration.find(self.head, buffer.z, buffer.y, buffer.key, groups)
-            self.calibration.measure(self.head, self.photos.content)
+            self.calibration.measure(self.head, self.images.content)
             samples = self.calibration_samples() if wanted else None
             if samples is not None and (not samples.learned or self.head.leaves_one_out):
                 calibrate(samples)
 
     @property
     def fits_temperature(self) -> bool:
-        """Whether the temperature is fitted after every change: it is wanted, or was done before."""
+        """Whether the temperature is fitted after every change: it is wanted, or was done
+        before.
+        """
         return self.calibrated or float(self.head.temperature) != 1
 
     @property
     def calibrates(self) -> bool:
-        """Whether stored samples are looked at after every change, to calibrate or to decide how to score."""
+        """Whether stored samples are looked at after every change, to calibrate or to decide how to
+        score.
+        """
         return self.head.leaves_one_out and (self.fits_temperature or self.head.decides)
 
     def calibration_samples(self) -> CalibrationSamples | None:
@@ -575,27 +650,31 @@ class Model:
         return self.calibration.samples(self.head, self.stored_samples)
 
     def recalibrated(self: M, z: Tensor, y: Tensor, key: Tensor) -> M:
-        """Return this model calibrated by photos of a new place, which are not learned, instead of its stored samples.
+        """Return this model calibrated by images of a new place, which are not learned, instead of
+        its stored samples.
 
-        Temperature, sets of answers and what is called unknown are those of these photos from now on, after every
-        change; of photos that are learned later they are no longer.
+        Temperature, sets of answers and what is called unknown are those of these images from now
+        on, after every change; of images that are learned later they are no longer.
 
         Args:
             z: (n, d) embeddings.
             y: (n,) labels, as ``labels`` gives them.
-            key: (n,) int64 content hash of each photo.
+            key: (n,) int64 content hash of each image.
 
         Raises:
-            UsageError: fewer than 20 photos that were not learned.
+            UsageError: fewer than 20 images that were not learned.
         """
         model = self.clone()
         model.calibration.take(z, y, key)
         model.calibrated = True
         model.calibrate()
         if len(model.calibration.y) < FEWEST_NEW:
-            few = number_of(len(model.calibration.y), "labelled photo")
-            raise UsageError(f"{few} that the model has not learned cannot calibrate it: give at least {FEWEST_NEW}")
-        right = model.calibration.another_day
+            few = number_of(len(model.calibration.y), "labelled image")
+            raise UsageError(
+                f"{few} that the model has not learned cannot calibrate it: give at least"
+                f" {FEWEST_NEW}"
+            )
+        right = model.calibration.new_group_accuracy
         model.note("recalibrate", accuracy=right, parents=[self.identity])
         return model
 
@@ -605,16 +684,21 @@ class Model:
         """Rename class ``old`` to ``new``; labels, statistics and the buffer stay as they are.
 
         Raises:
-            UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not be stored.
+            UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not
+                be stored.
         """
         label = self.labels([old])[0]
         if new != old and new in self.class_names:
-            raise UsageError(f"cannot rename class '{printable(old)}': there is a class '{printable(new)}' already")
+            raise UsageError(
+                f"cannot rename class '{printable(old)}': there is a class '{printable(new)}'"
+                " already"
+            )
         class_names([new], "the request", UsageError)
         self.class_names[self.head.classes.index(label)] = new
 
     def remove_classes(self, names: Sequence[str]) -> None:
-        """Take classes out of the label space and the buffer; what their samples left in the sums stays.
+        """Take classes out of the label space and the buffer; what their samples left in the sums
+        stays.
 
         Raises:
             UsageError: a class that is not known, or all of them.
@@ -624,7 +708,7 @@ class Model:
         self.class_names = [name for name in self.class_names if name not in set(names)]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
-        self.photos.remove(labels)
+        self.images.remove(labels)
         if self.head.solved:
             self.calibrate()
         else:

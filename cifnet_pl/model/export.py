@@ -1,4 +1,6 @@
-"""Export one ONNX graph from photos to calibrated probabilities, with resize and normalisation inside."""
+"""Export one ONNX graph from images to calibrated probabilities, with resize and normalisation
+inside.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import alone_with_the_exporter, import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
+from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier, able
-from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
@@ -28,7 +30,7 @@ WIDEST = 4096
 """Features up to which a graph holds the matrix of the novelty: 134 MB."""
 
 SHARES = (0.01, 0.02, 0.05, 0.1)
-"""Shares of photos of known classes above the thresholds of novelty that are noted in the file."""
+"""Shares of images of known classes above the thresholds of novelty that are noted in the file."""
 
 CUBIC = -0.5
 """The cubic kernel's parameter, as Pillow has it."""
@@ -43,19 +45,23 @@ def cubic_kernel(x: Tensor) -> Tensor:
 
 
 class Square(nn.Module):
-    """:func:`cifnet_pl.photos.photo.square` for a batch of RGB images of one size, any size, as two matrix products.
+    """:func:`cifnet_pl.images.image.square` for a batch of RGB images of one size, any size, as two
+    matrix products.
 
-    The weights are Pillow's: a cubic kernel, widened to the sampling step where that is larger than a pixel, around
-    the centre of every target pixel within the cropped box; the rows are normalised, and both passes round to 8 bits.
+    The weights are Pillow's: a cubic kernel, widened to the sampling step where that is larger than
+    a pixel, around the centre of every target pixel within the cropped box; the rows are
+    normalised, and both passes round to 8 bits.
     """
 
     def __init__(self, size: int, crop_ratio: float):
         super().__init__()
-        self.size, self.crop_ratio = size, crop_ratio
+        self.size = size
+        self.crop_ratio = crop_ratio
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (n, h, w, 3) uint8 → (n, 3, size, size) float32 with whole numbers 0–255."""
-        height, width = images.shape[1], images.shape[2]
+        height = images.shape[1]
+        width = images.shape[2]
         rows, columns = (torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width))
         side = torch.minimum(rows, columns) * self.crop_ratio
         x = images.permute(0, 3, 1, 2).float()
@@ -63,7 +69,9 @@ class Square(nn.Module):
         return _to_8_bits(self._weights(height, rows, side) @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
-        """Return the weights (size, pixels) float32 of one pass; ``length`` is ``pixels`` as a tensor."""
+        """Return the weights (size, pixels) float32 of one pass; ``length`` is ``pixels`` as a
+        tensor.
+        """
         step = side / self.size
         centre = (length - side) / 2 + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
         position = torch.arange(pixels, dtype=torch.float64) + 0.5
@@ -76,21 +84,28 @@ def _to_8_bits(x: Tensor) -> Tensor:
 
 
 class HeadGraph(nn.Module):
-    """Embeddings (n, d) → calibrated probabilities (n, C) and, if the head can tell it, novelty (n,); all float32.
+    """Embeddings (n, d) → calibrated probabilities (n, C) and, if the head can tell it, novelty
+    (n,); all float32.
 
-    A head with more than ``WIDEST`` features has no novelty here: its matrix would be most of the file.
+    A head with more than ``WIDEST`` features has no novelty here: its matrix would be most of the
+    file.
     """
 
     input_name = "embeddings"
 
     def __init__(self, model: Classifier):
         super().__init__()
-        self.about = f"embeddings: float32 (n, {model.head.in_features}), from the network that this was learned with"
+        self.about = (
+            f"embeddings: float32 (n, {model.head.in_features}), from the network that this was"
+            " learned with"
+        )
         self.example = torch.zeros(2, model.head.in_features)
         self.scoring = model.head.scoring()
         self.temperature: Tensor = nn.Buffer(model.head.temperature.clone())
         self.odds_power: Tensor = nn.Buffer(model.head.odds_power.clone())
-        features = model.head.distances().moments.gram.shape[0] if model.head.tells_novelty else None
+        features = (
+            model.head.distances().moments.gram.shape[0] if model.head.tells_novelty else None
+        )
         self.too_wide = features if features is not None and features > WIDEST else None
         told = features is not None and self.too_wide is None
         self.measuring = model.head.measuring() if told else None
@@ -102,8 +117,12 @@ class HeadGraph(nn.Module):
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs; everything after the embedding is in float64, as in the head."""
-        probabilities = to_probabilities(self.scoring(embeddings), self.temperature, self.odds_power).float()
-        return (probabilities,) if self.measuring is None else (probabilities, self.measuring(embeddings).float())
+        probabilities = to_probabilities(
+            self.scoring(embeddings), self.temperature, self.odds_power
+        ).float()
+        if self.measuring is None:
+            return (probabilities,)
+        return (probabilities, self.measuring(embeddings).float())
 
 
 class Graph(HeadGraph):
@@ -114,7 +133,9 @@ class Graph(HeadGraph):
     def __init__(self, model: Classifier):
         super().__init__(model)
         self.about = "images: uint8 RGB (n, height, width, 3), all of one size, any size"
-        self.example = torch.zeros(2, model.image_size + 3, model.image_size + 5, 3, dtype=torch.uint8)
+        self.example = torch.zeros(
+            2, model.image_size + 3, model.image_size + 5, 3, dtype=torch.uint8
+        )
         self.square = Square(model.image_size, model.crop_ratio)
         self.network = model.backbone.network
         self.scale: Tensor = nn.Buffer(model.backbone.scale)
@@ -130,7 +151,8 @@ class Check(NamedTuple):
 
     Attributes:
         torch: of a probability, between onnxruntime and torch.
-        pillow: of a probability, between the graph and Pillow's resize; None for a graph that takes embeddings.
+        pillow: of a probability, between the graph and Pillow's resize; None for a graph that takes
+            embeddings.
         novelty: relative, of the novelty; None for a graph without it.
         too_wide: number of features, where these are why there is no novelty; else None.
     """
@@ -142,7 +164,7 @@ class Check(NamedTuple):
 
 
 def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
-    """Export a model, and check the graph with onnxruntime on real photos or on random embeddings.
+    """Export a model, and check the graph with onnxruntime on real images or on random embeddings.
 
     Args:
         model: a learned model.
@@ -162,8 +184,10 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
     metadata = _thresholds(model, graph) | {
         "class_names": json.dumps(model.class_names),
         "input": graph.about,
-        "output": "probabilities: float32 (n, classes), calibrated, in the order of class_names"
-        + "; novelty: float32 (n), larger is more foreign" * ("novelty" in graph.outputs),
+        "output": (
+            "probabilities: float32 (n, classes), calibrated, in the order of class_names"
+            + "; novelty: float32 (n), larger is more foreign" * ("novelty" in graph.outputs)
+        ),
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
         "crop_ratio": str(model.crop_ratio),
@@ -176,12 +200,18 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
 
 
 def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the novelty above which a photo is called unknown, for each of ``SHARES``, as metadata of the graph."""
+    """Return the novelty above which an image is called unknown, for each of ``SHARES``, as
+    metadata of the graph.
+    """
     asked, _ = able(model, unknown=SHARES[0])
     if asked is None or "novelty" not in graph.outputs:
         return {}
     limits = {f"{share:g}": model.judge(unknown=share).limit for share in SHARES}
-    return {"unknown_above": json.dumps({share: limit for share, limit in limits.items() if limit is not None})}
+    return {
+        "unknown_above": json.dumps(
+            {share: limit for share, limit in limits.items() if limit is not None}
+        )
+    }
 
 
 def _exported(graph: HeadGraph) -> Any:
@@ -200,13 +230,21 @@ def _exported(graph: HeadGraph) -> Any:
 
 def _strip(graph: Any) -> None:
     """Remove the exporter's notes about its own source code, which hold paths of this machine."""
-    for element in (graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+    for element in (
+        graph,
+        *graph.node,
+        *graph.value_info,
+        *graph.initializer,
+        *graph.input,
+        *graph.output,
+    ):
         del element.metadata_props[:]
         element.doc_string = ""
 
 
 def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
-    """Compare onnxruntime with torch, on two photographs (whole and cut; alone and in a batch) or on embeddings.
+    """Compare onnxruntime with torch, on two images (whole and cut; alone and in a batch) or on
+    embeddings.
 
     Args:
         content: of the ONNX file.
@@ -217,33 +255,49 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
         CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively.
     """
     session = import_onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
-    off, far = 0.0, 0.0 if isinstance(graph, Graph) else None
+    off = 0.0
+    far = 0.0 if isinstance(graph, Graph) else None
     strange = 0.0 if "novelty" in graph.outputs else None
-    for batch in _photographs() if isinstance(graph, Graph) else _embeddings(model.head.in_features):
+    for batch in (
+        _natural_images() if isinstance(graph, Graph) else _embeddings(model.head.in_features)
+    ):
         scores, *novelty = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
             expected, *measured = (output.numpy() for output in graph(torch.from_numpy(batch)))
         if strange is not None:
-            strange = max(strange, _distance(novelty[0], measured[0]) / max(1.0, float(np.abs(measured[0]).max())))
+            strange = max(
+                strange,
+                _distance(novelty[0], measured[0]) / max(1.0, float(np.abs(measured[0]).max())),
+            )
         off = max(off, _distance(scores, expected))
         if far is None:
             continue
-        squares = [square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch]
-        pillow = model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)).cpu().numpy()
+        squares = [
+            square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch
+        ]
+        pillow = (
+            model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+            .cpu()
+            .numpy()
+        )
         far = max(far, _distance(scores, pillow))
     if not off <= TOLERANCE:
-        raise CifnetError(f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}")
+        raise CifnetError(
+            f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}"
+        )
     if strange is not None and not strange <= TOLERANCE:
-        raise CifnetError(f"onnxruntime differs from torch by a share of {strange:.1g} in the novelty of a photo")
+        raise CifnetError(
+            f"onnxruntime differs from torch by a share of {strange:.1g} in the novelty of an image"
+        )
     return Check(off, far, strange, graph.too_wide)
 
 
-def _photographs() -> Iterator[np.ndarray]:
+def _natural_images() -> Iterator[np.ndarray]:
     """Yield batches (n, h, w, 3) uint8."""
     from sklearn.datasets import load_sample_images
 
-    photos: Sequence[np.ndarray] = load_sample_images().images
-    cuts = [np.stack(photos), *(photo[None] for photo in photos)]
+    images: Sequence[np.ndarray] = load_sample_images().images
+    cuts = [np.stack(images), *(image[None] for image in images)]
     cuts += [cuts[1][:, 30:230, 50:170], cuts[2].transpose(0, 2, 1, 3), cuts[2][:, ::9, ::9]]
     return (np.array(cut, order="C") for cut in cuts)
 

@@ -1,4 +1,6 @@
-"""Remove classes from a learned model, with or without what their photos contributed to the statistics."""
+"""Remove classes from a learned model, with or without what their images contributed to the
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from typing import Generic, cast
 import torch
 from torch import Tensor
 
-from cifnet_pl.model.class_photos import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.images.files import find_images
+from cifnet_pl.images.image import SKIPPED, EncodedImage, squares
 from cifnet_pl.model.core import M, Model
-from cifnet_pl.photos.files import find_photos
-from cifnet_pl.photos.photo import SKIPPED, Photo, squares
+from cifnet_pl.model.labelled_images import Unreadable, embed_batch, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -24,17 +26,19 @@ class Forgetting(Generic[M]):
 
     Attributes:
         model: the model without the classes; the one that was given is not changed.
-        photos: number of photos that each class had been learned from.
-        exact: whether the photos were taken out of the statistics.
-        recalled: classes that were taken out without photos, as the head remembered what it had learned from them.
+        images: number of images that each class had been learned from.
+        exact: whether the images were taken out of the statistics.
+        recalled: classes that were taken out without images, as the head remembered what it had
+            learned from them.
         rounding: why that is not exact to 1e-8, or None where it is.
-        earlier_removals: whether classes were removed earlier without their photos, which may still count.
-        unreadable: photos that could not be decoded.
-        ignored: photos in the folder that the classes were not learned from.
+        earlier_removals: whether classes were removed earlier without their images, which may still
+            count.
+        unreadable: images that could not be decoded.
+        ignored: images in the folder that the classes were not learned from.
     """
 
     model: M
-    photos: dict[str, int]
+    images: dict[str, int]
     exact: bool
     earlier_removals: bool
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -46,17 +50,19 @@ class Forgetting(Generic[M]):
 def forget(
     old: M, names: str | Sequence[str], images: Path | str | Sequence[Path | str] | None = None
 ) -> Forgetting[M]:
-    """Remove classes from a model; with their photos, also what they contributed to the statistics.
+    """Remove classes from a model; with their images, also what they contributed to the statistics.
 
-    Without the photos a class can no longer be predicted and leaves the buffer, but the other classes keep what they
-    learned from its photos as counterexamples. With them, or if the head remembers the class (``remember`` of
-    ``RidgeHead``), the model becomes what it would be if it had never seen them.
+    Without the images a class can no longer be predicted and leaves the buffer, but the other
+    classes keep what they learned from its images as counterexamples. With them, or if the head
+    remembers the class (``remember`` of ``RidgeHead``), the model becomes what it would be if it
+    had never seen them.
 
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder, Zip archive or files that hold all photos that the class was learned from; several where they
-            do together. The photos are known by their content hashes; anything else there is ignored.
+        images: folder, Zip archive or files that hold all images that the class was learned from;
+            several where they do together. The images are known by their content hashes; anything
+            else there is ignored.
 
     Returns:
         The model without the classes, and what was done.
@@ -64,61 +70,80 @@ def forget(
     Raises:
         UsageError: a class that is not known, or all classes.
         UnsupportedError: ``images`` for a head whose statistics cannot be taken back.
-        DataError: the photos are not those that the class was learned from.
+        DataError: the images are not those that the class was learned from.
     """
-    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    if isinstance(names, str):
+        names = [names]
+    else:
+        names = list(dict.fromkeys(names))
     old.labels(names)
     model = old.clone()
-    photos = {name: old.counts[name] for name in names}
+    counts = {name: old.counts[name] for name in names}
     unreadable: list[Unreadable] = []
     rounding = None
     ignored: list[set[Path]] = []
     if images is not None:
-        places = [images] if isinstance(images, Path | str) else images
+        if isinstance(images, Path | str):
+            places: Sequence[Path | str] = [images]
+        else:
+            places = images
         with model.backbone.preferring(old.engines):
             for name in names:
                 ignored.append(_subtract(model, name, places, unreadable))
             rounding = _rounding(model)
-    shares = {name: model.head.share_of(model.labels([name])[0]) for name in names if images is None}
+    shares = {
+        name: model.head.share_of(model.labels([name])[0]) for name in names if images is None
+    }
     recalled = frozenset(name for name, share in shares.items() if share is not None)
     for name in recalled:
         model.head.subtract_(shares[name])
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
-    removed = sum(photos.values()) if exact else None
+    removed = sum(counts.values()) if exact else None
     model.note("forget", removed, class_names=names, parents=[old.identity])
     others = len(set.intersection(*ignored)) if ignored else 0
-    return Forgetting(model, photos, exact, old.remembers_removed, unreadable, rounding, others, recalled)
+    return Forgetting(
+        model, counts, exact, old.remembers_removed, unreadable, rounding, others, recalled
+    )
 
 
 def _rounding(model: Model) -> str | None:
     """Return why what is subtracted does not equal what was added to 1e-8; None where it does.
 
-    Another engine rounds differently, and so does torch with another batch or number of threads: measured with
-    EfficientNet-Lite0, 5e-7 of the largest sum. ONNX Runtime gave the same bits for any of these.
+    Another engine rounds differently, and so does torch with another batch or number of threads:
+    measured with EfficientNet-Lite0, 5e-7 of the largest sum. ONNX Runtime gave the same bits for
+    any of these.
     """
     now = model.engine
     if model.engines in ([now], []):
         computes = any(True for _ in model.backbone.parameters())
-        return "engine torch rounds as batches and threads are" if now == "torch" and computes else None
-    return f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds otherwise"
+        if now == "torch" and computes:
+            return "engine torch rounds as batches and threads are"
+        return None
+    return (
+        f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds"
+        " otherwise"
+    )
 
 
-def _subtract(model: Model, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]) -> set[Path]:
-    """Take the photos of a class out of the statistics.
+def _subtract(
+    model: Model, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]
+) -> set[Path]:
+    """Take the images of a class out of the statistics.
 
     Args:
         model: it is changed in place.
         name: of the class.
-        places: where the photos are, as :func:`~cifnet_pl.photos.files.find_photos` takes each.
-        unreadable: photos that cannot be decoded are appended; each is opened once, and known by its content hash.
+        places: where the images are, as :func:`~cifnet_pl.images.files.find_images` takes each.
+        unreadable: images that cannot be decoded are appended; each is opened once, and known by
+            its content hash.
 
     Returns:
-        The other photos there, which were ignored.
+        The other images there, which were ignored.
 
     Raises:
         UnsupportedError: the head's statistics cannot be taken back.
-        DataError: nothing is at a place, or not all of those photos.
+        DataError: nothing is at a place, or not all of those images.
     """
     try:
         model.head.require("subtracts")
@@ -126,11 +151,15 @@ def _subtract(model: Model, name: str, places: Sequence[Path | str], unreadable:
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
     label = model.labels([name])[0]
-    learned = model.photos.of(label).tolist()
-    files = dict.fromkeys(file for place in places for file in find_photos(place))
-    wanted, found, others = set(learned), dict[int, Tensor](), set[Path]()
+    learned = model.images.of(label).tolist()
+    files = dict.fromkeys(file for place in places for file in find_images(place))
+    wanted = set(learned)
+    found = dict[int, Tensor]()
+    others = set[Path]()
     shape = model.image_size, model.crop_ratio
-    for batch in squares(files, *shape, Photo.identify, lambda _, value: value not in wanted):
+    for batch in squares(
+        files, *shape, EncodedImage.identify, lambda _, value: value not in wanted
+    ):
         unreadable += unreadable_of(batch)
         z = iter(embed_batch(model, batch))
         for file, reason, seen in zip(batch.files, batch.unreadable, batch.seen, strict=True):
@@ -141,15 +170,18 @@ def _subtract(model: Model, name: str, places: Sequence[Path | str], unreadable:
     there = sum(value in found for value in learned)
     if there < len(learned):
         raise DataError(
-            f"class '{printable(name)}' was learned from {number_of(len(learned), 'photo')}, "
-            f"{there} of them are there: give all of them, or leave out --images to remove the class from what can "
-            "be predicted"
+            f"class '{printable(name)}' was learned from {number_of(len(learned), 'image')},"
+            f" {there} of them are there: give all of them, or leave out --images to remove the"
+            " class from what can be predicted"
         )
     gone = model.head.fresh()
     gone.begin_task([label], [len(learned)])
-    gone.observe(torch.stack([found[value] for value in learned]), torch.full((len(learned),), label).to(model.device))
-    before = model.photos.copies
-    model.photos.remove([label])
-    gone.note_copies(before - model.photos.copies)
+    gone.observe(
+        torch.stack([found[value] for value in learned]),
+        torch.full((len(learned),), label).to(model.device),
+    )
+    before = model.images.copies
+    model.images.remove([label])
+    gone.note_duplicates(before - model.images.copies)
     model.head.subtract_(gone)
     return others

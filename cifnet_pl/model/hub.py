@@ -1,7 +1,7 @@
 """Share models on the Hugging Face hub: a bundle and a card in a repository, ``hf:user/model``.
 
-A model of the hub is a bundle as any other: safetensors and JSON, checked before anything is used, never executed.
-The network is only used where that is asked for.
+A model of the hub is a bundle as any other: safetensors and JSON, checked before anything is used,
+never executed. The network is only used where that is asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def model_card(model: Classifier, repository: str) -> str:
     return rendered(
         TEMPLATE,
         model=model,
-        photos=model.backbone.takes_images,
+        images=model.backbone.takes_images,
         title=escaped(repository.partition("/")[2]),
         repository=repository,
         network=printable(model.backbone.name),
@@ -73,10 +73,14 @@ class HubName(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> HubName:
-        """Read ``hf:user/model`` or ``hf:user/model@revision``; raise UsageError for anything else."""
+        """Read ``hf:user/model`` or ``hf:user/model@revision``; raise UsageError for anything
+        else.
+        """
         found = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", text, re.ASCII)
         if found is None or ".." in text:
-            raise UsageError(f"'{printable(text)}' names no model of the hub, expected hf:user/model")
+            raise UsageError(
+                f"'{printable(text)}' names no model of the hub, expected hf:user/model"
+            )
         return cls(found[1], found[2])
 
 
@@ -99,7 +103,9 @@ def fetch(name: HubName, download: bool) -> Path:
     hub = optional("huggingface_hub", f"{SCHEME}{name.repository}", "hf")
     with _explained(name, "read"):
         if download:
-            info = hub.HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
+            info = hub.HfApi().model_info(
+                name.repository, revision=name.revision, files_metadata=True
+            )
             _check_files(name, {file.rfilename: file.size for file in info.siblings or []})
         given = {"repo_id": name.repository, "local_files_only": not download}
         folder = Path(hub.hf_hub_download(filename=CONFIG, revision=name.revision, **given)).parent
@@ -118,13 +124,17 @@ def push(model: Classifier, name: HubName, private: bool = False, overwrite: boo
         overwrite: whether a model that is there may be replaced.
 
     Raises:
-        UsageError: the package is missing, a revision is given, or the repository holds something else.
+        UsageError: the package is missing, a revision is given, or the repository holds something
+            else.
         CheckpointError: a class name that could not be read back.
         CifnetError: no right to write, or no network.
     """
     hub = optional("huggingface_hub", f"{SCHEME}{name.repository}", "hf")
     if name.revision is not None:
-        raise UsageError(f"{SCHEME}{name.repository}@{name.revision} has a revision: a model is pushed as the newest")
+        raise UsageError(
+            f"{SCHEME}{name.repository}@{name.revision} has a revision: a model is pushed as the"
+            " newest"
+        )
     with TemporaryDirectory() as made, _explained(name, "write"):
         folder = Path(made) / "bundle"
         model.save(folder)
@@ -146,17 +156,26 @@ def push(model: Classifier, name: HubName, private: bool = False, overwrite: boo
 def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
     if CONFIG not in sizes or not any(file.startswith("tensors-") for file in sizes):
         listed = ", ".join(printable(file) for file in sorted(sizes)[:5]) or "nothing"
-        raise CheckpointError(f"{SCHEME}{name.repository} is no model of this package, it has {listed}")
+        raise CheckpointError(
+            f"{SCHEME}{name.repository} is no model of this package, it has {listed}"
+        )
     if (sizes[CONFIG] or 0) > LARGEST_CONFIG:
-        raise CheckpointError(f"{SCHEME}{name.repository} has a {CONFIG} of more than {LARGEST_CONFIG} bytes")
+        raise CheckpointError(
+            f"{SCHEME}{name.repository} has a {CONFIG} of more than {LARGEST_CONFIG} bytes"
+        )
 
 
 def _refuse_existing(name: HubName, there: list[str], overwrite: bool) -> None:
     foreign = sorted(file for file in there if not OWN_FILES.fullmatch(file))
     if foreign:
-        raise UsageError(f"{SCHEME}{name.repository} holds other files ({printable(foreign[0])}): choose another name")
+        raise UsageError(
+            f"{SCHEME}{name.repository} holds other files ({printable(foreign[0])}): choose another"
+            " name"
+        )
     if CONFIG in there and not overwrite:
-        raise UsageError(f"{SCHEME}{name.repository} holds a model: choose another name, or add --overwrite true")
+        raise UsageError(
+            f"{SCHEME}{name.repository} holds a model: choose another name, or add --overwrite true"
+        )
 
 
 @contextmanager
@@ -166,7 +185,9 @@ def _explained(name: HubName, what: str) -> Iterator[None]:
         yield
     except CifnetError:
         raise
-    except Exception as error:  # the package, and those that it reaches the network with, have many kinds
+    except (
+        Exception
+    ) as error:  # the package, and those that it reaches the network with, have many kinds
         raise CheckpointError(_sentence(name, what, error)) from error
 
 
@@ -174,8 +195,17 @@ def _sentence(name: HubName, what: str, error: Exception) -> str:
     shown = f"{SCHEME}{name.repository}" + (f"@{name.revision}" if name.revision else "")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "LocalEntryNotFoundError" in kinds:
-        return f"{shown} is not on this machine: allow the download with --download true, in Python download=True"
+        return (
+            f"{shown} is not on this machine: allow the download with --download true, in Python"
+            " download=True"
+        )
     status = getattr(getattr(error, "response", None), "status_code", None)
     refused = status in (401, 403, 404) or "LocalTokenNotFoundError" in kinds
-    login = "; check the name, or log in with `hf auth login` or HF_TOKEN, by a token that may write" if refused else ""
+    if refused:
+        login = (
+            "; check the name, or log in with `hf auth login` or HF_TOKEN, by a token that may"
+            " write"
+        )
+    else:
+        login = ""
     return f"cannot {what} {shown}: {one_line(error)[:200]}{login}"

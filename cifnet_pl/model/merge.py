@@ -1,4 +1,4 @@
-"""Add up what several models learned from different photos."""
+"""Add up what several models learned from different images."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ class Merger(Generic[M]):
 
     Attributes:
         model: one model that knows what all of them learned.
-        photos: number of photos in it.
+        images: number of images in it.
         warnings: sentences for the user.
     """
 
     model: M
-    photos: int
+    images: int
     warnings: list[str] = field(default_factory=list)
 
 
-def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | None = None) -> Merger[M]:
-    """Add up what several models learned from different photos; no photo is needed.
+def merge(
+    models: Sequence[M], names: Sequence[str] | None = None, base: M | None = None
+) -> Merger[M]:
+    """Add up what several models learned from different images; no image is needed.
 
-    Classes are matched by name; those that only a later model knows are appended. For heads whose statistics are plain
-    sums, such as RidgeHead, the result equals one run over all photos. Photos that two models have learned are found by
-    their content hashes: what two models have from a common ``base`` is taken out once, which is exact. Any other
-    overlap is refused.
+    Classes are matched by name; those that only a later model knows are appended. For heads whose
+    statistics are plain sums, such as RidgeHead, the result equals one run over all images. Images
+    that two models have learned are found by their content hashes: what two models have from a
+    common ``base`` is taken out once, which is exact. Any other overlap is refused.
 
     Args:
         models: at least two, on the same device; they are not changed.
@@ -47,15 +49,19 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
         The merged model, and warnings for the user.
 
     Raises:
-        UsageError: fewer than two models, the same one twice, photos that would count twice, other backbones, photo
-            sizes, precisions, heads or settings.
+        UsageError: fewer than two models, the same one twice, images that would count twice, other
+            backbones, image sizes, precisions, heads or settings.
         UnsupportedError: a head whose statistics cannot be added, or subtracted if there is a base.
     """
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
-    names = list(names) if names is not None else [f"model {i + 1}" for i in range(len(models))]
+    if names is not None:
+        names = list(names)
+    else:
+        names = [f"model {i + 1}" for i in range(len(models))]
     seen = {models[0].identity: names[0]}
-    merged, warnings = models[0].clone(), list[str]()
+    merged = models[0].clone()
+    warnings = list[str]()
     for name, other in zip(names[1:], models[1:], strict=True):
         first = seen.setdefault(other.identity, name)
         for knowing, learned in ((merged, other), (other, merged)):
@@ -64,18 +70,23 @@ def merge(models: Sequence[M], names: Sequence[str] | None = None, base: M | Non
             check_same_embeddings(merged, other)
             news = _join(merged, other, name, base if first == name else None, first == name)
         if first != name:
-            raise UsageError(f"{name} holds the same model as {first}: its photos would count twice")
+            raise UsageError(
+                f"{name} holds the same model as {first}: its images would count twice"
+            )
         warnings += news
     merged.solve()
     parents = [model.identity for model in models]
-    merged.history[-1] = replace(merged.history[-1], date=now(), class_names=list(merged.class_names), parents=parents)
+    merged.history[-1] = replace(
+        merged.history[-1], date=now(), class_names=list(merged.class_names), parents=parents
+    )
     return Merger(merged, sum(merged.counts.values()), warnings)
 
 
 def _join(model: M, added: M, name: str, base: M | None, distinct: bool) -> list[str]:
-    """Add ``added`` to ``model``, each photo once; return warnings for the user."""
+    """Add ``added`` to ``model``, each image once; return warnings for the user."""
     other = added.clone()
-    ours, theirs = _photos(model), _photos(added)
+    ours = _images(model)
+    theirs = _images(added)
     common = ours & theirs if distinct else Counter()
     if not common:
         absorb(model, other)
@@ -83,22 +94,27 @@ def _join(model: M, added: M, name: str, base: M | None, distinct: bool) -> list
     count = sum(common.values())
     if base is None:
         raise UsageError(
-            f"{number_of(count, 'photo was', 'photos were')} learned by both and would count twice: give the model "
-            "that both were extended from with --base, or merge models that learned different photos"
+            f"{number_of(count, 'image was', 'images were')} learned by both and would count twice:"
+            " give the model that both were extended from with --base, or merge models that"
+            " learned different images"
         )
-    if _photos(base) != common:
+    if _images(base) != common:
         raise UsageError(
-            f"they have {number_of(count, 'photo')} in common, not exactly the {sum(base.counts.values())} of the "
-            "base: give the model that both were extended from"
+            f"they have {number_of(count, 'image')} in common, not exactly the"
+            f" {sum(base.counts.values())} of the base: give the model that both were extended from"
         )
     take_out(other, base)
     absorb(model, other)
     once = "counts once" if count == 1 else "count once"
-    return [f"note: {number_of(count, 'photo')} that {name} has in common with the models before it {once}"]
+    return [
+        f"note: {number_of(count, 'image')} that {name} has in common with the models before it"
+        f" {once}"
+    ]
 
 
 def take_out(model: Model, base: Model) -> None:
-    """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve afterwards.
+    """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve
+    afterwards.
 
     Args:
         model: it is changed in place.
@@ -113,15 +129,16 @@ def take_out(model: Model, base: Model) -> None:
     shared = base.clone()
     shared.head.relabel(labels)
     model.head.subtract_(shared.head)
-    before = model.photos.copies - shared.photos.copies
-    shared.photos.relabel(labels)
-    model.photos.subtract(shared.photos)
-    model.count_copies(before)
+    before = model.images.copies - shared.images.copies
+    shared.images.relabel(labels)
+    model.images.subtract(shared.images)
+    model.count_duplicates(before)
 
 
-def _photos(model: Model) -> Counter[tuple[str, int]]:
-    """Return how often each photo was learned, by class name and content hash."""
-    name, groups = model.name_of, model.photos.by_label().items()
+def _images(model: Model) -> Counter[tuple[str, int]]:
+    """Return how often each image was learned, by class name and content hash."""
+    name = model.name_of
+    groups = model.images.by_label().items()
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
 
 
@@ -147,7 +164,7 @@ def absorb(model: Model, other: Model) -> None:
     free = max(label.values(), default=-1) + 1
     new = [name for name in other.class_names if name not in label]
     label |= {name: free + i for i, name in enumerate(new)}
-    photos = sum(other.counts.values())
+    images = sum(other.counts.values())
     renamed = {old: label[name] for old, name in other.name_of.items()}
     other.head.relabel(renamed)
     model.head.merge_(other.head)
@@ -159,52 +176,58 @@ def absorb(model: Model, other: Model) -> None:
         model.calibration.give(other.calibration.given_key, other.calibration.given)
         if len(other.calibration.chosen):
             model.calibration.choose(other.calibration.chosen)
-    before = model.photos.copies + other.photos.copies
-    for old, hashes in other.photos.by_label().items():
-        model.photos.add(np.full(len(hashes), renamed[old]), hashes)
-    model.count_copies(before)
-    model.held_back = None  # which photos the one held back says nothing of the other's
+    before = model.images.copies + other.images.copies
+    for old, hashes in other.images.by_label().items():
+        model.images.add(np.full(len(hashes), renamed[old]), hashes)
+    model.count_duplicates(before)
+    model.held_out = None  # which images the one held out says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.note_engines(other.engines)
-    model.history.append(_event(len(model.class_names), photos, other.history))
+    model.history.append(_event(len(model.class_names), images, other.history))
 
 
 def check_same_embeddings(model: Model, other: Model) -> None:
-    """Check that both models make the same embedding of a photo.
+    """Check that both models make the same embedding of an image.
 
     Args:
         model: the one that is added to.
         other: the one that is added.
 
     Raises:
-        UsageError: their backbones, or the size or crop of their photos, differ.
+        UsageError: their backbones, or the size or crop of their images, differ.
     """
     if model.backbone.sha256 != other.backbone.sha256:
         raise UsageError(
-            f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…) and "
-            f"{other.backbone.name} ({other.backbone.sha256[:12]}…)"
+            f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…)"
+            f" and {other.backbone.name} ({other.backbone.sha256[:12]}…)"
         )
     ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
     if ours != theirs:
-        raise UsageError(f"their photos are prepared differently: {ours}, and {theirs}")
+        raise UsageError(f"their images are prepared differently: {ours}, and {theirs}")
     if model.precision != other.precision:
-        raise UsageError(f"they embed photos in different precisions: {model.precision}, and {other.precision}")
+        raise UsageError(
+            f"they embed images in different precisions: {model.precision}, and {other.precision}"
+        )
 
 
 def _shown(settings: Mapping[str, Any] | None) -> str:
-    return "none" if settings is None else ", ".join(f"{name} {value}" for name, value in settings.items())
+    if settings is None:
+        return "none"
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _event(classes: int, photos: int, history: Sequence[Event]) -> Event:
-    """Return one entry of the history that stands for the whole life of the model that was added."""
+def _event(classes: int, images: int, history: Sequence[Event]) -> Event:
+    """Return one entry of the history that stands for the whole life of the model that was
+    added.
+    """
     seconds = [event.seconds for event in history if event.seconds is not None]
     energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
     sources = sorted({event.energy_source for event in history if event.energy_source})
     return Event(
         "merge",
         classes,
-        photos,
+        images,
         seconds=sum(seconds) if seconds else None,
         energy_kwh=sum(energies) if energies else None,
         energy_source="; ".join(sources) or None,

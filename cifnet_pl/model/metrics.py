@@ -1,9 +1,11 @@
-"""Compute the figures of a run (Ā, forgetting, backward transfer) and of a model's answers to labelled photos.
+"""Compute the figures of a run (Ā, forgetting, backward transfer) and of a model's answers to
+labelled images.
 
-The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k itself, the accuracy
-over all classes seen after task k, is computed from the predictions in :mod:`cifnet_pl.learning.task_module`.
-``matrix[k][j]`` is the accuracy in percent, after learning task k, on the test images of the classes that task j
-introduced; rows have k+1 entries, and None where task j has no test image.
+The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
+itself, the accuracy over all classes seen after task k, is computed from the predictions in
+:mod:`cifnet_pl.learning.task_module`. ``matrix[k][j]`` is the accuracy in percent, after learning
+task k, on the test images of the classes that task j introduced; rows have k+1 entries, and None
+where task j has no test image.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.model.class_photos import ClassPhotos, Unreadable, find_repeats
 from cifnet_pl.model.core import Model
+from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
 Row = Sequence[float | None]
 
 FEW = 5
-"""Photos from which their score is told: with four, 75 % right may mean anything from 19 to 99 %."""
+"""Images from which their score is told: with four, 75 % right may mean anything from 19 to 99
+%.
+"""
 
 
 def percent(correct: int, total: int) -> float | None:
@@ -34,7 +38,9 @@ def percent(correct: int, total: int) -> float | None:
         correct: number of images named right.
         total: number of images tested.
     """
-    return 100.0 * correct / total if total else None
+    if total:
+        return 100.0 * correct / total
+    return None
 
 
 def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
@@ -51,15 +57,18 @@ def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
         85.0
     """
     known = [a for a in trajectory if a is not None]
-    return sum(known) / len(known) if known else None
+    if known:
+        return sum(known) / len(known)
+    return None
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Compute the forgetting, the mean over earlier tasks j < K of (max over k of a_kj, minus a_Kj).
+    """Compute the forgetting, the mean over earlier tasks j < K of (max over k of a_kj, minus
+    a_Kj).
 
     Args:
-        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task k, None where not
-            measured.
+        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task
+            k, None where not measured.
 
     Returns:
         Percentage points; None with fewer than two tasks.
@@ -74,15 +83,17 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
         known = [a for a in column if a is not None]
         if known and column[-1] is not None:
             drops.append(max(known) - column[-1])
-    return sum(drops) / len(drops) if drops else None
+    if drops:
+        return sum(drops) / len(drops)
+    return None
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
     """Compute the backward transfer, the mean over earlier tasks j < K of (a_Kj − a_jj).
 
     Args:
-        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task k, None where not
-            measured.
+        matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task
+            k, None where not measured.
 
     Returns:
         Percentage points; None with fewer than two tasks.
@@ -93,10 +104,13 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
     """
     changes = []
     for j in range(len(matrix) - 1):
-        first, last = matrix[j][j], matrix[-1][j]
+        first = matrix[j][j]
+        last = matrix[-1][j]
         if first is not None and last is not None:
             changes.append(last - first)
-    return sum(changes) / len(changes) if changes else None
+    if changes:
+        return sum(changes) / len(changes)
+    return None
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
@@ -114,7 +128,9 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
     """
     pairs = itertools.pairwise(trajectory)
     drops = [a - b for a, b in pairs if a is not None and b is not None]
-    return max(drops) if drops else None
+    if drops:
+        return max(drops)
+    return None
 
 
 FIRST = 5
@@ -122,7 +138,8 @@ FIRST = 5
 
 
 def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the probability of the answer by infinity, so that ties are sorted as ``argmax`` decides them.
+    """Replace the probability of the answer by infinity, so that ties are sorted as ``argmax``
+    decides them.
 
     Args:
         probabilities: (n, C).
@@ -135,7 +152,8 @@ def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the up to five most probable classes of each image, the first one being that of ``argmax``.
+    """Return the up to five most probable classes of each image, the first one being that of
+    ``argmax``.
 
     Args:
         probabilities: (n, C) float.
@@ -148,30 +166,35 @@ def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     return columns, probabilities.gather(1, columns)
 
 
-# ---------------------------------------------------------------------- classes that are hardly ever answered
+# ---------------------------------------------------------------------- classes that are hardly
+# ever answered
 
 HARDLY = 25.0
-"""Percent of a class's photos that are named right, below which the class is called hardly ever answered."""
+"""Percent of a class's images that are named right, below which the class is called hardly ever
+answered.
+"""
 
 
-def hardly_answered(right: np.ndarray, photos: np.ndarray) -> np.ndarray:
-    """Find classes whose photos are hardly ever named right, of those with at least five photos.
+def rarely_predicted(right: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Find classes whose images are hardly ever named right, of those with at least five images.
 
     Args:
-        right: (C,) photos of each class that are named right.
-        photos: (C,) photos of each class.
+        right: (C,) images of each class that are named right.
+        images: (C,) images of each class.
 
     Returns:
         (m,) their positions.
     """
-    return np.flatnonzero((photos >= FEW) & (100 * right < HARDLY * photos))
+    return np.flatnonzero((images >= FEW) & (100 * right < HARDLY * images))
 
 
 def stored_answers(model: Model) -> tuple[Tensor, Tensor] | None:
-    """Answer for each sample that calibrates a model as if neither it nor those of its occasion had been learned.
+    """Answer for each sample that calibrates a model as if neither it nor those of its group had
+    been learned.
 
     Returns:
-        (n,) true columns and (n,) answered columns; None for a single class, or where nothing is stored or left out.
+        (n,) true columns and (n,) answered columns; None for a single class, or where nothing is
+        stored or left out.
     """
     samples = model.calibration_samples() if len(model.class_names) > 1 else None
     if samples is None or not len(samples.y) or (samples.learned and not model.head.leaves_one_out):
@@ -181,44 +204,52 @@ def stored_answers(model: Model) -> tuple[Tensor, Tensor] | None:
     return samples.columns[known].cpu(), scores[known].argmax(dim=1).cpu()
 
 
-def hardly_answered_by(model: Model) -> list[str]:
+def rarely_predicted_by(model: Model) -> list[str]:
     """Return the classes that a model hardly ever answers for the samples that calibrate it."""
-    stored, size = stored_answers(model), len(model.class_names)
+    stored = stored_answers(model)
+    size = len(model.class_names)
     if stored is None:
         return []
     true, answered = stored
     counts = (true[true == answered].bincount(minlength=size), true.bincount(minlength=size))
-    return [model.class_names[column] for column in hardly_answered(*(count.numpy() for count in counts))]
+    return [
+        model.class_names[column]
+        for column in rarely_predicted(*(count.numpy() for count in counts))
+    ]
 
 
-def about_hardly_answered(names: Sequence[str], sample: str = "photo") -> str | None:
+def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
     """Return a sentence about classes that are hardly ever answered; None if there are none.
 
     Args:
         names: of the classes.
-        sample: what a sample is called, "photo" or "sample".
+        sample: what a sample is called, "image" or "sample".
     """
     if not names:
         return None
-    classes = "1 class is" if len(names) == 1 else f"{len(names)} classes are"
-    other_days = " of other days" if sample == "photo" else ""
+    if len(names) == 1:
+        classes = "1 class is"
+    else:
+        classes = f"{len(names)} classes are"
+    other_days = " of other days" if sample == "image" else ""
     return (
         f"{classes} hardly ever answered, with less than {HARDLY:.0f} % of the {sample}s right: "
         f"{listed([printable(name) for name in names])}; more {sample}s{other_days} help most there"
     )
 
 
-# ---------------------------------------------------------------------- labelled photos
+# ---------------------------------------------------------------------- labelled images
 
 BINS = 15
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
-    """Compute Wilson's interval of 95 % for a share, in percent (Wilson, 1927); 0 to 100 without photos.
+    """Compute Wilson's interval of 95 % for a share, in percent (Wilson, 1927); 0 to 100 without
+    images.
 
     Args:
-        right: number of photos named right.
-        total: number of photos.
+        right: number of images named right.
+        total: number of images.
 
     Returns:
         Its lower and upper end.
@@ -237,43 +268,47 @@ def interval(right: int, total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """The score of a model on the photos of one class.
+    """The score of a model on the images of one class.
 
     Attributes:
-        photos, right: numbers of photos, and of those named right.
-        taken_for: the class that most of the others were taken for, and how many; None if there are none.
+        images, right: numbers of images, and of those named right.
+        taken_for: the class that most of the others were taken for, and how many; None if there are
+            none.
     """
 
     name: str
-    photos: int
+    images: int
     right: int
     taken_for: tuple[str, int] | None
 
     @property
     def tested(self) -> bool:
-        """Whether there are enough photos to say anything."""
-        return self.photos >= FEW
+        """Whether there are enough images to say anything."""
+        return self.images >= FEW
 
     @property
     def percent(self) -> float | None:
-        """Share of the photos that are named right, in percent; None without photos."""
-        return 100 * self.right / self.photos if self.photos else None
+        """Share of the images that are named right, in percent; None without images."""
+        if self.images:
+            return 100 * self.right / self.images
+        return None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers of a model to labelled photos.
+    """The answers of a model to labelled images.
 
     Attributes:
         class_names: name of each column.
-        rows: (n,) positions of the photos in their set; those that cannot be read are not there.
+        rows: (n,) positions of the images in their set; those that cannot be read are not there.
         target: (n,) true columns.
         predicted: (n,) columns with the largest probability.
         confidence: (n,) that probability.
         ece: expected calibration error in percent, 15 bins of the confidence.
-        learned: (n,) bool: which photos were learned, by their content; None where that is not compared.
-        twice: (n,) bool: which photos are copies of an earlier one of their class; None likewise.
-        mislabelled: photos that are in another class, too, as messages name them.
+        learned: (n,) bool: which images were learned, by their content; None where that is not
+            compared.
+        twice: (n,) bool: which images are copies of an earlier one of their class; None likewise.
+        mislabelled: images that are in another class, too, as messages name them.
     """
 
     class_names: list[str]
@@ -288,12 +323,12 @@ class Evaluation:
 
     @property
     def right(self) -> np.ndarray:
-        """(n,) bool: which photos are named right."""
+        """(n,) bool: which images are named right."""
         return np.asarray(self.target == self.predicted)
 
     @property
     def accuracy(self) -> float:
-        """Share of all photos that are named right, in percent."""
+        """Share of all images that are named right, in percent."""
         return 100 * float(self.right.mean())
 
     @property
@@ -302,88 +337,121 @@ class Evaluation:
         return interval(int(self.right.sum()), len(self.right))
 
     def seen(self) -> list[str]:
-        """Return for each photo whether it was "learned", or is a "copy" of another one; else ""."""
+        """Return for each image whether it was "learned", or is a "copy" of another one; else
+        "".
+        """
         told = np.full(len(self.rows), "", dtype=object)
         for mask, word in ((self.twice, "copy"), (self.learned, "learned")):
             told[slice(0) if mask is None else mask] = word
         return [str(word) for word in told]
 
     def about_learned(self) -> str | None:
-        """Return a note about photos that the model has learned; None if there are none."""
-        count = 0 if self.learned is None else int(self.learned.sum())
+        """Return a note about images that the model has learned; None if there are none."""
+        if self.learned is None:
+            count = 0
+        else:
+            count = int(self.learned.sum())
         if self.learned is None or not count:
             return None
         were, flatter = ("was", "flatters") if count == 1 else ("were", "flatter")
-        start = f"{count} of these {number_of(len(self.rows), 'photo')} {were} learned already and {flatter} the score"
+        start = (
+            f"{count} of these {number_of(len(self.rows), 'image')} {were} learned already and"
+            f" {flatter} the score"
+        )
         others = self.right[~self.learned]
         named = number_of(len(others), "other")
         if len(others) < FEW:
-            return f"{start}: with {named} it says little of photos of another day"
+            return f"{start}: with {named} it says little of images of another day"
         return f"{start}: of the {named} {100 * float(others.mean()):.1f} % are right"
 
     def confusion(self) -> np.ndarray:
-        """Return (C, C) int64 numbers of photos, rows the true classes, columns the answers."""
+        """Return (C, C) int64 numbers of images, rows the true classes, columns the answers."""
         size = len(self.class_names)
-        return np.bincount(self.target * size + self.predicted, minlength=size**2).reshape(size, size)
+        return np.bincount(self.target * size + self.predicted, minlength=size**2).reshape(
+            size, size
+        )
 
     def class_scores(self) -> list[ClassScore]:
-        """Return the score of each class that has a photo, the worst first, untested ones last."""
+        """Return the score of each class that has an image, the worst first, untested ones last."""
         matrix = self.confusion()
         scores = []
         for column in np.flatnonzero(matrix.sum(axis=1)):
             answers = matrix[column].copy()
-            right, answers[column] = int(answers[column]), 0
+            right = int(answers[column])
+            answers[column] = 0
             other = int(answers.argmax())
             taken_for = (self.class_names[other], int(answers[other])) if answers[other] else None
-            scores.append(ClassScore(self.class_names[column], int(matrix[column].sum()), right, taken_for))
-        return sorted(scores, key=lambda score: (not score.tested, score.right / score.photos, score.name))
+            scores.append(
+                ClassScore(self.class_names[column], int(matrix[column].sum()), right, taken_for)
+            )
+        return sorted(
+            scores, key=lambda score: (not score.tested, score.right / score.images, score.name)
+        )
 
     @property
-    def hardly_answered(self) -> list[str]:
-        """Classes of which hardly any photo is named right."""
+    def rarely_predicted(self) -> list[str]:
+        """Classes of which hardly any image is named right."""
         matrix = self.confusion()
-        return [self.class_names[column] for column in hardly_answered(matrix.diagonal(), matrix.sum(axis=1))]
+        return [
+            self.class_names[column]
+            for column in rarely_predicted(matrix.diagonal(), matrix.sum(axis=1))
+        ]
 
     def confused_pairs(self) -> list[tuple[str, str, int, int]]:
-        """Return (true class, answer, photos, photos of the true class) of all confusions, the most frequent first."""
+        """Return (true class, answer, images, images of the true class) of all confusions, the most
+        frequent first.
+        """
         matrix = self.confusion()
         totals = matrix.sum(axis=1)
         pairs = [(i, j) for i, j in zip(*np.nonzero(matrix), strict=True) if i != j]
         pairs.sort(key=lambda pair: (-matrix[pair], -matrix[pair] / totals[pair[0]], pair))
-        return [(self.class_names[i], self.class_names[j], int(matrix[i, j]), int(totals[i])) for i, j in pairs]
+        return [
+            (self.class_names[i], self.class_names[j], int(matrix[i, j]), int(totals[i]))
+            for i, j in pairs
+        ]
 
 
-def evaluate(model: Model, photos: ClassPhotos, unreadable: list[Unreadable], progress: bool = False) -> Evaluation:
-    """Name labelled photos and compare with their labels.
+def evaluate(
+    model: Model, images: LabelledImages, unreadable: list[Unreadable], progress: bool = False
+) -> Evaluation:
+    """Name labelled images and compare with their labels.
 
     Args:
         model: a learned model.
-        photos: of classes that it knows; see :meth:`ClassPhotos.of`.
-        unreadable: photos that cannot be decoded are appended.
+        images: of classes that it knows; see :meth:`LabelledImages.of`.
+        unreadable: images that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 
     Raises:
-        DataError: no photo can be read.
+        DataError: no image can be read.
     """
-    from torchmetrics.classification import MulticlassCalibrationError  # to classify needs none of it
+    from torchmetrics.classification import (
+        MulticlassCalibrationError,
+    )  # to classify needs none of it
 
-    columns = np.array([model.class_names.index(name) for name in photos.class_names], dtype=np.int64)
-    calibration = MulticlassCalibrationError(max(2, len(model.class_names)), n_bins=BINS, validate_args=False)
+    columns = np.array(
+        [model.class_names.index(name) for name in images.class_names], dtype=np.int64
+    )
+    calibration = MulticlassCalibrationError(
+        max(2, len(model.class_names)), n_bins=BINS, validate_args=False
+    )
     calibration.to(model.device)
     parts: list[tuple[np.ndarray, ...]] = []
-    for rows, z in photos.embedded(model, "evaluating", unreadable, progress):
+    for rows, z in images.embedded(model, "evaluating", unreadable, progress):
         if not len(rows):
             continue
-        target = columns[photos.files.labels[rows]]
+        target = columns[images.files.labels[rows]]
         probabilities = model.head.probabilities(z)
         calibration.update(probabilities, torch.from_numpy(target).to(z.device))
         best = probabilities.max(dim=1)
         parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy()))
     if not parts:
-        raise DataError("none of the photos can be read: there is nothing to evaluate")
-    rows, target, predicted, confidence = (np.concatenate(column) for column in zip(*parts, strict=True))
+        raise DataError("none of the images can be read: there is nothing to evaluate")
+    rows, target, predicted, confidence = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     ece = 100 * float(calibration.compute())
-    repeats, undecided = find_repeats(model, photos)
+    repeats, undecided = find_repeats(model, images)
     return Evaluation(
         list(model.class_names),
         rows,

@@ -21,21 +21,26 @@ def report(
     external: str | None = None,
     compare: list[str] | None = None,
 ) -> None:
-    """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's numbers beside them.
+    """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's
+    numbers beside them.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
-        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells may be empty); where
-            one fits several settings, the columns dataset, classes_per_task and backbone say which.
-        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their differences over the same
-            seeds and test images, with 95 % intervals.
+        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells
+            may be empty); where one fits several settings, the columns dataset, classes_per_task
+            and backbone say which.
+        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their
+            differences over the same seeds and test images, with 95 % intervals.
     """
     from cifnet_pl.report.comparison import compare as compared
     from cifnet_pl.report.comparison import in_words
 
     study = read_study(runs, external)
-    comparisons = compared(study, compare) if compare is not None else []
+    if compare is not None:
+        comparisons = compared(study, compare)
+    else:
+        comparisons = []
     for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
         for sentence in sentences:
             print(f"{kind}: {sentence}")
@@ -43,7 +48,10 @@ def report(
     for line in (line for table in comparisons for line in in_words(table)):
         print(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
-    print(f"{run_count(study)} runs of {configurations} configurations: {Path(output) / 'report.html'}")
+    print(
+        f"{run_count(study)} runs of {configurations} configurations:"
+        f" {Path(output) / 'report.html'}"
+    )
 
 
 def run_count(study: Study) -> int:
@@ -86,12 +94,23 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) 
         comparisons: of two methods.
     """
     from cifnet_pl.report.figures import all_pictures, render
-    from cifnet_pl.report.page import latex, report_markdown, report_page, to_csv_table, to_latex, to_markdown
+    from cifnet_pl.report.page import (
+        latex,
+        report_markdown,
+        report_page,
+        to_csv_table,
+        to_latex,
+        to_markdown,
+    )
     from cifnet_pl.report.settings import about_small_ridge, notes_of
     from cifnet_pl.report.tables import all_tables, report_notes
 
-    compared = {"Comparison": list(comparisons)} if comparisons else {}
-    tables, pictures = {**compared, **all_tables(study)}, all_pictures(study)
+    if comparisons:
+        compared = {"Comparison": list(comparisons)}
+    else:
+        compared = {}
+    tables = {**compared, **all_tables(study)}
+    pictures = all_pictures(study)
     parts = []
     for name in dict.fromkeys([*tables, *pictures]):
         drawn = []
@@ -105,7 +124,10 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) 
                 write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
         parts.append({"name": name, "tables": tables.get(name, []), "pictures": drawn})
     runs = [run for group in study.groups for run in group.runs]
-    missing = f"{number_of(len(study.missing), 'point')} of the sweep without a whole run: {'; '.join(study.missing)}"
+    missing = (
+        f"{number_of(len(study.missing), 'point')} of the sweep without a whole run:"
+        f" {'; '.join(study.missing)}"
+    )
     warnings = [
         *([f"Missing: {missing}"] if study.missing else []),
         *study.data_notes,
@@ -114,7 +136,8 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) 
         *(f"Left out: {sentence}" for sentence in study.left_out),
     ]
     lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
-    notes, title = report_notes(study), "Class-incremental learning: results"
+    notes = report_notes(study)
+    title = "Class-incremental learning: results"
     content = {"title": title, "lead": lead, "warnings": warnings, "parts": parts, "notes": notes}
     write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes))
     write_text(folder / "report.md", report_markdown(content))

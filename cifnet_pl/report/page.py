@@ -1,4 +1,6 @@
-"""Write tables as CSV, Markdown, LaTeX and HTML; reports and audits as one self-contained HTML page without scripts."""
+"""Write tables as CSV, Markdown, LaTeX and HTML; reports and audits as one self-contained HTML page
+without scripts.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.photos.photo import UnreadableImage, read_square
 from cifnet_pl.report.significance import SHARED, Stat, marked
 from cifnet_pl.utilities.files import rendered, to_csv
 from cifnet_pl.utilities.text import printable
@@ -33,7 +35,9 @@ SEEDS = "seeds"
 """Header of the column that has a row's number of seeds."""
 
 CONDITIONS = "conditions"
-"""Header of the column that tells on which machine, and how, a row's time and energy were measured."""
+"""Header of the column that tells on which machine, and how, a row's time and energy were
+measured.
+"""
 
 ROW_HEADERS = ("method", "numbers", SEEDS)
 """Columns that say which row it is."""
@@ -41,7 +45,8 @@ ROW_HEADERS = ("method", "numbers", SEEDS)
 COST_HEADERS = ("training (min)", "energy (kWh)", "A_K per kWh", "CO₂ (kg)")
 """Columns whose values depend on the machine."""
 
-PLAIN, HIGH = "-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
+PLAIN = "-0123456789"
+HIGH = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
 """Letters of an exponent, and as they are written."""
 
 
@@ -64,7 +69,8 @@ class Column:
         better: "max", "min", or None if no value is better than another.
         scale: numbers are multiplied by this before they are written.
         spread: whether the deviation is written; not for numbers that cannot depend on the seed.
-        further: whether a page shows the column in a table of its own, which a reader opens: else it would not fit.
+        further: whether a page shows the column in a table of its own, which a reader opens: else
+            it would not fit.
     """
 
     header: str
@@ -84,9 +90,9 @@ class Table:
         title: above the table.
         columns, rows: its content.
         notes: sentences below the table.
-        blocks: name for each row; only rows with the same name are compared to find the best, in columns of time and
-            energy only those with the same conditions, too, where no other processes counted. Published and external
-            rows are never compared.
+        blocks: name for each row; only rows with the same name are compared to find the best, in
+            columns of time and energy only those with the same conditions, too, where no other
+            processes counted. Published and external rows are never compared.
     """
 
     name: str
@@ -98,7 +104,9 @@ class Table:
 
     @cached_property
     def best(self) -> set[tuple[int, int]]:
-        """(row, column) of the cells that are marked as best, see :func:`cifnet_pl.report.significance.marked`."""
+        """(row, column) of the cells that are marked as best, see
+        :func:`cifnet_pl.report.significance.marked`.
+        """
         best_cells = set()
         conditions = self._under(CONDITIONS)
         shared = {i for i, letter in enumerate(conditions) if SHARED in str(letter)}
@@ -112,13 +120,19 @@ class Table:
                 comparable.setdefault((block, apart), []).append(i)
             for rows in comparable.values() if column.better else ():
                 stats = [cell if isinstance(cell := self.rows[i][j], Stat) else None for i in rows]
-                best_cells |= {(rows[i], j) for i in marked(stats, str(column.better), exact=not column.spread)}
+                best_cells |= {
+                    (rows[i], j) for i in marked(stats, str(column.better), exact=not column.spread)
+                }
         return best_cells
 
     @property
     def measured(self) -> list[int]:
         """Rows of what was measured here."""
-        return [i for i in range(len(self.rows)) if not self.blocks or self.blocks[i].startswith("measured")]
+        return [
+            i
+            for i in range(len(self.rows))
+            if not self.blocks or self.blocks[i].startswith("measured")
+        ]
 
     def _under(self, header: str) -> list[Cell]:
         """Return the cells of a column; nothing for each row if there is no such column."""
@@ -128,31 +142,44 @@ class Table:
     def text(self, row: int, column: int) -> str:
         """Return a cell as plain text.
 
-        The number of seeds is added if measured rows of the column have different ones, unless a column "seeds" says
-        it.
+        The number of seeds is added if measured rows of the column have different ones, unless a
+        column "seeds" says it.
 
         Args:
             row, column: position of the cell.
         """
-        cell, plain = self.rows[row][column], cell_text(self.rows[row][column], self.columns[column])
+        cell = self.rows[row][column]
+        plain = cell_text(self.rows[row][column], self.columns[column])
         costs = self.columns[column].header.startswith(COST_HEADERS)
         if cell and costs and SHARED in str(self._under(CONDITIONS)[row]):
             plain += f" {SHARED}"
-        if not isinstance(cell, Stat) or not self.columns[column].spread or row not in self.measured:
+        if (
+            not isinstance(cell, Stat)
+            or not self.columns[column].spread
+            or row not in self.measured
+        ):
             return plain
         counts = {other.n for i in self.measured if isinstance(other := self.rows[i][column], Stat)}
         said = len(counts) == 1 or self._under(SEEDS)[row] == str(cell.n)
-        return plain if said else f"{plain} (n = {cell.n})"
+        if said:
+            return plain
+        return f"{plain} (n = {cell.n})"
 
     def kind(self, column: int) -> str:
         """Return "text" for a column of text, or of nothing, and "num" for one of numbers."""
         cells = [row[column] for row in self.rows]
         texts = any(isinstance(cell, str) and cell for cell in cells)
-        return "num" if any(isinstance(cell, Stat) for cell in cells) and not texts else "text"
+        if any(isinstance(cell, Stat) for cell in cells) and not texts:
+            return "num"
+        return "text"
 
     def without_empty(self) -> Table:
         """Return the table without columns in which nothing was measured."""
-        keep = [j for j in range(len(self.columns)) if any(row[j] not in (None, "") for row in self.rows)]
+        keep = [
+            j
+            for j in range(len(self.columns))
+            if any(row[j] not in (None, "") for row in self.rows)
+        ]
         rows = [[row[j] for j in keep] for row in self.rows]
         return replace(self, columns=[self.columns[j] for j in keep], rows=rows)
 
@@ -171,7 +198,9 @@ def number(value: float, digits: int | None) -> str:
     if digits is not None:
         return f"{value:,.{digits}f}"
     if abs(value) >= 100:
-        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+        if abs(value) < 1000:
+            return f"{value:,.1f}"
+        return f"{value:,.0f}"
     if not value or abs(value) >= 1e-3:
         return f"{value:.3g}"
     figures, power = f"{value:.2e}".split("e")
@@ -184,7 +213,8 @@ def raised(power: int) -> str:
 
 
 def cell_text(cell: Cell, column: Column) -> str:
-    """Return a cell as plain text, mean and deviation with the same decimals; a dash if nothing was measured.
+    """Return a cell as plain text, mean and deviation with the same decimals; a dash if nothing was
+    measured.
 
     A small or large number and its deviation have one power of ten: (7.72 ± 0.47)·10⁻⁵.
 
@@ -193,8 +223,11 @@ def cell_text(cell: Cell, column: Column) -> str:
         column: that it is in.
     """
     if not isinstance(cell, Stat):
-        return printable(cell) if cell else "–"
-    mean, digits = cell.mean * column.scale, column.digits
+        if cell:
+            return printable(cell)
+        return "–"
+    mean = cell.mean * column.scale
+    digits = column.digits
     sd = cell.sd * column.scale if cell.sd is not None and column.spread else None
     if digits is None and mean:
         power = math.floor(math.log10(abs(mean)))
@@ -208,7 +241,9 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def to_csv_table(table: Table) -> str:
-    """Return CSV: means in full precision, and for numbers the deviation and the number of seeds in further columns."""
+    """Return CSV: means in full precision, and for numbers the deviation and the number of seeds in
+    further columns.
+    """
     header: list[str] = []
     columns: list[list[Any]] = []
     for j, column in enumerate(table.columns):
@@ -236,12 +271,17 @@ def _texts(table: Table, typeset: Callable[[str], str], bold: str) -> list[list[
 
 
 def to_markdown(table: Table) -> str:
-    """Return a pipe table with the title above and the notes below; the best of a column in bold."""
+    """Return a pipe table with the title above and the notes below; the best of a column in
+    bold.
+    """
     header = [column.header.replace("|", "\\|") for column in table.columns]
     aligned = ["---" if j == 0 or table.kind(j) == "text" else "---:" for j in range(len(header))]
     body = _texts(table, lambda text: text.replace("|", "\\|"), "**…**")
     lines = ["| " + " | ".join(row) + " |" for row in [header, aligned, *body]]
-    notes = ["", *(f"{note}  " for note in table.notes)] if table.notes else []
+    if table.notes:
+        notes = ["", *(f"{note}  " for note in table.notes)]
+    else:
+        notes = []
     return "\n".join([f"**{table.title}**", "", *lines, *notes, ""])
 
 
@@ -304,11 +344,19 @@ def to_html(table: Table) -> Markup:
     texts = [[Markup(text) for text in row] for row in _texts(table, typeset, "<b>…</b>")]
     first, further, of_row = (
         [j for j, column in enumerate(table.columns) if chosen(column)]
-        for chosen in (lambda c: not c.further, lambda c: c.further, lambda c: c.header in ROW_HEADERS)
+        for chosen in (
+            lambda c: not c.further,
+            lambda c: c.further,
+            lambda c: c.header in ROW_HEADERS,
+        )
     )
     parts = {"first": first, "further": [*of_row, *further] if further else []}
     names = ", ".join(table.columns[j].header for j in further)
-    return Markup(TEMPLATES.get_template("table.html").render(table=table, texts=texts, further_names=names, **parts))
+    return Markup(
+        TEMPLATES.get_template("table.html").render(
+            table=table, texts=texts, further_names=names, **parts
+        )
+    )
 
 
 def base64_of(data: bytes) -> str:
@@ -320,7 +368,8 @@ TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=base64_of, png=p
 
 
 def report_page(content: Mapping[str, Any]) -> str:
-    """Return the page of a report; figures are images and not elements of it: identifiers of two cannot clash.
+    """Return the page of a report; figures are images and not elements of it: identifiers of two
+    cannot clash.
 
     Args:
         content: what the template uses, see :func:`cifnet_pl.report.write_report`.
@@ -330,33 +379,37 @@ def report_page(content: Mapping[str, Any]) -> str:
 
 def report_markdown(content: Mapping[str, Any]) -> str:
     """Return the same in Markdown, with the figures as files beside it."""
-    return rendered(Path(__file__).parent / "templates" / "report.md", markdown=to_markdown, **content)
+    return rendered(
+        Path(__file__).parent / "templates" / "report.md", markdown=to_markdown, **content
+    )
 
 
 # ---------------------------------------------------------------------- the page of an audit
 
 PIXELS = 136
-"""Side of the photos on the page."""
+"""Side of the images on the page."""
 
 PIXELS_PER_INCH = 96
 """Of a page, as CSS has it."""
 
 
 Shown = tuple[str, str, str]
-"""A photo on the page: the small JPEG file, base64, the name of the file, and a text below it."""
+"""An image on the page: the small JPEG file, base64, the name of the file, and a text below it."""
 
 
 @dataclass
 class Section:
-    """A part of the page: sentences, then as far as given a figure, a table, pairs of rows of photos, and photos.
+    """A part of the page: sentences, then as far as given a figure, a table, pairs of rows of
+    images, and images.
 
     Attributes:
         name: heading.
         texts: sentences.
-        figure: shown with its text as large as it was drawn for; a large one is scrolled, not shrunk.
+        figure: shown with its text as large as it was drawn for; a large one is scrolled, not
+            shrunk.
         header, rows: of the table.
-        pairs: rows of photos of two classes, each with a title.
-        photos: further photos.
+        pairs: rows of images of two classes, each with a title.
+        images: further images.
     """
 
     name: str
@@ -365,19 +418,21 @@ class Section:
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     pairs: Sequence[Sequence[tuple[str, Sequence[Shown]]]] = ()
-    photos: Sequence[Shown] = ()
+    images: Sequence[Shown] = ()
 
     @property
     def width(self) -> int:
         """Of the figure, in pixels of the page."""
-        return round(self.figure.get_figwidth() * PIXELS_PER_INCH) if self.figure else 0
+        if self.figure:
+            return round(self.figure.get_figwidth() * PIXELS_PER_INCH)
+        return 0
 
 
 def show(file: Path, text: str = "") -> Shown:
-    """Return a small copy of a photo for the page, with the name of its file.
+    """Return a small copy of an image for the page, with the name of its file.
 
     Args:
-        file: the photo.
+        file: the image.
         text: below the name.
     """
     try:
@@ -387,7 +442,11 @@ def show(file: Path, text: str = "") -> Shown:
     content = io.BytesIO()
     Image.fromarray(square).save(content, "JPEG", quality=80)
     # A number and its percent sign stay on one line.
-    return base64_of(content.getvalue()), printable(file.name), printable(text).replace(" %", "\u00a0%")
+    return (
+        base64_of(content.getvalue()),
+        printable(file.name),
+        printable(text).replace(" %", "\u00a0%"),
+    )
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
@@ -402,7 +461,7 @@ def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> 
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:
-    """Draw the accuracy over photos per class."""
+    """Draw the accuracy over images per class."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
     axes = figure.subplots()
     sizes, values = zip(*curve.points, strict=True)
@@ -411,6 +470,6 @@ def draw_learning_curve(curve: LearningCurve) -> Figure:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xticks([], minor=True)
     lowest = min(50.0, min(values) - 2)
-    axes.set(xlabel="photos per class", ylabel="named right, each left out (%)", ylim=(lowest, 101))
+    axes.set(xlabel="images per class", ylabel="named right, each left out (%)", ylim=(lowest, 101))
     axes.grid(alpha=0.3)
     return figure

@@ -1,4 +1,6 @@
-"""Read run folders: complete ones as :class:`Run`, and for all others the reason why they are left out."""
+"""Read run folders: complete ones as :class:`Run`, and for all others the reason why they are left
+out.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ MEASURED = (
     "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
     "train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
 )  # fmt: skip
-"""Keys of ``summary.json`` that reports use and that have a number, or null where something was not measured."""
+"""Keys of ``summary.json`` that reports use and that have a number, or null where something was not
+measured.
+"""
 
 
 class SummaryTable(Table):
@@ -74,15 +78,16 @@ class DataSection(Table):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One complete run: its configuration, its summary and its rows, as the run's folder holds them.
+    """One complete run: its configuration, its summary and its rows, as the run's folder holds
+    them.
 
     Attributes:
         folder: where it was read from.
         config: content of ``config.yaml``.
         summary: content of ``summary.json``.
         classes_seen: number of classes after each task.
-        activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean over the test images
-            of task i of the largest activation among the neurons of task j.
+        activations: (K, K) ``activations.csv`` if the run recorded it: row i, column j is the mean
+            over the test images of task i of the largest activation among the neurons of task j.
         predictions: its ``predictions.parquet`` if it kept one.
     """
 
@@ -97,7 +102,9 @@ class Run:
     def seed(self) -> int | None:
         """Seed of the buffer and the projections."""
         seed = self.config.get("seed_everything")
-        return seed if isinstance(seed, int) and not isinstance(seed, bool) else self.summary.get("seed")
+        if isinstance(seed, int) and not isinstance(seed, bool):
+            return seed
+        return self.summary.get("seed")
 
 
 def read_run(folder: Path) -> Run:
@@ -115,7 +122,9 @@ def read_run(folder: Path) -> Run:
     with _damaged(folder / "summary.json") as path:
         summary = json.loads(path.read_text(encoding="utf-8"))
         SummaryTable.model_validate(summary)
-        TypeAdapter(dict[str, Number | None]).validate_python({key: summary.get(key) for key in MEASURED})
+        TypeAdapter(dict[str, Number | None]).validate_python(
+            {key: summary.get(key) for key in MEASURED}
+        )
     with _damaged(folder / "config.yaml") as path:
         config = read_yaml(path)
         if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
@@ -124,10 +133,14 @@ def read_run(folder: Path) -> Run:
     with _damaged(folder / "tasks.csv") as path:
         rows = pd.read_csv(path)
         if not len(rows) == summary["n_tasks"] == len(summary["A_k"]):
-            raise DataError(f"{path} has {len(rows)} rows, but summary.json says {summary['n_tasks']} tasks")
+            raise DataError(
+                f"{path} has {len(rows)} rows, but summary.json says {summary['n_tasks']} tasks"
+            )
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != summary["n_classes"]:
-            raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}")
+            raise DataError(
+                f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}"
+            )
     activations = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
@@ -143,7 +156,9 @@ def _damaged(path: Path) -> Iterator[Path]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         entry = ".".join(printable(str(key))[:60] for key in first["loc"])
-        raise DataError(f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}") from error
+        raise DataError(
+            f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}"
+        ) from error
     except (ValueError, KeyError, TypeError, OSError, RecursionError, UsageError) as error:
         raise DataError(f"{path} is damaged: {first_line(error)}") from error
 
@@ -169,11 +184,14 @@ def natural(name: str) -> tuple[str, int]:
 
 def _in_order(folders: Mapping[Path, Path]) -> list[Path]:
     """Return the folders, each once however it was reached."""
-    return sorted(folders.values(), key=lambda folder: [natural(component) for component in folder.parts])
+    return sorted(
+        folders.values(), key=lambda folder: [natural(component) for component in folder.parts]
+    )
 
 
 def find_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Find all run folders at or below some paths: folders with one of a run's files or checkpoints.
+    """Find all run folders at or below some paths: folders with one of a run's files or
+    checkpoints.
 
     Args:
         paths: folders; files among them are passed over.
@@ -189,7 +207,10 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
         if not path.exists():
             raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
         for folder in [path, *path.rglob("*")]:
-            if any((folder / name).is_file() for name in FILES) or (folder / "checkpoints").is_dir():
+            if (
+                any((folder / name).is_file() for name in FILES)
+                or (folder / "checkpoints").is_dir()
+            ):
                 folders.setdefault(folder.resolve(), folder)
     return _in_order(folders)
 
@@ -207,7 +228,9 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         UsageError: a path that does not exist.
     """
     runs = []
-    left_out = [f"{path} is a file, not a folder of runs" for path in map(Path, paths) if path.is_file()]
+    left_out = [
+        f"{path} is a file, not a folder of runs" for path in map(Path, paths) if path.is_file()
+    ]
     for folder in find_folders(paths):
         try:
             run = read_run(folder)
@@ -232,16 +255,25 @@ def find_missing(paths: Iterable[str | Path]) -> list[str]:
         paths: folders.
 
     Returns:
-        A sentence for each point at or below the paths, sorted by name: why there is no run, as far as is known.
+        A sentence for each point at or below the paths, sorted by name: why there is no run, as far
+        as is known.
     """
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
-    points = {file.parent.resolve(): file.parent for path in map(Path, paths) for file in path.rglob(POINT)}
+    points = {
+        file.parent.resolve(): file.parent
+        for path in map(Path, paths)
+        for file in path.rglob(POINT)
+    }
     missing = []
     for folder in _in_order(points):
-        begun, failure = versions(folder), folder / FAILURE
+        begun = versions(folder)
+        failure = folder / FAILURE
         if any(is_complete(version) for version in begun):
             continue
-        reason = "begun, but not finished" if begun else "not run yet"
+        if begun:
+            reason = "begun, but not finished"
+        else:
+            reason = "not run yet"
         if failure.is_file():
             reason = printable(failure.read_text(encoding="utf-8", errors="replace").strip())
         missing.append(f"{folder.name}: {reason}")
@@ -249,9 +281,10 @@ def find_missing(paths: Iterable[str | Path]) -> list[str]:
 
 
 def at_one_place(runs: Sequence[Run]) -> list[Run]:
-    """Let runs whose data have the same fingerprint say the same folder of data: that of the first of them.
+    """Let runs whose data have the same fingerprint say the same folder of data: that of the first
+    of them.
 
-    On another machine the same photos are in another folder, which makes no other configuration.
+    On another machine the same images are in another folder, which makes no other configuration.
 
     Args:
         runs: complete runs.
@@ -259,13 +292,20 @@ def at_one_place(runs: Sequence[Run]) -> list[Run]:
     roots: dict[str, Any] = {}
     placed = []
     for run in runs:
-        root, mark = run.config["data"].get("root"), run.summary.get("data_fingerprint")
-        common = roots.setdefault(str(mark), root) if root is not None and mark else root
-        placed.append(replace(run, config={**run.config, "data": {**run.config["data"], "root": common}}))
+        root = run.config["data"].get("root")
+        mark = run.summary.get("data_fingerprint")
+        if root is not None and mark:
+            common = roots.setdefault(str(mark), root)
+        else:
+            common = root
+        placed.append(
+            replace(run, config={**run.config, "data": {**run.config["data"], "root": common}})
+        )
     return placed
 
 
-# ---------------------------------------------------------------------- answers to single test images
+# ---------------------------------------------------------------------- answers to single test
+# images
 
 
 @lru_cache(maxsize=64)
@@ -282,15 +322,22 @@ def right_answers(path: Path) -> pd.Series:
         DataError: the file is damaged, or pyarrow, which reads it, is not installed.
     """
     if find_spec("pyarrow") is None:
-        raise DataError("no run is compared over its test images: that needs pyarrow (pip install 'cifnet_pl[tables]')")
+        raise DataError(
+            "no run is compared over its test images: that needs pyarrow (pip install"
+            " 'cifnet_pl[tables]')"
+        )
     from pyarrow import ArrowException
 
     try:
         answers = pd.read_parquet(path, columns=["task", "label", "image", "top_1"])
     except (ArrowException, OSError, KeyError, ValueError) as error:
-        raise DataError(f"{path} is damaged, so its run is not compared over test images") from error
+        raise DataError(
+            f"{path} is damaged, so its run is not compared over test images"
+        ) from error
     last = answers[answers["task"] == answers["task"].max()].drop_duplicates(["label", "image"])
-    return (last["label"] == last["top_1"]).set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
+    return (last["label"] == last["top_1"]).set_axis(
+        pd.MultiIndex.from_frame(last[["label", "image"]])
+    )
 
 
 def paired(a: Path, b: Path) -> pd.DataFrame:

@@ -1,4 +1,6 @@
-"""Answer with the model that is served: photos that wait are embedded together, each gets its own answer."""
+"""Answer with the model that is served: photos that wait are embedded together, each gets its own
+answer.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from cifnet_pl.images.image import cores
 from cifnet_pl.model.classifier import Classifier, Judged, Verdict, able
-from cifnet_pl.photos.photo import cores
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
-ON_A_CORE, ON_A_DEVICE = 8, 64
+ON_A_CORE = 8
+ON_A_DEVICE = 64
 """Photos that are embedded together at most: the first of them waits for all."""
 
 
@@ -34,7 +37,7 @@ class Candidate(Message):
     """Calibrated, 0–1."""
 
 
-class PhotoAnswer(Message):
+class ImageAnswer(Message):
     """The answer about one photo."""
 
     file: str
@@ -55,7 +58,9 @@ class PhotoAnswer(Message):
     """Why the photo cannot be decoded."""
 
     @classmethod
-    def of(cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int) -> PhotoAnswer:
+    def of(
+        cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int
+    ) -> ImageAnswer:
         """Return the answer for one photo.
 
         Args:
@@ -81,7 +86,8 @@ class Served:
     Attributes:
         model: the model.
         version: its number.
-        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
+        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the
+            promise.
     """
 
     model: Classifier
@@ -90,13 +96,20 @@ class Served:
     coverage: float | None = None
 
     def judged(self, z: torch.Tensor) -> tuple[torch.Tensor, list[Verdict]]:
-        """Return the probabilities (n, C) and verdicts of embeddings (n, d); the model may know no class yet."""
+        """Return the probabilities (n, C) and verdicts of embeddings (n, d); the model may know no
+        class yet.
+        """
         head = self.model.head
-        probabilities = head.probabilities(z) if head.classes else z.new_zeros(len(z), 0)
+        if head.classes:
+            probabilities = head.probabilities(z)
+        else:
+            probabilities = z.new_zeros(len(z), 0)
         return probabilities.cpu(), self.judging()(z, probabilities)
 
     def judging(self) -> Judged:
-        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared at the first call."""
+        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared
+        at the first call.
+        """
         return self.model.judging(*able(self.model, self.unknown, self.coverage))
 
 
@@ -108,7 +121,8 @@ class Scored:
         served: the model and version that answered.
         z: (d,) float32 embedding.
         probabilities: (C,) float64, columns as the model's class names.
-        verdict: whether it is of a known class, and the set of classes that it may be, if the model can tell.
+        verdict: whether it is of a known class, and the set of classes that it may be, if the model
+            can tell.
     """
 
     served: Served
@@ -122,11 +136,12 @@ Decode = Callable[[], np.ndarray]
 
 
 class Answering:
-    """Threads that decode photos, and threads that embed those that are decoded, as many together as wait.
+    """Threads that decode photos, and threads that embed those that are decoded, as many together
+    as wait.
 
-    On a CPU one thread per core embeds. Networks that run side by side with one thread each are faster than one after
-    the other with all threads, because those wait for each other at every layer. Batches save about a tenth of the
-    CPU time where 16 clients ask at once.
+    On a CPU one thread per core embeds. Networks that run side by side with one thread each are
+    faster than one after the other with all threads, because those wait for each other at every
+    layer. Batches save about a tenth of the CPU time where 16 clients ask at once.
 
     Args:
         served: returns the model that answers now.
@@ -137,7 +152,9 @@ class Answering:
     """
 
     def __init__(self, served: Callable[[], Served], waiting: int):
-        self.served, self.waiting, self.under_way = served, waiting, 0
+        self.served = served
+        self.waiting = waiting
+        self.under_way = 0
         on_cpu = served().model.device.type == "cpu"
         self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
         self._lock = threading.Lock()
@@ -181,7 +198,9 @@ class Answering:
                 answer.set_exception(error)
 
     def _score(self) -> None:
-        """Answer the photos that are decoded; none are left where others of these calls took them together."""
+        """Answer the photos that are decoded; none are left where others of these calls took them
+        together.
+        """
         batch = list[tuple[np.ndarray, Future[Scored]]]()
         with suppress(queue.Empty):
             while len(batch) < self._largest:
@@ -191,7 +210,9 @@ class Answering:
         try:
             served = self.served()
             with torch.inference_mode():
-                z = served.model.embed(torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2))
+                z = served.model.embed(
+                    torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2)
+                )
                 probabilities, verdicts = served.judged(z)
             for row, (_, answer) in enumerate(batch):
                 answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))

@@ -17,9 +17,9 @@ from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from cifnet_pl.photos.photo import UnreadableImage
+from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.serving import inspection
-from cifnet_pl.serving.answering import Message, PhotoAnswer
+from cifnet_pl.serving.answering import ImageAnswer, Message
 from cifnet_pl.serving.inbox import MOST, Group, InboxView, Received
 from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -29,7 +29,13 @@ from cifnet_pl.utilities.text import printable
 MOST_GROUPED = 500
 """Photos that are grouped in one request: the time grows with the square of their number."""
 
-TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".webp": "image/webp", ".gif": "image/gif", ".bmp": "image/bmp"}
+TYPES = {
+    ".jpg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".bmp": "image/bmp",
+}
 
 
 class Error(Message):
@@ -43,14 +49,14 @@ class Classification(Message):
     """Answers to one request; all from the same version unless a change was stored in between."""
 
     version: int
-    photos: list[PhotoAnswer]
+    images: list[ImageAnswer]
 
 
 class ClassInfo(Message):
     """One class that the model knows."""
 
     name: str
-    photos: int
+    images: int
     """Number of photos it was learned from."""
     kept: list[str] = Field(default=[])
     """Names of photos that are kept in the workspace."""
@@ -87,7 +93,7 @@ class VersionInfo(Message):
     says: str
     when: str
     classes: int
-    photos: int
+    images: int
     stored: bool
     scores: dict[str, float] = Field(default={})
     """Percentages; held_back_photos is how many photos held_back is a share of."""
@@ -121,14 +127,14 @@ class Move(Message):
     name: str = Field(min_length=1, max_length=1000)
     into: str = Field(min_length=1, max_length=1000)
     """A known class, or a new one."""
-    photos: list[str] | None = Field(default=None, max_length=MOST)
+    images: list[str] | None = Field(default=None, max_length=MOST)
     """Names of files; null for all."""
 
 
 class Chosen(Message):
     """Some of the photos that wait or are kept, by the names of their files."""
 
-    photos: list[str] = Field(min_length=1, max_length=MOST)
+    images: list[str] = Field(min_length=1, max_length=MOST)
 
 
 class Named(Message):
@@ -147,7 +153,7 @@ class Left(Message):
 class Purge(Message):
     """The photos and versions to delete for good."""
 
-    photos: Literal["forgotten", "all"] = "forgotten"
+    images: Literal["forgotten", "all"] = "forgotten"
     """Forgotten: kept photos that the served version did not learn; all: every kept photo."""
 
 
@@ -158,13 +164,19 @@ def the_service(request: Request) -> Service:
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Error} for status in (400, 401, 403, 404, 408, 409, 410, 413, 415, 421, 422, 429, 500, 503, 507)
+    status: {"model": Error}
+    for status in (400, 401, 403, 404, 408, 409, 410, 413, 415, 421, 422, 429, 500, 503, 507)
 }
 Served = Annotated[Service, Depends(the_service)]
-Photos = Annotated[list[UploadFile], File(description="one photo or many")]
+Images = Annotated[list[UploadFile], File(description="one photo or many")]
 Number = Annotated[int, InPath(ge=1, le=10**9)]
-Waits = Annotated[bool, Query(description="false: answer at once with a job, to be asked for at /jobs")]
-Anyway = Annotated[bool, Query(description="true: make even a change that may be a mistake, which is refused with 409")]
+Waits = Annotated[
+    bool, Query(description="false: answer at once with a job, to be asked for at /jobs")
+]
+Anyway = Annotated[
+    bool,
+    Query(description="true: make even a change that may be a mistake, which is refused with 409"),
+]
 Trial = Annotated[bool, Query(description="true: learn on a copy, report, and throw it away")]
 Back = Annotated[bool, Query(description="true: let them wait again instead")]
 
@@ -182,27 +194,35 @@ async def health() -> dict[str, bool]:
 
 @routes.post("/classify", tags=["ask"])
 async def classify(
-    service: Served, files: Photos, top: Annotated[int, Query(ge=1, le=1000, description="classes per photo")] = 5
+    service: Served,
+    files: Images,
+    top: Annotated[int, Query(ge=1, le=1000, description="classes per photo")] = 5,
 ) -> Classification:
-    """Name what is on photos. A photo that cannot be decoded is named, and does not stop the others."""
-    limits, waiting = service.options.limits, []
-    if len(files) > limits.photos:
-        raise RequestError(413, f"more than {limits.photos} photos in one request")
+    """Name what is on photos. A photo that cannot be decoded is named, and does not stop the
+    others.
+    """
+    limits = service.options.limits
+    waiting = []
+    if len(files) > limits.images:
+        raise RequestError(413, f"more than {limits.images} photos in one request")
     for file in files:
         name = file.filename or "photo"
-        if file.size is not None and file.size > limits.photo_bytes:
-            raise RequestError(413, f"{printable(name[:200])} is larger than {limits.photo_bytes // 2**20} MiB")
+        if file.size is not None and file.size > limits.image_bytes:
+            raise RequestError(
+                413, f"{printable(name[:200])} is larger than {limits.image_bytes // 2**20} MiB"
+            )
         waiting.append((name, service.score(await file.read())))
-    version, replies = service.learner.served.version, []
+    version = service.learner.served.version
+    replies = []
     for name, future in waiting:
         try:
             scored = await asyncio.wrap_future(future)
         except UnreadableImage as error:
-            replies.append(PhotoAnswer(file=printable(name), unreadable=str(error)))
+            replies.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
         version = scored.served.version
         replies.append(service.answer(name, scored, top))
-    return Classification(version=version, photos=replies)
+    return Classification(version=version, images=replies)
 
 
 @routes.get("/classes", tags=["look"])
@@ -210,19 +230,25 @@ def classes(service: Served) -> list[ClassInfo]:
     """The classes that the model knows, in the order they were learned."""
     served = service.learner.served
     kept = service.workspace.kept(served.version)
-    return [ClassInfo(name=n, photos=count, kept=kept.get(n, [])) for n, count in served.model.counts.items()]
+    return [
+        ClassInfo(name=n, images=count, kept=kept.get(n, []))
+        for n, count in served.model.counts.items()
+    ]
 
 
 @routes.get("/classes/answers", tags=["look"])
 def class_answers(service: Served) -> inspection.Answers:
-    """How often each class is right on another day, what it is taken for, what more photos bring; takes seconds."""
+    """How often each class is right on another day, what it is taken for, what more photos bring;
+    takes seconds.
+    """
     return service.class_answers()
 
 
 @routes.get("/look", tags=["look"])
 def look(service: Served) -> inspection.Look:
     """The state of the model, its history, and its confusions on stored samples."""
-    served, options = service.learner.served, service.options
+    served = service.learner.served
+    options = service.options
     return inspection.look(served.model, options.name, served.version, options.read_only)
 
 
@@ -235,9 +261,13 @@ def audit(service: Served) -> inspection.Audit:
 
 @contextmanager
 def alone(lock: Lock) -> Iterator[None]:
-    """Within the block, work for one client only: work that takes seconds for many would take every thread."""
+    """Within the block, work for one client only: work that takes seconds for many would take every
+    thread.
+    """
     if not lock.acquire(blocking=False):
-        raise RequestError(503, "an audit or an ONNX graph is being made already: try again in a few seconds")
+        raise RequestError(
+            503, "an audit or an ONNX graph is being made already: try again in a few seconds"
+        )
     try:
         yield
     finally:
@@ -245,25 +275,32 @@ def alone(lock: Lock) -> Iterator[None]:
 
 
 @routes.get("/photos/{name}", tags=["look"], response_class=Response)
-def photo(
-    service: Served, name: str, small: Annotated[bool, Query(description="true: its middle as a small JPEG")] = False
+def image(
+    service: Served,
+    name: str,
+    small: Annotated[bool, Query(description="true: its middle as a small JPEG")] = False,
 ) -> Response:
-    """A photo that is kept in the workspace; as a small JPEG where browsers cannot show its format."""
-    path = service.workspace.photo(name)
+    """A photo that is kept in the workspace; as a small JPEG where browsers cannot show its
+    format.
+    """
+    path = service.workspace.image(name)
     if path.suffix in TYPES and not small:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
     return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
 
 
-# ---------------------------------------------------------------------- teach and change: each makes a version
+# ---------------------------------------------------------------------- teach and change: each
+# makes a version
 
 
 @routes.post("/inbox", tags=["teach"])
-async def receive(request: Request, service: Served, files: Photos) -> Received:
-    """Keep photos, or zip files of photos, until they are decided. The disk has them when this is answered."""
+async def receive(request: Request, service: Served, files: Images) -> Received:
+    """Keep photos, or zip files of photos, until they are decided. The disk has them when this is
+    answered.
+    """
     async with request.app.state.staging:
-        photos = [(file.filename or "photo", file.file) for file in files]
-        return await run_in_threadpool(service.receive, photos)
+        images = [(file.filename or "photo", file.file) for file in files]
+        return await run_in_threadpool(service.receive, images)
 
 
 @routes.get("/inbox", tags=["teach"])
@@ -272,49 +309,71 @@ def waiting(
     first: Annotated[int, Query(ge=0, description="photos to leave out at the beginning")] = 0,
     count: Annotated[int, Query(ge=0, description="photos to return")] = 60,
 ) -> InboxView:
-    """Photos that wait, answered by the served version, the most doubtful first and certain ones last."""
+    """Photos that wait, answered by the served version, the most doubtful first and certain ones
+    last.
+    """
     return service.inbox.view(first, count)
 
 
 @routes.post("/group", tags=["teach"])
 def group(service: Served, request: Chosen) -> list[Group]:
     """Group photos that wait or are kept by likeness, so that each group can be named once."""
-    if len(request.photos) > MOST_GROUPED:
-        raise RequestError(413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts")
-    return service.inbox.group(request.photos)
+    if len(request.images) > MOST_GROUPED:
+        raise RequestError(
+            413, f"more than {MOST_GROUPED} photos to group in one request: send them in parts"
+        )
+    return service.inbox.group(request.images)
 
 
 @routes.post("/inbox/remove", tags=["teach"])
 def remove(service: Served, request: Chosen, back: Back = False) -> Left:
-    """Take photos away that need not be decided; their files stay until the service is started again."""
-    return Left(waiting=service.remove(request.photos, back))
+    """Take photos away that need not be decided; their files stay until the service is started
+    again.
+    """
+    return Left(waiting=service.remove(request.images, back))
 
 
 @changes.post("/inbox/learn", tags=["teach"], response_model=Lesson)
 async def learn_waiting(
-    service: Served, request: Named, dry_run: Trial = False, anyway: Anyway = False, wait: Waits = True
+    service: Served,
+    request: Named,
+    dry_run: Trial = False,
+    anyway: Anyway = False,
+    wait: Waits = True,
 ) -> Response:
-    """Learn photos that wait, in one step. Those that someone else decided meanwhile are left out."""
+    """Learn photos that wait, in one step. Those that someone else decided meanwhile are left
+    out.
+    """
     job = await run_in_threadpool(service.decide, request.names, dry_run, anyway)
     return await ended(service, job, wait)
 
 
 @changes.post("/forget", tags=["change"], response_model=Changed)
 async def forget(service: Served, request: Forget, wait: Waits = True) -> Response:
-    """Remove a class: exactly where all of its photos are kept and the head can, else from the answers."""
+    """Remove a class: exactly where all of its photos are kept and the head can, else from the
+    answers.
+    """
     return await ended(service, service.forget(request.name), wait)
 
 
 @changes.post("/rename", tags=["change"], response_model=Changed)
-async def rename(service: Served, request: Rename, anyway: Anyway = False, wait: Waits = True) -> Response:
+async def rename(
+    service: Served, request: Rename, anyway: Anyway = False, wait: Waits = True
+) -> Response:
     """Give a class another name."""
     return await ended(service, service.rename(request.old, request.new, anyway), wait)
 
 
 @changes.post("/move", tags=["change"], response_model=Changed)
-async def move(service: Served, request: Move, anyway: Anyway = False, wait: Waits = True) -> Response:
-    """Make photos of a class photos of another one; without ``photos`` both become one. All must be kept here."""
-    return await ended(service, service.move(request.name, request.into, request.photos, anyway), wait)
+async def move(
+    service: Served, request: Move, anyway: Anyway = False, wait: Waits = True
+) -> Response:
+    """Make photos of a class photos of another one; without ``photos`` both become one. All must be
+    kept here.
+    """
+    return await ended(
+        service, service.move(request.name, request.into, request.images, anyway), wait
+    )
 
 
 @changes.post("/undo", tags=["change"], response_model=Changed)
@@ -332,7 +391,7 @@ async def redo(service: Served, wait: Waits = True) -> Response:
 @changes.post("/purge", tags=["change"], response_model=Changed)
 async def purge(service: Served, request: Purge, wait: Waits = True) -> Response:
     """Delete kept photos and every version but the served one, for good: this cannot be undone."""
-    return await ended(service, service.purge(request.photos), wait)
+    return await ended(service, service.purge(request.images), wait)
 
 
 @changes.post("/versions/{number}/serve", tags=["change"], response_model=Changed)
@@ -391,7 +450,7 @@ def versions(service: Served) -> Versions:
             says=v.change.says,
             when=v.when,
             classes=len(v.counts),
-            photos=sum(v.counts.values()),
+            images=sum(v.counts.values()),
             stored=v.stored,
             scores=dict(v.change.scores),
         )
@@ -405,7 +464,12 @@ def versions(service: Served) -> Versions:
 def bundle(service: Served, number: Number) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     folder = service.workspace.bundle(number)
-    return download(service, number, ".zip", lambda path: shutil.make_archive(str(path.with_suffix("")), "zip", folder))
+    return download(
+        service,
+        number,
+        ".zip",
+        lambda path: shutil.make_archive(str(path.with_suffix("")), "zip", folder),
+    )
 
 
 @routes.get("/versions/{number}/onnx", tags=["change"], response_class=FileResponse)
@@ -415,10 +479,14 @@ def onnx(service: Served, number: Number) -> Response:
 
     model = service.workspace.load(number)
     with alone(service.costly):
-        return download(service, number, ".onnx", lambda path: path.write_bytes(onnx_bytes(model)[0]))
+        return download(
+            service, number, ".onnx", lambda path: path.write_bytes(onnx_bytes(model)[0])
+        )
 
 
-def download(service: Service, number: int, suffix: str, write: Callable[[Path], object]) -> FileResponse:
+def download(
+    service: Service, number: int, suffix: str, write: Callable[[Path], object]
+) -> FileResponse:
     """Return a file that is written into the workspace, sent, and removed."""
     folder = service.workspace.incoming()
     try:
@@ -428,5 +496,7 @@ def download(service: Service, number: int, suffix: str, write: Callable[[Path],
         raise
     remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     return FileResponse(
-        folder / f"file{suffix}", filename=f"{service.options.name}-{number}{suffix}", background=remove
+        folder / f"file{suffix}",
+        filename=f"{service.options.name}-{number}{suffix}",
+        background=remove,
     )

@@ -35,8 +35,8 @@ OPEN = frozenset({"/", "/docs", "/openapi.json", "/health"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src"
+    " 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -46,7 +46,11 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-OF_STATUS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+OF_STATUS = {
+    401: {"www-authenticate": "Bearer"},
+    429: {"retry-after": "1"},
+    503: {"retry-after": "1"},
+}
 """Headers of a refusal, by its status."""
 
 BODY_SECONDS = 60.0
@@ -59,7 +63,9 @@ CLIENTS = 10_000
 """Addresses whose rate is remembered; the one that asked longest ago goes first."""
 
 STAGED_AT_ONCE = 2
-"""Requests whose photos are unpacked at the same time; others wait, so that answers keep their threads."""
+"""Requests whose photos are unpacked at the same time; others wait, so that answers keep their
+threads.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ class Access:
 
     Attributes:
         token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
-        any_host: whether requests may name any host; otherwise only this machine, so that a page of a foreign site
-            cannot reach the service through a name that it points here.
+        any_host: whether requests may name any host; otherwise only this machine, so that a page of
+            a foreign site cannot reach the service through a name that it points here.
         rate: requests per second of one client address; 0 for no limit.
     """
 
@@ -79,7 +85,8 @@ class Access:
 
 
 class Rate:
-    """Limit of requests per second for each client, with a reserve of two seconds' worth (token bucket).
+    """Limit of requests per second for each client, with a reserve of two seconds' worth (token
+    bucket).
 
     Args:
         per_second: number of requests; 0 for no limit.
@@ -87,14 +94,16 @@ class Rate:
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
-        self.per_second, self.clock = per_second, clock
+        self.per_second = per_second
+        self.clock = clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allows(self, client: str) -> bool:
         """Return whether one more request of a client is within its rate; if so, count it."""
         if not self.per_second:
             return True
-        now, most = self.clock(), max(1.0, 2 * self.per_second)
+        now = self.clock()
+        most = max(1.0, 2 * self.per_second)
         left, last = self._left.pop(client, (most, now))
         left = min(most, left + (now - last) * self.per_second)
         allowed = left >= 1
@@ -141,10 +150,16 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        client = scope["client"][0] if scope.get("client") else "unknown"
-        host, origin = headers.get("host", ""), headers.get("origin")
+        if scope.get("client"):
+            client = scope["client"][0]
+        else:
+            client = "unknown"
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if not self.access.any_host and _without_port(host) not in LOOPBACK:
-            return refused(421, "this service answers on this machine only: ask for it as localhost")
+            return refused(
+                421, "this service answers on this machine only: ask for it as localhost"
+            )
         of_a_site = headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
         if of_a_site or (origin is not None and origin.partition("://")[2] != host):
             return refused(403, "requests from pages of other sites are refused")
@@ -157,16 +172,22 @@ class Guard:
         if token is None or path in OPEN or path.startswith("/page/"):
             return None
         scheme, _, sent = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(sent.encode("latin-1"), token.encode()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(
+            sent.encode("latin-1"), token.encode()
+        ):
             return None
         if scheme and not self.wrong_tokens.allows(client):
             return refused(429, "too many wrong tokens: wait a few seconds")
-        return refused(401, "this service needs a token: send the header Authorization: Bearer TOKEN")
+        return refused(
+            401, "this service needs a token: send the header Authorization: Bearer TOKEN"
+        )
 
 
 def _without_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
-    return name if colon and port.isdecimal() else host
+    if colon and port.isdecimal():
+        return name
+    return host
 
 
 def limited(receive: Receive, largest: int) -> Receive:
@@ -178,7 +199,9 @@ def limited(receive: Receive, largest: int) -> Receive:
         receive: of the request.
         largest: bytes of the body.
     """
-    left, whole, until = largest, False, time.monotonic() + WHOLE_SECONDS
+    left = largest
+    whole = False
+    until = time.monotonic() + WHOLE_SECONDS
     close = {"connection": "close"}
 
     async def read() -> Message:
@@ -189,10 +212,14 @@ def limited(receive: Receive, largest: int) -> Receive:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, min(BODY_SECONDS, rest)))
         except asyncio.TimeoutError:
-            raise HTTPException(408, "the request came too slowly: send it in parts", close) from None
+            raise HTTPException(
+                408, "the request came too slowly: send it in parts", close
+            ) from None
         left -= len(message.get("body", b""))
         if left < 0:
-            raise HTTPException(413, f"the request is larger than {largest // 2**20} MiB: send it in parts", close)
+            raise HTTPException(
+                413, f"the request is larger than {largest // 2**20} MiB: send it in parts", close
+            )
         whole = not message.get("more_body", False)
         return message
 
@@ -220,7 +247,8 @@ def make_app(service: Service, access: Access) -> Guard:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.service, app.state.staging = service, asyncio.Semaphore(STAGED_AT_ONCE)
+    app.state.service = service
+    app.state.staging = asyncio.Semaphore(STAGED_AT_ONCE)
     for router in (routes, changes):
         app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))
@@ -233,18 +261,26 @@ def make_app(service: Service, access: Access) -> Guard:
 
 
 def _docs(app: FastAPI) -> str:
-    """Return the page that describes the API: FastAPI's own loads its scripts from another server."""
-    template = Environment(autoescape=True).from_string((PAGE / "docs.html").read_text(encoding="utf-8"))
+    """Return the page that describes the API: FastAPI's own loads its scripts from another
+    server.
+    """
+    template = Environment(autoescape=True).from_string(
+        (PAGE / "docs.html").read_text(encoding="utf-8")
+    )
     return template.render(app.openapi())
 
 
 def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the answer to a request that is refused."""
-    return JSONResponse({"error": sentence}, status, {**OF_STATUS.get(status, {}), **(headers or {})})
+    return JSONResponse(
+        {"error": sentence}, status, {**OF_STATUS.get(status, {}), **(headers or {})}
+    )
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error; an unexpected one is raised again by Starlette afterwards, and uvicorn writes it to the log."""
+    """Answer an error; an unexpected one is raised again by Starlette afterwards, and uvicorn
+    writes it to the log.
+    """
     if isinstance(error, CifnetError):
         refusal = explained(error)
         return refused(refusal.status, str(refusal))
@@ -253,6 +289,13 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         field = ".".join(str(step) for step in first["loc"])[:100]
         return refused(422, f"the request is wrong at {field}: {first['msg']}")
     if isinstance(error, AnyHTTPException):
-        sentence = {404: "there is nothing here; /docs lists what there is", 405: "this path takes another method"}
-        return refused(error.status_code, sentence.get(error.status_code, str(error.detail)), dict(error.headers or {}))
+        sentence = {
+            404: "there is nothing here; /docs lists what there is",
+            405: "this path takes another method",
+        }
+        return refused(
+            error.status_code,
+            sentence.get(error.status_code, str(error.detail)),
+            dict(error.headers or {}),
+        )
     return refused(500, FAILED)

@@ -1,4 +1,6 @@
-"""Photos that wait to be decided: kept on the disk, answered anew by each version, the most doubtful first."""
+"""Photos that wait to be decided: kept on the disk, answered anew by each version, the most
+doubtful first.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ import torch
 from pydantic import Field
 
 from cifnet_pl.data.sets import FileSet
+from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.bundle import class_names
-from cifnet_pl.photos.photo import UnreadableImage, content_hash
-from cifnet_pl.serving.answering import Message, PhotoAnswer, Served
+from cifnet_pl.serving.answering import ImageAnswer, Message, Served
 from cifnet_pl.serving.inspection import Gallery, groups_of
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, file_name, uploads
@@ -36,16 +38,18 @@ AT_ONCE = 256
 """Embeddings that are answered at once."""
 
 CERTAIN = 0.95
-"""Probability from which an answer is certain, if it is the only one that the photo may be, and the photo is known."""
+"""Probability from which an answer is certain, if it is the only one that the photo may be, and the
+photo is known.
+"""
 
 TOP = 3
 """Classes of an answer."""
 
 
-class InboxPhoto(PhotoAnswer):
+class InboxImage(ImageAnswer):
     """A photo that waits, with the answer of the served version."""
 
-    photo: str
+    image: str
     """Name of its file at /photos, by which it is decided."""
     folder: str | None = None
     """Name of the folder that it was sent in."""
@@ -56,7 +60,9 @@ class InboxPhoto(PhotoAnswer):
 
 
 class InboxView(Message):
-    """Photos that wait: the most doubtful first, certain ones after the others, those not answered yet last."""
+    """Photos that wait: the most doubtful first, certain ones after the others, those not answered
+    yet last.
+    """
 
     version: int
     waiting: int
@@ -65,7 +71,7 @@ class InboxView(Message):
     certain: int
     in_folders: int
     """Photos that were sent in a folder, whose name may be their class."""
-    photos: list[InboxPhoto]
+    images: list[InboxImage]
 
 
 class LeftOut(Message):
@@ -78,7 +84,7 @@ class LeftOut(Message):
 class Received(Message):
     """The photos of a request that wait now; they are on the disk."""
 
-    photos: list[str]
+    images: list[str]
     """Names of their files, by which they are decided."""
     known: int
     """Photos that are learned or wait already, and are left out."""
@@ -88,12 +94,12 @@ class Received(Message):
 class Group(Message):
     """Photos that look alike."""
 
-    photos: list[str]
+    images: list[str]
     suggestion: str | None = None
     """Class that most of them are given; null: none."""
 
 
-class DecidedPhoto(NamedTuple):
+class DecidedImage(NamedTuple):
     """A photo that is to be learned.
 
     Attributes:
@@ -122,7 +128,7 @@ class Decided:
     """
 
     folder: Path
-    photos: list[DecidedPhoto]
+    images: list[DecidedImage]
 
     def __post_init__(self) -> None:
         class_names(self.names, "the request", UsageError)
@@ -130,28 +136,34 @@ class Decided:
     @property
     def names(self) -> list[str]:
         """Classes, in the order they were sent."""
-        return list(dict.fromkeys(photo.name for photo in self.photos))
+        return list(dict.fromkeys(image.name for image in self.images))
 
     @property
     def files(self) -> FileSet:
         """The files with the positions of their classes."""
         position = {name: label for label, name in enumerate(self.names)}
-        return FileSet(self.folder, [one.file for one in self.photos], [position[one.name] for one in self.photos])
+        return FileSet(
+            self.folder,
+            [one.file for one in self.images],
+            [position[one.name] for one in self.images],
+        )
 
     @property
     def chosen(self) -> list[int]:
         """Hashes of the photos that someone named, and not the folder that they were sent in."""
-        return [one.hash for one in self.photos if _bare(folder_of(one.sent) or "") != _bare(one.name)]
+        return [
+            one.hash for one in self.images if _bare(folder_of(one.sent) or "") != _bare(one.name)
+        ]
 
     def of_class(self, name: str) -> list[str]:
         """Return the file names of the photos of one class."""
-        return [photo.file for photo in self.photos if photo.name == name]
+        return [image.file for image in self.images if image.name == name]
 
     def ask(self, learned: Mapping[int, Collection[str]], known: Sequence[str]) -> None:
         """Raise Question for what may be a mistake.
 
-        That is a class whose name is nearly that of a known one, or of another one in the request; and a photo that is
-        of another class, too.
+        That is a class whose name is nearly that of a known one, or of another one in the request;
+        and a photo that is of another class, too.
 
         Args:
             learned: hash of a photo → classes in which it was learned.
@@ -159,18 +171,28 @@ class Decided:
         """
         for position, name in enumerate(self.names):
             check_alike(name, [*known, *self.names[:position]])
-        for photo in self.photos:
-            if others := sorted(set(learned.get(photo.hash, ())) - {photo.name}):
-                before = f"{printable(photo.sent[:200])} was learned as '{printable(others[0])}' before"
+        for image in self.images:
+            if others := sorted(set(learned.get(image.hash, ())) - {image.name}):
+                before = (
+                    f"{printable(image.sent[:200])} was learned as '{printable(others[0])}' before"
+                )
                 raise Question(f"{before}. A photo in two classes makes both of them worse")
 
     def leave_out(self, learned: Mapping[int, Collection[str]]) -> None:
-        """Leave out photos ``learned`` before as the same class (see :meth:`ask`); RequestError if none is left."""
-        new = [photo for photo in self.photos if photo.name not in learned.get(photo.hash, ())]
+        """Leave out photos ``learned`` before as the same class (see :meth:`ask`); RequestError if
+        none is left.
+        """
+        new = [image for image in self.images if image.name not in learned.get(image.hash, ())]
         if not new:
-            all_of_them = "it was" if len(self.photos) == 1 else "all were"
-            raise RequestError(422, f"{number_of(len(self.photos), 'photo')} sent, but {all_of_them} learned before")
-        self.photos = new
+            if len(self.images) == 1:
+                all_of_them = "it was"
+            else:
+                all_of_them = "all were"
+            raise RequestError(
+                422,
+                f"{number_of(len(self.images), 'image')} sent, but {all_of_them} learned before",
+            )
+        self.images = new
 
 
 class Inbox:
@@ -183,10 +205,16 @@ class Inbox:
         limits: of one request.
     """
 
-    def __init__(self, workspace: Workspace, gallery: Gallery, served: Callable[[], Served], limits: Limits):
-        self.workspace, self.gallery, self.served, self.limits = workspace, gallery, served, limits
-        self._lock, self._version = Lock(), 0
-        self._answers: dict[str, InboxPhoto] = {}  # of that version, by the name of the photo
+    def __init__(
+        self, workspace: Workspace, gallery: Gallery, served: Callable[[], Served], limits: Limits
+    ):
+        self.workspace = workspace
+        self.gallery = gallery
+        self.served = served
+        self.limits = limits
+        self._lock = Lock()
+        self._version = 0
+        self._answers: dict[str, InboxImage] = {}  # of that version, by the name of the photo
 
     def receive(
         self,
@@ -199,16 +227,19 @@ class Inbox:
 
         Args:
             files: names that they were sent with, and open photos and zip files of photos.
-            extension: decodes a photo and returns the extension of its format, or raises UnreadableImage.
+            extension: decodes a photo and returns the extension of its format, or raises
+                UnreadableImage.
             learned: content hashes of photos that need not wait.
             again: whether photos that were taken away or forgotten wait again.
 
         Raises:
             RequestError: more than the limits allow; photos before that one wait.
         """
-        result, before, photos = Received(photos=[], known=0), set(learned), uploads(files, self.limits)
+        result = Received(images=[], known=0)
+        before = set(learned)
+        images = uploads(files, self.limits)
         waiting = {one.file for one in self.workspace.waiting()}
-        while part := list(islice(photos, TOGETHER)):
+        while part := list(islice(images, TOGETHER)):
             rows: dict[str, tuple[str, bytes]] = {}
             for sent, content in part:
                 try:
@@ -222,7 +253,7 @@ class Inbox:
                 raise RequestError(503, f"{MOST} photos wait already: decide some of them first")
             new = self.workspace.receive(rows, again)
             waiting.update(new)
-            result.photos += new
+            result.images += new
             result.known += len(part) - len(new)
         self.gallery.update()
         return result
@@ -231,7 +262,9 @@ class Inbox:
         """Return some of the photos that wait, in the order of doubt."""
         version, waiting, answers = self._answered()
         rest = [
-            InboxPhoto(photo=one.file, file=printable(one.sent), folder=folder_of(one.sent), seen=False)
+            InboxImage(
+                image=one.file, file=printable(one.sent), folder=folder_of(one.sent), seen=False
+            )
             for one in waiting
             if one.file not in answers
         ]
@@ -244,51 +277,71 @@ class Inbox:
             seen=len(seen),
             certain=sum(one.certain for one in seen),
             in_folders=sum(folder_of(one.sent) is not None for one in waiting),
-            photos=[self._with_nearest(one) for one in (seen + rest)[first : first + count]],
+            images=[self._with_nearest(one) for one in (seen + rest)[first : first + count]],
         )
 
-    def _with_nearest(self, photo: InboxPhoto) -> InboxPhoto:
-        z = self.gallery.known.get(photo.photo)
-        near = self.gallery.nearest(photo.classes[0].name, z) if z is not None and photo.classes else None
-        return photo.model_copy(update={"nearest": near})
+    def _with_nearest(self, image: InboxImage) -> InboxImage:
+        z = self.gallery.known.get(image.image)
+        near = (
+            self.gallery.nearest(image.classes[0].name, z)
+            if z is not None and image.classes
+            else None
+        )
+        return image.model_copy(update={"nearest": near})
 
-    def _answered(self) -> tuple[int, list[Waiting], dict[str, InboxPhoto]]:
-        """Answer what was embedded and not yet answered by the served version; return the version and all answers."""
+    def _answered(self) -> tuple[int, list[Waiting], dict[str, InboxImage]]:
+        """Answer what was embedded and not yet answered by the served version; return the version
+        and all answers.
+        """
         with self._lock:
-            served, waiting, known = self.served(), self.workspace.waiting(), dict(self.gallery.known)
+            served = self.served()
+            waiting = self.workspace.waiting()
+            known = dict(self.gallery.known)
             here = {one.file for one in waiting}
-            old = self._answers if self._version == served.version else {}
-            self._version, self._answers = served.version, {name: old[name] for name in old if name in here}
+            if self._version == served.version:
+                old = self._answers
+            else:
+                old = {}
+            self._version = served.version
+            self._answers = {name: old[name] for name in old if name in here}
             new = [one for one in waiting if one.file not in self._answers and one.file in known]
             for start in range(0, len(new), AT_ONCE):
                 part = new[start : start + AT_ONCE]
                 z = torch.stack([known[one.file] for one in part]).to(served.model.device)
                 for one, probabilities, verdict in zip(part, *served.judged(z), strict=True):
-                    answer = PhotoAnswer.of(one.sent, served.model.class_names, probabilities, verdict, TOP)
+                    answer = ImageAnswer.of(
+                        one.sent, served.model.class_names, probabilities, verdict, TOP
+                    )
                     sure = verdict.known is True and len(verdict.answers or ()) == 1
                     sure = sure and answer.classes[0].probability >= CERTAIN
                     about = {"photo": one.file, "folder": folder_of(one.sent), "certain": sure}
-                    self._answers[one.file] = InboxPhoto.model_validate({**dict(answer), **about})
+                    self._answers[one.file] = InboxImage.model_validate({**dict(answer), **about})
             return served.version, waiting, dict(self._answers)
 
-    def group(self, photos: Sequence[str]) -> list[Group]:
-        """Group photos by likeness; suggest the class that most of the photos of a group are given."""
-        files, z = self.gallery.embeddings(list(dict.fromkeys(photos)))
-        served, groups = self.served(), []
+    def group(self, images: Sequence[str]) -> list[Group]:
+        """Group photos by likeness; suggest the class that most of the photos of a group are
+        given.
+        """
+        files, z = self.gallery.embeddings(list(dict.fromkeys(images)))
+        served = self.served()
+        groups = []
         probabilities, verdicts = served.judged(z.to(served.model.device)) if files else (z, [])
         for rows in groups_of(z):
             known = [row for row in rows if verdicts[row].known is not False]
-            answers = Counter(probabilities[known].argmax(dim=1).tolist() if probabilities.numel() else [])
+            answers = Counter(
+                probabilities[known].argmax(dim=1).tolist() if probabilities.numel() else []
+            )
             best, count = answers.most_common(1)[0] if answers else (0, 0)
             name = served.model.class_names[best] if 2 * count > len(rows) else None
-            groups.append(Group(photos=[files[row] for row in rows], suggestion=name))
+            groups.append(Group(images=[files[row] for row in rows], suggestion=name))
         return groups
 
     def decided(self, names: Mapping[str, str]) -> Decided:
         """Return photos that wait with the classes that they are to be.
 
         Args:
-            names: name of a photo's file → its class. Photos that were decided meanwhile are left out.
+            names: name of a photo's file → its class. Photos that were decided meanwhile are left
+                out.
 
         Raises:
             RequestError: none of them waits, or a class name that cannot be stored.
@@ -296,20 +349,31 @@ class Inbox:
         here = {one.file: one.sent for one in self.workspace.waiting()}
         files = [file for file in names if file in here]
         if not files:
-            raise RequestError(409, "none of these photos waits any more: someone else decided them, or took them away")
+            raise RequestError(
+                409,
+                "none of these photos waits any more: someone else decided them, or took them away",
+            )
         folder = self.workspace.folder / "photos"
         return Decided(
             folder,
-            [DecidedPhoto(here[f], f, tidy(names[f]), content_hash((folder / f).read_bytes())) for f in files],
+            [
+                DecidedImage(here[f], f, tidy(names[f]), content_hash((folder / f).read_bytes()))
+                for f in files
+            ],
         )
 
 
-def _doubt(photo: InboxPhoto) -> tuple[bool, bool, float]:
-    return photo.certain, photo.known is not False, photo.classes[0].probability if photo.classes else 0.0
+def _doubt(image: InboxImage) -> tuple[bool, bool, float]:
+    return (
+        image.certain,
+        image.known is not False,
+        image.classes[0].probability if image.classes else 0.0,
+    )
 
 
 def tidy(name: str) -> str:
-    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a row.
+    """Return a class name in one Unicode form (NFC), without spaces around it and without two in a
+    row.
 
     Raises:
         RequestError: it holds half a character (a lone surrogate), which no file can store.
@@ -320,7 +384,9 @@ def tidy(name: str) -> str:
 
 
 def check_alike(name: str, others: Iterable[str]) -> None:
-    """Raise Question where a name differs from another one by capitals, spaces or Unicode form only."""
+    """Raise Question where a name differs from another one by capitals, spaces or Unicode form
+    only.
+    """
     for other in others:
         if name != other and _bare(name) == _bare(other):
             apart = f"'{printable(name)}' differs from the class '{printable(other)}'"
@@ -334,4 +400,6 @@ def _bare(name: str) -> str:
 def folder_of(sent: str) -> str | None:
     """Return the name of the folder that a photo was sent in, if it was."""
     parts = [part for part in sent.replace("\\", "/").split("/") if part not in ("", ".")]
-    return parts[-2] if len(parts) > 1 else None
+    if len(parts) > 1:
+        return parts[-2]
+    return None

@@ -1,4 +1,6 @@
-"""Look at a model: what it says of its own stored samples, of kept photos, and which photos look alike."""
+"""Look at a model: what it says of its own stored samples, of kept photos, and which photos look
+alike.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,23 @@ from torch import Tensor
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.calibration import ENOUGH, Kind, margin, ten_more
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import hardly_answered, percent, stored_answers
+from cifnet_pl.model.metrics import percent, rarely_predicted, stored_answers
 from cifnet_pl.serving.answering import Message, Scored
 from cifnet_pl.serving.refusals import RequestError
 
-CONFUSED, NAMED = 0.1, 2
-"""Share of a class's photos from which it is said to be taken for another one, and how many of those are named."""
+CONFUSED = 0.1
+NAMED = 2
+"""Share of a class's photos from which it is said to be taken for another one, and how many of
+those are named.
+"""
 
 PER_CLASS = 100
 """Photos of a class that are compared with a new one, the newest."""
 
 AT_ONCE = 8
-"""Kept photos that are embedded at a time: answers that come meanwhile wait for no more than these."""
+"""Kept photos that are embedded at a time: answers that come meanwhile wait for no more than
+these.
+"""
 
 MOST = 2000
 """Kept photos that are audited, evenly spaced."""
@@ -39,7 +46,7 @@ class Moment(Message, from_attributes=True):
 
     what: str
     classes: int
-    photos: int | None
+    images: int | None
     accuracy: float | None
     old_accuracy: float | None
     seconds: float | None
@@ -48,16 +55,18 @@ class Moment(Message, from_attributes=True):
 
 
 class Promise(Message):
-    """How many photos that were not learned are answered right, by two names that must not be mistaken."""
+    """How many photos that were not learned are answered right, by two names that must not be
+    mistaken.
+    """
 
-    these_days: float | None
+    loo_accuracy: float | None
     """Percent of stored photos, each judged without itself."""
-    another_day: float | None
-    """The same, each judged without those of its occasion, an estimate; or if measured, percent of labelled photos of
-    a new place."""
+    new_group_accuracy: float | None
+    """The same, each judged without those of its occasion, an estimate; or if measured, percent of
+    labelled photos of a new place."""
     known: Kind
-    """What another_day comes from: found occasions, independent photos, or measured; few: too few photos to say;
-    unknown: not estimated."""
+    """What another_day comes from: found occasions, independent photos, or measured; few: too few
+    photos to say; unknown: not estimated."""
 
     says: list[str]
     """Both numbers in words."""
@@ -66,8 +75,13 @@ class Promise(Message):
     def of(cls, model: Classifier) -> Promise:
         """Return what a model says of itself."""
         found = model.calibration
-        says = model.about_days()[:2]
-        return cls(these_days=found.these_days, another_day=found.another_day, known=found.known, says=says)
+        says = model.accuracy_sentences()[:2]
+        return cls(
+            loo_accuracy=found.loo_accuracy,
+            new_group_accuracy=found.new_group_accuracy,
+            known=found.known,
+            says=says,
+        )
 
 
 class Look(Message):
@@ -80,7 +94,7 @@ class Look(Message):
     backbone: str
     image_size: int
     classes: int
-    photos: int
+    images: int
     state_mb: float
     """Numbers kept, in MB; without the frozen backbone."""
     history: list[Moment]
@@ -94,7 +108,9 @@ class ClassAnswers(Message):
     right: float | None
     """Percent named right on another day, an estimate; null: too few to say."""
     between: tuple[float, float] | None = None
-    """What as many new photos, from as many occasions, may show (95 %); those of an occasion count once."""
+    """What as many new photos, from as many occasions, may show (95 %); those of an occasion count
+    once.
+    """
     taken_for: list[str] = Field(default=[])
     """What its photos are taken for, the most frequent first."""
     seldom: bool = False
@@ -108,11 +124,11 @@ class Answers(Message):
     margin: float | None = None
     """Points by which another_day may be off, as far as the stored photos tell (95 %)."""
     ten_more: tuple[float, float] | None = None
-    """Points that ten more photos of each class would bring on another day, an estimate: its interval of 95 %; null:
-    too few to say."""
+    """Points that ten more photos of each class would bring on another day, an estimate: its
+    interval of 95 %; null: too few to say."""
 
 
-class Doubtful(Message):
+class LabelErrors(Message):
     """A kept photo whose label is doubtful."""
 
     file: str
@@ -126,16 +142,17 @@ class Doubtful(Message):
 class Audit(Message):
     """Doubtful labels among kept photos."""
 
-    photos: int
+    images: int
     """Kept photos that were judged."""
     not_judged: list[str]
     """Classes of which one photo, or near-copies of one alone, are kept."""
-    doubtful: list[Doubtful]
+    label_errors: list[LabelErrors]
     """The most doubtful first."""
 
 
 def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
-    """Return the accuracy on the samples of some classes that calibrate a model, each left out with its occasion.
+    """Return the accuracy on the samples of some classes that calibrate a model, each left out with
+    its occasion.
 
     Args:
         model: a learned model.
@@ -169,7 +186,7 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
         backbone=model.backbone.name,
         image_size=model.image_size,
         classes=len(model.class_names),
-        photos=sum(model.counts.values()),
+        images=sum(model.counts.values()),
         state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
         history=[Moment.model_validate(event) for event in model.history],
         right=Promise.of(model),
@@ -177,44 +194,58 @@ def look(model: Classifier, name: str, version: int, read_only: bool) -> Look:
 
 
 WIDEST = 75
-"""Points between which a class's share may lie, from which on nothing is said of it: of a few occasions."""
+"""Points between which a class's share may lie, from which on nothing is said of it: of a few
+occasions.
+"""
 
 
 def class_answers(model: Classifier) -> Answers:
     """Return what is answered for the stored photos of each class, in the order of the classes."""
-    names, count, samples = model.class_names, len(model.class_names), model.calibration_samples()
+    names = model.class_names
+    count = len(model.class_names)
+    samples = model.calibration_samples()
     stored = None if model.calibration.known in ("few", "unknown") else stored_answers(model)
     if samples is None or stored is None:
         return Answers(classes=[ClassAnswers(name=name, right=None) for name in names])
     true, answered = stored
     table = (true * count + answered).bincount(minlength=count**2).view(count, count)
-    right, photos = table.diagonal().numpy(), table.sum(dim=1).numpy()
-    seldom = set(hardly_answered(right, photos).tolist())
-    groups = torch.arange(len(samples.y)) if samples.groups is None else samples.groups.cpu()
-    columns, counted = samples.columns.cpu(), samples.counted.cpu()
+    right = table.diagonal().numpy()
+    images = table.sum(dim=1).numpy()
+    seldom = set(rarely_predicted(right, images).tolist())
+    if samples.groups is None:
+        groups = torch.arange(len(samples.y))
+    else:
+        groups = samples.groups.cpu()
+    columns = samples.columns.cpu()
+    counted = samples.counted.cpu()
     found = []
     for row, name in enumerate(names):
-        if photos[row] < ENOUGH:
+        if images[row] < ENOUGH:
             found.append(ClassAnswers(name=name, right=None))
             continue
-        others = [(int(n), names[column]) for column, n in enumerate(table[row].tolist()) if column != row]
-        taken = sorted((pair for pair in others if pair[0] > CONFUSED * photos[row]), reverse=True)
+        others = [
+            (int(n), names[column]) for column, n in enumerate(table[row].tolist()) if column != row
+        ]
+        taken = sorted((pair for pair in others if pair[0] > CONFUSED * images[row]), reverse=True)
         listed = [other for _, other in taken[:NAMED]]
-        share, occasions = float(right[row] / photos[row]), len(torch.unique(groups[counted & (columns == row)]))
-        low, high = forecast(share, occasions)
+        share = float(right[row] / images[row])
+        count = len(torch.unique(groups[counted & (columns == row)]))
+        low, high = forecast(share, count)
         seen = ClassAnswers(name=name, right=None, taken_for=listed, seldom=row in seldom)
         if high - low <= WIDEST:
-            seen.right, seen.between = 100 * share, (low, high)
+            seen.right = 100 * share
+            seen.between = (low, high)
         found.append(seen)
     least = 100 - forecast(1.0, len(torch.unique(groups[counted])))[0]  # where all are right, too
     return Answers(classes=found, margin=max(margin(samples), least), ten_more=ten_more(samples))
 
 
-def forecast(share: float, occasions: int) -> tuple[float, float]:
-    """Return between which percentages as many new occasions as were seen lie with a chance of 95 % at least.
+def forecast(share: float, groups: int) -> tuple[float, float]:
+    """Return between which percentages as many new occasions as were seen lie with a chance of 95 %
+    at least.
 
-    The share on another day is not known, and what occasions show of it varies: quantiles of the beta-binomial
-    distribution, from Jeffreys' prior.
+    The share on another day is not known, and what occasions show of it varies: quantiles of the
+    beta-binomial distribution, from Jeffreys' prior.
 
     Args:
         share: right answers, 0 to 1.
@@ -222,16 +253,16 @@ def forecast(share: float, occasions: int) -> tuple[float, float]:
     """
     from scipy.stats import betabinom  # to classify needs none of it
 
-    right = share * occasions
-    low, high = betabinom(occasions, right + 0.5, occasions - right + 0.5).interval(0.95)
-    return 100 * float(low) / occasions, 100 * float(high) / occasions
+    right = share * groups
+    low, high = betabinom(groups, right + 0.5, groups - right + 0.5).interval(0.95)
+    return 100 * float(low) / groups, 100 * float(high) / groups
 
 
 def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
     """Group embeddings by likeness.
 
-    Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``) with the best mean
-    silhouette (Rousseeuw, 1987). Fewer than three photos are one group.
+    Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``)
+    with the best mean silhouette (Rousseeuw, 1987). Fewer than three photos are one group.
 
     Args:
         z: (n, d) embeddings.
@@ -245,15 +276,21 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
 
     count = len(z)
     if count < 3:
-        return [list(range(count))] if count else []
+        if count:
+            return [list(range(count))]
+        return []
     unit = torch.nn.functional.normalize(z.double(), dim=1)
     distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
-    best, chosen = -1.0, [0] * count
+    best = -1.0
+    chosen = [0] * count
     for groups in range(2, min(largest, count - 1) + 1):
-        labels = AgglomerativeClustering(groups, metric="precomputed", linkage="average").fit_predict(distances)
+        labels = AgglomerativeClustering(
+            groups, metric="precomputed", linkage="average"
+        ).fit_predict(distances)
         quality = float(silhouette_score(distances, labels, metric="precomputed"))
         if quality > best:
-            best, chosen = quality, labels.tolist()
+            best = quality
+            chosen = labels.tolist()
     rows = [[row for row in range(count) if chosen[row] == label] for label in sorted(set(chosen))]
     return sorted(rows, key=len, reverse=True)
 
@@ -280,10 +317,13 @@ class Gallery:
         waiting: Callable[[], Sequence[str]],
         submit: Submit,
     ):
-        self._kept, self._waiting, self._submit = kept, waiting, submit
+        self._kept = kept
+        self._waiting = waiting
+        self._submit = submit
         self.known: dict[str, Tensor] = {}
         self._classes: dict[str, tuple[list[str], Tensor]] = {}
-        self._changed, self._ended = threading.Event(), False
+        self._changed = threading.Event()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
         self._thread.start()
 
@@ -298,14 +338,17 @@ class Gallery:
         self._thread.join()
 
     def nearest(self, name: str, z: Tensor) -> str | None:
-        """Return the kept photo of a class with the largest cosine to an embedding; None if none is kept.
+        """Return the kept photo of a class with the largest cosine to an embedding; None if none is
+        kept.
 
         Args:
             name: of the class.
             z: (d,).
         """
         files, unit = self._classes.get(name, ([], z.new_zeros(0, len(z))))
-        return files[int((unit @ z.cpu().float()).argmax())] if files else None
+        if files:
+            return files[int((unit @ z.cpu().float()).argmax())]
+        return None
 
     def embeddings(
         self, names: Sequence[str], report: Callable[[int, int], object] = lambda done, total: None
@@ -314,14 +357,17 @@ class Gallery:
 
         Args:
             names: of the photos.
-            report: called with how many of those that were not known are embedded, and how many these are.
+            report: called with how many of those that were not known are embedded, and how many
+                these are.
 
         Returns:
             Names of the photos that can be read, and their embeddings (n, d).
         """
         self._embed([name for name in names if name not in self.known], report)
         present = [name for name in names if name in self.known]
-        return present, torch.stack([self.known[name] for name in present]) if present else torch.zeros(0, 0)
+        return present, (
+            torch.stack([self.known[name] for name in present]) if present else torch.zeros(0, 0)
+        )
 
     def _run(self) -> None:
         while True:
@@ -331,7 +377,9 @@ class Gallery:
                 return
             kept = self._kept()
             newest = {name: list(files)[-PER_CLASS:] for name, files in kept.items()}
-            self._embed([file for files in newest.values() for file in files if file not in self.known])
+            self._embed(
+                [file for files in newest.values() for file in files if file not in self.known]
+            )
             classes = {}
             for name, files in newest.items():
                 here = [file for file in files if file in self.known]
@@ -345,10 +393,14 @@ class Gallery:
                 if not self._changed.is_set():  # else all begins anew
                     self._embed(missing[start : start + AT_ONCE])
             wanted = {file for files in kept.values() for file in files}.union(waiting)
-            for file in [file for file in list(self.known) if file not in wanted]:  # an audit may add others meanwhile
+            for file in [
+                file for file in list(self.known) if file not in wanted
+            ]:  # an audit may add others meanwhile
                 del self.known[file]
 
-    def _embed(self, names: Sequence[str], report: Callable[[int, int], object] = lambda done, total: None) -> None:
+    def _embed(
+        self, names: Sequence[str], report: Callable[[int, int], object] = lambda done, total: None
+    ) -> None:
         for start in range(0, len(names), AT_ONCE):
             if self._ended:
                 return
@@ -356,7 +408,9 @@ class Gallery:
             for name in names[start : start + AT_ONCE]:
                 try:
                     waiting.append((name, self._submit(name)))
-                except Exception:  # gone, or too much to do: it is tried again after the next change
+                except (
+                    Exception
+                ):  # gone, or too much to do: it is tried again after the next change
                     continue
             for name, future in waiting:
                 if future.exception() is None:
@@ -379,16 +433,20 @@ def audited(gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
     files, z = gallery.embeddings(list(chosen))
     names = list(dict.fromkeys(chosen[file] for file in files))
     if len(names) < 2:
-        raise RequestError(409, "no photos of two classes are kept here, so none can be doubted: teach some")
+        raise RequestError(
+            409, "no photos of two classes are kept here, so none can be doubted: teach some"
+        )
     labels = np.array([names.index(chosen[file]) for file in files], dtype=np.int64)
     result = audit(z.numpy(), labels, names)
     shown = [
-        Doubtful(
+        LabelErrors(
             file=files[row],
             label=names[labels[row]],
             looks_like=names[int(result.evaluation.predicted[row])],
             own=float(result.own[row]),
         )
-        for row in result.doubtful()[:SHOWN].tolist()
+        for row in result.label_errors()[:SHOWN].tolist()
     ]
-    return Audit(photos=int(result.judged.sum()), not_judged=list(result.unjudged), doubtful=shown)
+    return Audit(
+        images=int(result.judged.sum()), not_judged=list(result.unjudged), label_errors=shown
+    )

@@ -45,11 +45,14 @@ class Job:
 
     def progress(self, done: int, total: int) -> None:
         """Record how many photos are learned."""
-        self.done, self.total = done, total
+        self.done = done
+        self.total = total
 
 
 Work = Callable[[Job], tuple[Served | None, Result]]
-"""Makes a change; returns the model and version to serve from then on (None to keep the old one), and the answer."""
+"""Makes a change; returns the model and version to serve from then on (None to keep the old one),
+and the answer.
+"""
 
 
 class Learner:
@@ -64,11 +67,13 @@ class Learner:
     """
 
     def __init__(self, served: Served, waiting: int = 32):
-        self.served, self.waiting = served, waiting
+        self.served = served
+        self.waiting = waiting
         self._jobs: dict[str, Job] = {}
-        # At the priority of the answers: a thread of a lower one that is put off while it holds Python's lock would
-        # hold up all others.
-        self._lock, self._thread = Lock(), ThreadPoolExecutor(1, "learn")
+        # At the priority of the answers: a thread of a lower one that is put off while it holds
+        # Python's lock would hold up all others.
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, "learn")
 
     def close(self) -> None:
         """Finish what is queued, and stop."""
@@ -91,7 +96,9 @@ class Learner:
         """
         with self._lock:
             if self.queued >= self.waiting:
-                raise RequestError(503, f"{self.queued} changes are waiting already: try again later")
+                raise RequestError(
+                    503, f"{self.queued} changes are waiting already: try again later"
+                )
             job = Job(action)
             self._jobs[job.key] = job
             for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
@@ -112,7 +119,9 @@ class Learner:
     def place(self, job: Job) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
         jobs = list(self._jobs.values())
-        return 0 if job.started else sum(not other.result.done() for other in jobs[: jobs.index(job)])
+        if job.started:
+            return 0
+        return sum(not other.result.done() for other in jobs[: jobs.index(job)])
 
     def _run(self, job: Job, work: Work) -> None:
         end = self._do(job, work)

@@ -22,7 +22,8 @@ class RequestError(UsageError):
 
 
 class Question(RequestError):
-    """A change that may be a mistake, refused with 409: it is made where the client asks for it anyway.
+    """A change that may be a mistake, refused with 409: it is made where the client asks for it
+    anyway.
 
     Attributes:
         instead: name of the class that may be meant.
@@ -36,7 +37,8 @@ class Question(RequestError):
 def explained(error: CifnetError) -> RequestError:
     """Return an error of the package as the answer to a request, without paths of the server.
 
-    The answer is a new error: a job keeps it, and the traceback of the other one would keep the models of its frames.
+    The answer is a new error: a job keeps it, and the traceback of the other one would keep the
+        models of its frames.
     """
     if isinstance(error, Question):
         return Question(str(error), error.instead)
@@ -44,8 +46,12 @@ def explained(error: CifnetError) -> RequestError:
         return RequestError(error.status, str(error))
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, sqlite3.OperationalError) or (isinstance(cause, OSError) and cause.errno in FULL):
-            return RequestError(507, "the server's disk is full or not writable; nothing was changed")
+        if isinstance(cause, sqlite3.OperationalError) or (
+            isinstance(cause, OSError) and cause.errno in FULL
+        ):
+            return RequestError(
+                507, "the server's disk is full or not writable; nothing was changed"
+            )
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, UnsupportedError):
         return RequestError(409, str(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
-from cifnet_pl.utilities.run_folders import photos_of_run
+from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def serve(
     token: str | None = None,
     token_file: str | None = None,
     read_only: bool = False,
-    keep_photos: bool = True,
+    keep_images: bool = True,
     keep_versions: int = 100,
     rate: float = 200.0,
     unknown: float | None = 0.05,
@@ -54,37 +54,46 @@ def serve(
 ) -> None:
     """Open a page and an HTTP service to ask a model, teach it, look at it, and take changes back.
 
-    Every change is a version in the workspace, which goes on where it was when the service is started again.
+    Every change is a version in the workspace, which goes on where it was when the service is
+    started again.
 
     Args:
-        model: a run's folder, a checkpoint file or a bundle; it is not changed. Without one the first classes are
-            taught on the page.
+        model: a run's folder, a checkpoint file or a bundle; it is not changed. Without one the
+            first classes are taught on the page.
         port: of the page and the service; 0 for any free one.
         host: address to listen on; any but this machine's own needs a token.
-        workspace: folder for versions and kept photos; by default beside the model, its name with "-workspace".
-        images: folder with the photos that the model learned, which a new workspace keeps as if they had been taught
-            on the page; by default that of the run.
-        watch: folder whose new photos wait on the page to be decided; they stay where they are, too.
-        token: what clients must send; better in a file, as other users of a machine can see command lines.
+        workspace: folder for versions and kept photos; by default beside the model, its name with
+            "-workspace".
+        images: folder with the photos that the model learned, which a new workspace keeps as if
+            they had been taught on the page; by default that of the run.
+        watch: folder whose new photos wait on the page to be decided; they stay where they are,
+            too.
+        token: what clients must send; better in a file, as other users of a machine can see command
+            lines.
         token_file: file with the token.
         read_only: whether changes are refused.
-        keep_photos: whether photos that are taught stay in the workspace, for exact forgetting and as examples.
+        keep_photos: whether photos that are taught stay in the workspace, for exact forgetting and
+            as examples.
         keep_versions: number of versions to keep; the oldest are removed.
         rate: requests per second of one client; 0 for no limit.
-        unknown: share of photos of known classes that may be called "none of these"; null never to say so.
+        unknown: share of photos of known classes that may be called "none of these"; null never to
+            say so.
         coverage: chance that the right class is in the set of answers; null to give no set.
-        name: of the model, for the page and for downloads; by default the folder's, of a run the experiment's.
-        trust: whether heads and networks from outside the package that a model names may be imported, code and all.
+        name: of the model, for the page and for downloads; by default the folder's, of a run the
+            experiment's.
+        trust: whether heads and networks from outside the package that a model names may be
+            imported, code and all.
 
     Raises:
         SystemExit: Ctrl-C ended it, with code 130.
-        UsageError: a port or host that cannot be listened on, a host without a token, or a workspace of another model.
+        UsageError: a port or host that cannot be listened on, a host without a token, or a
+            workspace of another model.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     import torch
 
+    from cifnet_pl.images.files import expanded, require_folder
     from cifnet_pl.model.store import load
-    from cifnet_pl.photos.files import expanded, require_folder
 
     try:
         import uvicorn
@@ -96,23 +105,38 @@ def serve(
         raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
     secret = _given_token(token, token_file)
     if secret is None and host not in LOOPBACK:
-        raise UsageError(f"--host {printable(host)} can be reached from other machines: give a --token or --token_file")
+        raise UsageError(
+            f"--host {printable(host)} can be reached from other machines: give a --token or"
+            " --token_file"
+        )
     _check_numbers(keep_versions, rate, unknown, coverage)
     if watch is not None:
         require_folder(expanded(watch), "--watch", "a folder of photos")
     listening = _listen(host, port)
     path = Path(model or "cifnet").expanduser().resolve()
-    folder = Path(workspace).expanduser() if workspace else path.with_name(f"{path.name}-workspace")
+    if workspace:
+        folder = Path(workspace).expanduser()
+    else:
+        folder = path.with_name(f"{path.name}-workspace")
     torch.set_num_threads(1)  # each answer keeps to one core: see Answering
-    loaded = load(model, trust=trust) if model is not None else empty_model()
-    root = images or photos_of_run(path)
-    photos = expanded(root) if root and (images or expanded(root).is_dir()) else None
-    opened = Workspace(folder, loaded, keep_versions, trust, photos)
+    if model is not None:
+        loaded = load(model, trust=trust)
+    else:
+        loaded = empty_model()
+    root = images or images_of_run(path)
+    kept = expanded(root) if root and (images or expanded(root).is_dir()) else None
+    opened = Workspace(folder, loaded, keep_versions, trust, kept)
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(name or _plain(path if model else folder.resolve()), read_only, keep_photos, unknown, coverage)
+    options = Options(
+        name or _plain(path if model else folder.resolve()),
+        read_only,
+        keep_images,
+        unknown,
+        coverage,
+    )
     service = Service(opened, loaded, options)
     app = make_app(service, Access(secret, host not in LOOPBACK, rate))
     if watch is not None:
@@ -129,21 +153,26 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=10,
     )
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again, unless the process was started to ignore Ctrl-C
+    with suppress(
+        KeyboardInterrupt
+    ):  # uvicorn raises it again, unless the process was started to ignore Ctrl-C
         uvicorn.Server(config).run(sockets=[listening])
     print(f"ended; {folder} holds every change")
     raise SystemExit(128 + signal.SIGINT)
 
 
 def keep_watching(service: Service, folder: Path) -> None:
-    """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried again."""
-    from cifnet_pl.photos.files import NewPhotos
+    """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried
+    again.
+    """
+    from cifnet_pl.images.files import NewImages
     from cifnet_pl.serving.refusals import RequestError
 
-    log, photos = logging.getLogger("cifnet_pl.serving"), NewPhotos(folder)
+    log = logging.getLogger("cifnet_pl.serving")
+    images = NewImages(folder)
     while True:
         try:
-            for path in photos.found():
+            for path in images.found():
                 with open(path, "rb") as file:
                     try:
                         service.receive([(str(path.relative_to(folder)), file)], again=False)
@@ -172,25 +201,48 @@ def empty_model() -> Classifier:
     return Classifier(backbone, head, buffer, calibrated=chosen["calibrate"])
 
 
-def _check_numbers(keep_versions: int, rate: float, unknown: float | None, coverage: float | None) -> None:
+def _check_numbers(
+    keep_versions: int, rate: float, unknown: float | None, coverage: float | None
+) -> None:
     """Raise UsageError for options that are out of their range."""
-    check_that(keep_versions >= 2, "--keep_versions", keep_versions, "at least 2: undo needs the version before")
+    check_that(
+        keep_versions >= 2,
+        "--keep_versions",
+        keep_versions,
+        "at least 2: undo needs the version before",
+    )
     check_that(rate >= 0, "--rate", rate, "0 or more")
     for option, share in (("--unknown", unknown), ("--coverage", coverage)):
-        check_that(share is None or 0 < share < 1, option, share, "a share between 0 and 1, or null")
+        check_that(
+            share is None or 0 < share < 1, option, share, "a share between 0 and 1, or null"
+        )
 
 
 def _given_token(token: str | None, token_file: str | None) -> str | None:
-    """Return the token that clients must send, None without one; UsageError for one that cannot be used."""
+    """Return the token that clients must send, None without one; UsageError for one that cannot be
+    used.
+    """
     if token is not None and token_file is not None:
         raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:
-        with explained(UsageError, f"cannot read --token_file {printable(token_file)}", OSError, UnicodeDecodeError):
+        with explained(
+            UsageError,
+            f"cannot read --token_file {printable(token_file)}",
+            OSError,
+            UnicodeDecodeError,
+        ):
             token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
     if token is None:
         return None
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces")
+    if (
+        len(token) < SHORTEST_TOKEN
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
+        raise UsageError(
+            f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces"
+        )
     return token
 
 
@@ -208,11 +260,23 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _plain(path: Path) -> str:
     """Return a name for a model by its place: of a run that of its experiment."""
-    name = path.parent.name if re.fullmatch(r"version_\d+", path.name) else path.name.removesuffix("-workspace")
+    if re.fullmatch(r"version_\d+", path.name):
+        name = path.parent.name
+    else:
+        name = path.name.removesuffix("-workspace")
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 
 def _announce(host: str, port: int, classes: int, secret: bool) -> None:
-    shown = f"[{host}]" if ":" in host else "localhost" if host in LOOPBACK else host
+    if ":" in host:
+        shown = f"[{host}]"
+    elif host in LOOPBACK:
+        shown = "localhost"
+    else:
+        shown = host
     asks = "; it asks for the token" if secret else ""
-    print(f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C ends it", flush=True)
+    print(
+        f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C"
+        " ends it",
+        flush=True,
+    )

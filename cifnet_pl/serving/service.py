@@ -1,4 +1,6 @@
-"""Everything that the service can do, without HTTP: classify, teach, inspect and change one workspace."""
+"""Everything that the service can do, without HTTP: classify, teach, inspect and change one
+workspace.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.data.sets import FileSet
+from cifnet_pl.images.image import looks_at
 from cifnet_pl.model.bundle import Event, class_names
-from cifnet_pl.model.class_photos import ClassPhotos, classes_of_hashes
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
-from cifnet_pl.photos.photo import looks_at
-from cifnet_pl.serving.answering import Answering, Message, PhotoAnswer, Scored, Served
+from cifnet_pl.serving.answering import Answering, ImageAnswer, Message, Scored, Served
 from cifnet_pl.serving.inbox import Decided, Inbox, LeftOut, Received, check_alike, tidy
-from cifnet_pl.serving.inspection import Answers, Audit, Gallery, Promise, audited, class_answers, stored_accuracy
+from cifnet_pl.serving.inspection import (
+    Answers,
+    Audit,
+    Gallery,
+    Promise,
+    audited,
+    class_answers,
+    stored_accuracy,
+)
 from cifnet_pl.serving.learner import Job, Learner, Result, Work
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
@@ -32,7 +42,7 @@ from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import number_of, printable
 
-PHOTOS_WAITING = 2048
+IMAGES_WAITING = 2048
 """Photos that are being answered or wait; more are refused."""
 
 PREVIEW_SIDE = 320
@@ -47,9 +57,9 @@ class Lesson(Message):
     learned: dict[str, int]
     """Photos learned of each class."""
     unreadable: list[LeftOut] = Field(default=[])
-    held_back_accuracy: float | None = None
+    held_out_accuracy: float | None = None
     """Percent of a held-back fifth, scored before learned."""
-    held_back_photos: int = 0
+    held_out_images: int = 0
     old_accuracy_before: float | None = None
     """Percent of stored samples of the earlier classes."""
     old_accuracy_after: float | None = None
@@ -74,22 +84,24 @@ class Options:
     Attributes:
         name: of the model, for the page and for downloads.
         read_only: whether changes are refused.
-        keep_photos: whether photos that are taught stay in the workspace: for exact forgetting, and to be shown.
-        unknown: share of photos of known classes that may be called "none of these"; None never to say so.
+        keep_photos: whether photos that are taught stay in the workspace: for exact forgetting, and
+            to be shown.
+        unknown: share of photos of known classes that may be called "none of these"; None never to
+            say so.
         coverage: chance that the right class is in the set of answers; None to give no set.
         limits: of one request.
     """
 
     name: str = "model"
     read_only: bool = False
-    keep_photos: bool = True
+    keep_images: bool = True
     unknown: float | None = 0.05
     coverage: float | None = 0.95
     limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
-class EmbeddedPhotos(ClassPhotos):
+class EmbeddedImages(LabelledImages):
     """Class photos of which the embeddings are known.
 
     Attributes:
@@ -99,13 +111,17 @@ class EmbeddedPhotos(ClassPhotos):
     known: Mapping[str, Tensor] = field(default_factory=dict)
 
     def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; all are made anew where one is not known."""
+        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; all are made anew where
+        one is not known.
+        """
         if not all(name in self.known for name in self.files.names):
             yield from super().embedded(*args, **options)
             return
         self.looks[:] = looks_at([self.files.root / name for name in self.files.names])
         rows = np.arange(len(self.files))
-        self.files.note_hashes(rows, np.array([look.hash for look in self.looks if look], dtype=np.int64))
+        self.files.note_hashes(
+            rows, np.array([look.hash for look in self.looks if look], dtype=np.int64)
+        )
         yield rows, torch.stack([self.known[name] for name in self.files.names])
 
 
@@ -122,19 +138,26 @@ class Service:
     """
 
     def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
-        self.workspace, self.options, self.costly = workspace, options or Options(), Lock()
-        self._counting, self._answers = Lock(), (0, Answers(classes=[]))
-        with torch.inference_mode():  # what makes the network ready is done once, before threads embed
+        self.workspace = workspace
+        self.options = options or Options()
+        self.costly = Lock()
+        self._counting = Lock()
+        self._answers = (0, Answers(classes=[]))
+        with (
+            torch.inference_mode()
+        ):  # what makes the network ready is done once, before threads embed
             model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
         self.learner = Learner(self._served(model, workspace.current))
-        self.answering = Answering(lambda: self.learner.served, PHOTOS_WAITING)
+        self.answering = Answering(lambda: self.learner.served, IMAGES_WAITING)
         self.gallery = Gallery(
             lambda: self.workspace.kept(self.learner.served.version),
             lambda: [one.file for one in self.workspace.waiting()],
             self._score_kept,
         )
         self.gallery.update()
-        self.inbox = Inbox(workspace, self.gallery, lambda: self.learner.served, self.options.limits)
+        self.inbox = Inbox(
+            workspace, self.gallery, lambda: self.learner.served, self.options.limits
+        )
 
     @property
     def model(self) -> Classifier:
@@ -155,7 +178,7 @@ class Service:
         return self.answering.submit(lambda: self._decoded(content)[0])
 
     def _score_kept(self, name: str) -> Future[Scored]:
-        return self.score(self.workspace.photo(name).read_bytes())
+        return self.score(self.workspace.image(name).read_bytes())
 
     def _decoded(self, content: bytes) -> tuple[np.ndarray, str]:
         model = self.model
@@ -168,7 +191,7 @@ class Service:
         Image.fromarray(square).save(out, "JPEG")
         return out.getvalue()
 
-    def answer(self, file: str, scored: Scored, top: int) -> PhotoAnswer:
+    def answer(self, file: str, scored: Scored, top: int) -> ImageAnswer:
         """Return the answer for one photo.
 
         Args:
@@ -177,7 +200,7 @@ class Service:
             top: number of classes.
         """
         names = scored.served.model.class_names
-        answer = PhotoAnswer.of(file, names, scored.probabilities, scored.verdict, top)
+        answer = ImageAnswer.of(file, names, scored.probabilities, scored.verdict, top)
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
         return answer
@@ -197,14 +220,17 @@ class Service:
     # ------------------------------------------------------------------ teach
 
     def receive(self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True) -> Received:
-        """Keep photos until they are decided; those that are learned are left out, and those that may not come again.
+        """Keep photos until they are decided; those that are learned are left out, and those that
+        may not come again.
 
         Args:
             files: names that they were sent with, and open photos and zip files of photos.
             again: whether photos that were taken away or forgotten wait again.
         """
         self.check_writable()
-        return self.inbox.receive(files, lambda content: self._decoded(content)[1], self._classes_of_photos(), again)
+        return self.inbox.receive(
+            files, lambda content: self._decoded(content)[1], self._classes_of_images(), again
+        )
 
     def decide(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> Job:
         """Queue a lesson of photos that wait.
@@ -212,13 +238,14 @@ class Service:
         Args:
             names: name of a photo's file → its class.
             dry_run: whether to learn on a copy that is thrown away.
-            anyway: whether to learn what may be a mistake: see :class:`~cifnet_pl.serving.refusals.Question`.
+            anyway: whether to learn what may be a mistake: see
+                :class:`~cifnet_pl.serving.refusals.Question`.
         """
         self.check_writable()
         decided = self.inbox.decided(names)
 
         def work(job: Job) -> tuple[Served | None, Result]:
-            learned = self._classes_of_photos()
+            learned = self._classes_of_images()
             if not anyway:
                 decided.ask(learned, self.model.class_names)
             decided.leave_out(learned)
@@ -226,39 +253,58 @@ class Service:
 
         return self._submit("extend", work)
 
-    def remove(self, photos: Sequence[str], back: bool) -> int:
-        """Take photos that wait away, or ``back`` among those that wait; return how many wait now."""
+    def remove(self, images: Sequence[str], back: bool) -> int:
+        """Take photos that wait away, or ``back`` among those that wait; return how many wait
+        now.
+        """
         self.check_writable()
-        self.workspace.remove(photos, back)
+        self.workspace.remove(images, back)
         self.gallery.update()
         return len(self.workspace.waiting())
 
-    def _classes_of_photos(self) -> dict[int, set[str]]:
+    def _classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each photo was learned, by the hash of its content."""
         names = self.model.class_names
         known = classes_of_hashes(self.model, names)
-        return {photo: {names[position] for position in positions} for photo, positions in known.items()}
+        return {
+            image: {names[position] for position in positions} for image, positions in known.items()
+        }
 
-    def _with_embeddings(self, names: list[str], files: FileSet, job: Job) -> EmbeddedPhotos:
-        """Return photos that are kept or wait, by their classes, with embeddings; the job says how many there are."""
+    def _with_embeddings(self, names: list[str], files: FileSet, job: Job) -> EmbeddedImages:
+        """Return photos that are kept or wait, by their classes, with embeddings; the job says how
+        many there are.
+        """
         present, z = self.gallery.embeddings(files.names, job.progress)
-        return EmbeddedPhotos(names, files, known=dict(zip(present, z, strict=True)))
+        return EmbeddedImages(names, files, known=dict(zip(present, z, strict=True)))
 
     def _extend(self, decided: Decided, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
-        start, old = time.perf_counter(), self.model.clone()
-        others = {one.file for one in self.workspace.waiting()} - {one.file for one in decided.photos}
+        start = time.perf_counter()
+        old = self.model.clone()
+        others = {one.file for one in self.workspace.waiting()} - {
+            one.file for one in decided.images
+        }
         if decided.chosen or not others:
-            old.calibration.choose(torch.tensor(decided.chosen if others else [], dtype=torch.int64))
+            old.calibration.choose(
+                torch.tensor(decided.chosen if others else [], dtype=torch.int64)
+            )
         lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
-        model, score, learned = lesson.model, lesson.score, lesson.learned
-        before, after = stored_accuracy(old, old.class_names), stored_accuracy(model, old.class_names)
-        model.history.append(Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after))
+        model = lesson.model
+        score = lesson.score
+        learned = lesson.learned
+        before = stored_accuracy(old, old.class_names)
+        after = stored_accuracy(model, old.class_names)
+        model.history.append(
+            Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after)
+        )
         result = Lesson(
             version=None,
             learned=learned,
-            unreadable=[LeftOut(file=printable(file.name), reason=reason) for file, reason in lesson.unreadable],
-            held_back_accuracy=score.percent,
-            held_back_photos=score.total,
+            unreadable=[
+                LeftOut(file=printable(file.name), reason=reason)
+                for file, reason in lesson.unreadable
+            ],
+            held_out_accuracy=score.percent,
+            held_out_images=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
             right=Promise.of(model),
@@ -268,7 +314,9 @@ class Service:
         if dry_run:
             return None, {"lesson": result}
         version = self._store(model, decided, result)
-        result = result.model_copy(update={"version": version.number, "seconds": time.perf_counter() - start})
+        result = result.model_copy(
+            update={"version": version.number, "seconds": time.perf_counter() - start}
+        )
         return self._served(model, version.number), {"lesson": result}
 
     def _store(self, model: Classifier, decided: Decided, lesson: Lesson) -> Version:
@@ -276,91 +324,121 @@ class Service:
         names = ", ".join(f"'{printable(name)}'" for name in list(lesson.learned)[:3])
         names += ", …" if len(lesson.learned) > 3 else ""
         scores = {
-            "held_back": lesson.held_back_accuracy,
-            "held_back_photos": lesson.held_back_photos,
+            "held_back": lesson.held_out_accuracy,
+            "held_back_photos": lesson.held_out_images,
             "old_before": lesson.old_accuracy_before,
             "old_after": lesson.old_accuracy_after,
         }
         change = Change(
             "extend",
-            f"learned {number_of(sum(lesson.learned.values()), 'photo')} of {names}",
-            learned={name: decided.of_class(name) for name in decided.names} if self.options.keep_photos else {},
+            f"learned {number_of(sum(lesson.learned.values()), 'image')} of {names}",
+            learned=(
+                {name: decided.of_class(name) for name in decided.names}
+                if self.options.keep_images
+                else {}
+            ),
             scores={name: value for name, value in scores.items() if value is not None},
         )
         version = self.workspace.commit(model, change)
-        if not self.options.keep_photos:
-            self.workspace.remove([photo.file for photo in decided.photos], back=False)
-            self.workspace.remove_unused_photos()
+        if not self.options.keep_images:
+            self.workspace.remove([image.file for image in decided.images], back=False)
+            self.workspace.remove_unused_images()
         return version
 
     # ------------------------------------------------------------------ change
 
     def forget(self, name: str) -> Job:
-        """Queue forgetting a class: exactly where all of its photos are kept, else from what can be predicted."""
+        """Queue forgetting a class: exactly where all of its photos are kept, else from what can be
+        predicted.
+        """
 
         def work(job: Job) -> tuple[Served, Result]:
             old = self.model
             require(old, name)
             require_another(old, name)
             kept = len(self.workspace.kept(self.workspace.current).get(name, []))
-            photos = self.workspace.photos_of(name, old.counts[name])
-            done = old.forget(name, photos if old.head.subtracts else None)
+            images = self.workspace.images_of(name, old.counts[name])
+            done = old.forget(name, images if old.head.subtracts else None)
             how = "exactly: the model keeps nothing of its photos"
             if not done.exact:
                 how = "from the answers; its photos still count against other classes"
             change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
             version = self.workspace.commit(done.model, change)
             stays = (
-                f". {number_of(kept, 'photo')} of it and the versions before stay here until you delete them for good"
+                f". {number_of(kept, 'image')} of it and the versions before stay here until you"
+                " delete them for good"
             )
-            return self._changed(done.model, version, change.says + (stays if kept else ""), done.exact)
+            return self._changed(
+                done.model, version, change.says + (stays if kept else ""), done.exact
+            )
 
         return self._submit("forget", work)
 
     def rename(self, old: str, new: str, anyway: bool = False) -> Job:
-        """Queue giving a class another name; ``anyway`` even if that is nearly the name of another class."""
+        """Queue giving a class another name; ``anyway`` even if that is nearly the name of another
+        class.
+        """
 
         def work(job: Job) -> tuple[Served, Result]:
-            model, name = self.model.clone(), tidy(new)
+            model = self.model.clone()
+            name = tidy(new)
             require(model, old)
             others = [other for other in model.class_names if other != old]
             if name in others:
                 both = f"'{printable(name)}' and '{printable(old)}' would become one"
-                raise Question(f"there is a class '{printable(name)}' already: {both}", instead=name)
+                raise Question(
+                    f"there is a class '{printable(name)}' already: {both}", instead=name
+                )
             if not anyway:
                 check_alike(name, others)
             model.rename(old, name)
-            change = Change("rename", f"renamed '{printable(old)}' to '{printable(name)}'", renamed=(old, name))
+            change = Change(
+                "rename", f"renamed '{printable(old)}' to '{printable(name)}'", renamed=(old, name)
+            )
             return self._changed(model, self.workspace.commit(model, change), change.says)
 
         return self._submit("rename", work)
 
-    def move(self, name: str, into: str, photos: Collection[str] | None = None, anyway: bool = False) -> Job:
-        """Queue making photos of a class photos of another, which may be new: all are taken out, and learned anew.
+    def move(
+        self, name: str, into: str, images: Collection[str] | None = None, anyway: bool = False
+    ) -> Job:
+        """Queue making photos of a class photos of another, which may be new: all are taken out,
+        and learned anew.
 
         Args:
-            name: of the class, all of whose photos must be kept here; it goes where none of them stays.
+            name: of the class, all of whose photos must be kept here; it goes where none of them
+                stays.
             into: name of the other class.
             photos: names of the photos' files; None for all of them, which joins both classes.
             anyway: whether ``into`` may be nearly the name of another class.
         """
 
         def work(job: Job) -> tuple[Served, Result]:
-            model, other, known = self.model, tidy(into), self.workspace.kept(self.workspace.current)
+            model = self.model
+            other = tidy(into)
+            known = self.workspace.kept(self.workspace.current)
             require(model, name)
             class_names([other], "the request", UsageError)
-            moved = [file for file in known.get(name, []) if photos is None or file in photos]
+            moved = [file for file in known.get(name, []) if images is None or file in images]
             rest = [file for file in known.get(name, []) if file not in moved]
-            if other == name or (photos is not None and not moved):
-                raise RequestError(422, f"none of these is a photo of '{printable(name)}' that is to be another class")
+            if other == name or (images is not None and not moved):
+                raise RequestError(
+                    422,
+                    f"none of these is a photo of '{printable(name)}' that is to be another class",
+                )
             if not anyway and other not in model.class_names:
                 check_alike(other, model.class_names)
             new = [file for file in moved if file not in known.get(other, [])]
             learned = {one: files for one, files in ((name, rest), (other, new)) if files}
-            taken = self.workspace.photos_of(name, model.counts[name])
+            taken = self.workspace.images_of(name, model.counts[name])
             if taken is None or not model.head.subtracts:
-                cannot = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
-                raise RequestError(409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'")
+                cannot = (
+                    f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are"
+                    " kept here"
+                )
+                raise RequestError(
+                    409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'"
+                )
             require_another(model, name)
             model = model.forget(name, taken).model
             if learned:
@@ -369,7 +447,10 @@ class Service:
                 files = FileSet(self.workspace.folder / "photos", names, labels)
                 model = learn(model, self._with_embeddings(list(learned), files, job)).model
             model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
-            says = f"moved {number_of(len(moved), 'photo')} of" if rest else "joined"
+            if rest:
+                says = f"moved {number_of(len(moved), 'image')} of"
+            else:
+                says = "joined"
             says += f" '{printable(name)}' to '{printable(other)}'"
             change = Change("move" if rest else "join", says, learned=learned, forgotten=name)
             return self._changed(model, self.workspace.commit(model, change), says)
@@ -383,7 +464,9 @@ class Service:
             undone = self.workspace.version(self.workspace.current)
             version, model = self.workspace.undo()
             made = undone.parent == version.number
-            return self._changed(model, version, f"undid: {undone.change.says}" if made else "went back")
+            return self._changed(
+                model, version, f"undid: {undone.change.says}" if made else "went back"
+            )
 
         return self._submit("undo", work)
 
@@ -394,7 +477,9 @@ class Service:
             before = self.workspace.current
             version, model = self.workspace.redo()
             made = version.parent == before
-            return self._changed(model, version, f"did again: {version.change.says}" if made else "went there again")
+            return self._changed(
+                model, version, f"did again: {version.change.says}" if made else "went there again"
+            )
 
         return self._submit("redo", work)
 
@@ -407,12 +492,12 @@ class Service:
 
         return self._submit("go to", work)
 
-    def purge(self, photos: Literal["forgotten", "all"]) -> Job:
+    def purge(self, images: Literal["forgotten", "all"]) -> Job:
         """Queue deleting kept photos, and all versions but the served one, for good."""
 
         def work(job: Job) -> tuple[None, Result]:
-            count = self.workspace.purge(every=photos == "all")
-            says = f"deleted {number_of(count, 'photo')} and all other versions for good"
+            count = self.workspace.purge(every=images == "all")
+            says = f"deleted {number_of(count, 'image')} and all other versions for good"
             return None, {"changed": Changed(version=self.workspace.current, says=says)}
 
         return self._submit("purge", work)
@@ -435,7 +520,9 @@ class Service:
         return self._served(model, version.number), {"changed": changed}
 
     def _served(self, model: Classifier, number: int) -> Served:
-        """Return a model to be served; what detects unknown photos is prepared now, so that no answer waits for it."""
+        """Return a model to be served; what detects unknown photos is prepared now, so that no
+        answer waits for it.
+        """
         served = Served(model, number, self.options.unknown, self.options.coverage)
         served.judging()
         return served

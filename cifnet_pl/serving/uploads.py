@@ -11,16 +11,26 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from cifnet_pl.model.class_photos import classes_of_hashes
+from cifnet_pl.images.files import about_unsafe, find_images, is_hidden
+from cifnet_pl.images.image import EncodedImage, UnreadableImage, content_hash, opened_square
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.photos.files import about_unsafe, find_photos, is_hidden
-from cifnet_pl.photos.photo import Photo, UnreadableImage, content_hash, opened_square
+from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
-FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
+FORMATS = {
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "TIFF": "tif",
+}
 FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
-"""Formats that are decoded, and the extension of their kept files. Pillow has others that run programs (EPS)."""
+"""Formats that are decoded, and the extension of their kept files. Pillow has others that run
+programs (EPS).
+"""
 
 _OPENED = [name for name in FORMATS if name != "MPO"]  # those are opened as JPEG
 
@@ -42,9 +52,9 @@ class Limits:
     """
 
     body_bytes: int = 2**28
-    photo_bytes: int = 2**25
+    image_bytes: int = 2**25
     pixels: int = 50_000_000
-    photos: int = 5000
+    images: int = 5000
     zip_bytes: int = 2**30
     zip_ratio: float = 100.0
 
@@ -65,22 +75,30 @@ def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits) -> Iterator[
     count = 0
     for name, file in files:
         packed = name.lower().endswith(".zip")
-        for photo in _of_zip(name, file, limits) if packed else [(name, _whole(name, file, limits))]:
+        for image in (
+            _of_zip(name, file, limits) if packed else [(name, _whole(name, file, limits))]
+        ):
             count += 1
-            if count > limits.photos:
-                raise RequestError(413, f"more than {limits.photos} photos in one request: send them in parts")
-            yield photo
+            if count > limits.images:
+                raise RequestError(
+                    413, f"more than {limits.images} photos in one request: send them in parts"
+                )
+            yield image
 
 
 def _whole(name: str, file: IO[bytes], limits: Limits) -> bytes:
-    content = file.read(limits.photo_bytes + 1)
-    if len(content) > limits.photo_bytes:
-        raise RequestError(413, f"{printable(name[:200])} is larger than {limits.photo_bytes // 2**20} MiB")
+    content = file.read(limits.image_bytes + 1)
+    if len(content) > limits.image_bytes:
+        raise RequestError(
+            413, f"{printable(name[:200])} is larger than {limits.image_bytes // 2**20} MiB"
+        )
     return content
 
 
 def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as a path."""
+    """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as
+    a path.
+    """
     where = printable(name[:200])
     try:
         bounded = _Bounded(file)
@@ -99,7 +117,8 @@ def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, b
 
 
 class _Bounded:
-    """A zip file whose directory is refused before it is read if it is too large: each entry takes memory.
+    """A zip file whose directory is refused before it is read if it is too large: each entry takes
+    memory.
 
     Attributes:
         largest: bytes of one read; None for any number.
@@ -112,7 +131,9 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         """Read as the file does; RequestError if that is too much at once."""
         if self.largest is not None and size > self.largest:
-            raise RequestError(413, f"a zip file lists over {self.largest // 2**20} MiB of names: send it in parts")
+            raise RequestError(
+                413, f"a zip file lists over {self.largest // 2**20} MiB of names: send it in parts"
+            )
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -121,11 +142,17 @@ class _Bounded:
 
 def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:
     """Check the directory of a zip file; RequestError if it is hostile or too large."""
-    if len(entries) > 2 * limits.photos:
-        raise RequestError(413, f"{where} has more than {2 * limits.photos} entries: send it in parts")
-    unpacked, packed = (sum(getattr(e, size) for e in entries) for size in ("file_size", "compress_size"))
+    if len(entries) > 2 * limits.images:
+        raise RequestError(
+            413, f"{where} has more than {2 * limits.images} entries: send it in parts"
+        )
+    unpacked, packed = (
+        sum(getattr(e, size) for e in entries) for size in ("file_size", "compress_size")
+    )
     if unpacked > limits.zip_bytes:
-        raise RequestError(413, f"{where} unpacks to more than {limits.zip_bytes // 2**20} MiB: send it in parts")
+        raise RequestError(
+            413, f"{where} unpacks to more than {limits.zip_bytes // 2**20} MiB: send it in parts"
+        )
     if unpacked > limits.zip_ratio * max(packed, 1):
         raise RequestError(413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size")
     for entry in entries:
@@ -148,15 +175,18 @@ def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tup
         (size, size, 3) uint8, and the extension of its format.
 
     Raises:
-        UnreadableImage: no image of a known format, one that is damaged, or one with too many pixels.
+        UnreadableImage: no image of a known format, one that is damaged, or one with too many
+            pixels.
     """
-    with Photo(content).open(_OPENED) as image:
+    with EncodedImage(content).open(_OPENED) as image:
         if image.width * image.height > limits.pixels:
-            raise UnreadableImage(f"{image.width} × {image.height} pixels are more than {limits.pixels:,}")
+            raise UnreadableImage(
+                f"{image.width} × {image.height} pixels are more than {limits.pixels:,}"
+            )
         return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
 
 
-def learned_photos(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
+def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
     """Find the photos of a folder that a model has learned, by their content.
 
     Yields:
@@ -166,7 +196,7 @@ def learned_photos(model: Classifier, folder: Path) -> Iterator[tuple[Path, str,
         DataError: there is no such folder, or it holds no photo.
     """
     classes = classes_of_hashes(model, model.class_names)
-    for path in find_photos(folder):
+    for path in find_images(folder):
         try:
             content = path.read_bytes()
             for position in classes.get(content_hash(content), ()):
@@ -176,11 +206,15 @@ def learned_photos(model: Classifier, folder: Path) -> Iterator[tuple[Path, str,
 
 
 def extension_of(content: bytes) -> str:
-    """Return the extension of a photo's format; UnreadableImage for a format that is not decoded here."""
-    with Photo(content).open(_OPENED) as image:
+    """Return the extension of a photo's format; UnreadableImage for a format that is not decoded
+    here.
+    """
+    with EncodedImage(content).open(_OPENED) as image:
         return FORMATS[image.format or "PNG"]
 
 
 def file_name(content: bytes, extension: str) -> str:
-    """Return the name of a photo's kept file: the SHA-256 of its content, and the extension of its format."""
+    """Return the name of a photo's kept file: the SHA-256 of its content, and the extension of its
+    format.
+    """
     return f"{sha256(content).hexdigest()}.{extension}"

@@ -1,9 +1,11 @@
-"""Keep a folder in which every change of a served model is a version, on disk before it is acknowledged.
+"""Keep a folder in which every change of a served model is a version, on disk before it is
+acknowledged.
 
-A workspace holds ``versions/N`` (one bundle per version), ``photos`` (what was taught here, if photos are kept),
-``incoming`` (uploads that are being learned) and ``journal.sqlite``. A change first writes its bundle and then the
-journal, in one transaction. Only the journal makes the change valid: a bundle that it does not name was never
-acknowledged, and is removed when the workspace is opened again.
+A workspace holds ``versions/N`` (one bundle per version), ``photos`` (what was taught here, if
+photos are kept), ``incoming`` (uploads that are being learned) and ``journal.sqlite``. A change
+first writes its bundle and then the journal, in one transaction. Only the journal makes the change
+valid: a bundle that it does not name was never acknowledged, and is removed when the workspace is
+opened again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import learned_photos
+from cifnet_pl.serving.uploads import learned_images
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_bytes
 from cifnet_pl.utilities.text import number_of
@@ -35,7 +37,7 @@ from cifnet_pl.utilities.text import number_of
 LOG = logging.getLogger("cifnet_pl.serving")
 JOURNAL = "journal.sqlite"
 FORMAT = 2
-PHOTO = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
+IMAGE = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept photo: the SHA-256 of its content, and the extension of its format."""
 
 TABLES = Path(__file__).with_name("journal.sql")
@@ -43,8 +45,13 @@ BRING = "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (fil
 AGAIN = BRING + "UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0"
 ONCE = BRING + "NOTHING"
 
-EARLIER = "SELECT place, version FROM line WHERE place < (SELECT place FROM model) ORDER BY place DESC LIMIT 1"
-LATER = "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
+EARLIER = (
+    "SELECT place, version FROM line WHERE place < (SELECT place FROM model) ORDER BY place DESC"
+    " LIMIT 1"
+)
+LATER = (
+    "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,9 @@ class Version:
 
 
 class Waiting(NamedTuple):
-    """A photo that waits to be decided: the name of its file, and the path that it was sent with."""
+    """A photo that waits to be decided: the name of its file, and the path that it was sent
+    with.
+    """
 
     file: str
     sent: str
@@ -99,14 +108,17 @@ class Waiting(NamedTuple):
 class Workspace:
     """The versions of one model in a folder, and the journal that says which of them is served.
 
-    Only one process may have a workspace open, and only one thread may change it; any thread may read.
+    Only one process may have a workspace open, and only one thread may change it; any thread may
+    read.
 
     Args:
         folder: made if it is missing.
-        model: version 1 of a new workspace; an existing one must have begun with the same model. It may know no class.
+        model: version 1 of a new workspace; an existing one must have begun with the same model. It
+            may know no class.
         keep_versions: number of bundles to keep; the oldest are removed beyond it.
         trust: whether versions may import heads and networks from outside the package.
-        images: folder whose photos a new workspace keeps, as far as the model has learned them; None for none.
+        images: folder whose photos a new workspace keeps, as far as the model has learned them;
+            None for none.
 
     Raises:
         UsageError: another process has the workspace open, or it began with another model.
@@ -122,26 +134,39 @@ class Workspace:
         trust: bool = False,
         images: Path | None = None,
     ):
-        self.folder, self.keep_versions, self.trust = folder, keep_versions, trust
+        self.folder = folder
+        self.keep_versions = keep_versions
+        self.trust = trust
         self._empty = None if model.class_names else model.clone()
-        self._backbone, self._device, self._lock = model.backbone, model.device, RLock()
+        self._backbone = model.backbone
+        self._device = model.device
+        self._lock = RLock()
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
             begun = self._open(stack, model)
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)
             (folder / "incoming").mkdir()
-            self.remove_unused_photos()
+            self.remove_unused_images()
             if not begun:
                 says = f"{number_of(len(model.class_names), 'class')} from the model that was given"
-                learned = {} if images is None else self._bring(model, images)
-                self.commit(model, Change("open", says if model.class_names else "began with no class", learned))
+                if images is None:
+                    learned = {}
+                else:
+                    learned = self._bring(model, images)
+                self.commit(
+                    model,
+                    Change("open", says if model.class_names else "began with no class", learned),
+                )
             self._stack = stack.pop_all()
 
     def _open(self, stack: ExitStack, model: Classifier) -> bool:
         """Open the journal; return whether there are versions already."""
-        path, about = self.folder / JOURNAL, json.dumps(_about(model))
-        damaged = explained(CheckpointError, f"{path} is damaged", sqlite3.DatabaseError, end="; use a copy of it")
+        path = self.folder / JOURNAL
+        about = json.dumps(_about(model))
+        damaged = explained(
+            CheckpointError, f"{path} is damaged", sqlite3.DatabaseError, end="; use a copy of it"
+        )
         with damaged, explained(CifnetError, f"cannot open {path}", sqlite3.OperationalError):
             self._journal = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             stack.callback(self._journal.close)
@@ -151,16 +176,27 @@ class Workspace:
             if written == 0:
                 self._journal.executescript(rendered(TABLES, format=FORMAT))
             elif written != FORMAT:
-                raise CheckpointError(f"{path} has format {written}, expected {FORMAT}: choose another --workspace")
-            self._journal.execute("INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about])
+                raise CheckpointError(
+                    f"{path} has format {written}, expected {FORMAT}: choose another --workspace"
+                )
+            self._journal.execute(
+                "INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)", [about]
+            )
             ((first,),) = self._rows("SELECT about FROM model")
             ((last,),) = self._rows("SELECT coalesce(max(number), 0) FROM version")
         if first != about:
-            raise UsageError(f"the workspace {self.folder} began with another model: choose another with --workspace")
+            raise UsageError(
+                f"the workspace {self.folder} began with another model: choose another with"
+                " --workspace"
+            )
         # A kill leaves at most one version that the journal does not name.
-        newest = max((int(entry.name) for entry in self._bundles() if entry.name.isdecimal()), default=0)
+        newest = max(
+            (int(entry.name) for entry in self._bundles() if entry.name.isdecimal()), default=0
+        )
         if newest > last + 1:
-            raise CheckpointError(f"{path} ends with version {last}, but {newest} is stored: restore it from a copy")
+            raise CheckpointError(
+                f"{path} ends with version {last}, but {newest} is stored: restore it from a copy"
+            )
         return bool(last)
 
     # ------------------------------------------------------------------ reading
@@ -184,7 +220,9 @@ class Workspace:
     @property
     def versions(self) -> dict[int, Version]:
         """All versions by number, oldest first."""
-        rows = self._rows("SELECT number, parent, change, counts, at, stored FROM version ORDER BY number")
+        rows = self._rows(
+            "SELECT number, parent, change, counts, at, stored FROM version ORDER BY number"
+        )
         return {
             number: Version(number, parent, _parsed(change), json.loads(counts), at, bool(stored))
             for number, parent, change, counts, at, stored in rows
@@ -200,7 +238,10 @@ class Workspace:
         if number not in versions:
             raise RequestError(404, f"there is no version {number}: the newest is {max(versions)}")
         if not versions[number].stored:
-            raise RequestError(410, f"version {number} is no longer stored: the newest {self.keep_versions} are kept")
+            raise RequestError(
+                410,
+                f"version {number} is no longer stored: the newest {self.keep_versions} are kept",
+            )
         return versions[number]
 
     def kept(self, number: int) -> dict[str, list[str]]:
@@ -218,7 +259,8 @@ class Workspace:
 
     def waiting(self) -> list[Waiting]:
         """Return the photos that wait to be decided, in the order they came."""
-        current, here = self.current, self._names()
+        current = self.current
+        here = self._names()
         kept = {file for files in self.kept(current).values() for file in files}
         learned = {
             file: version.number
@@ -235,7 +277,8 @@ class Workspace:
 
     def _line(self, number: int) -> list[Version]:
         """Return the versions that led to a version, and itself, the first first."""
-        versions, line = self.versions, []
+        versions = self.versions
+        line = []
         at: int | None = number
         while at is not None:
             line.append(versions[at])
@@ -249,43 +292,53 @@ class Workspace:
         return self._bundle(number)
 
     def load(self, number: int) -> Classifier:
-        """Read the model of a version; all versions share the backbone of the model that the workspace began with."""
+        """Read the model of a version; all versions share the backbone of the model that the
+        workspace began with.
+        """
         if self._empty is not None and not self.version(number).counts:
             return self._empty.clone()
-        return read_bundle(self.bundle(number), trust=self.trust, backbone=self._backbone).to(self._device)
+        return read_bundle(self.bundle(number), trust=self.trust, backbone=self._backbone).to(
+            self._device
+        )
 
-    def photo(self, name: str) -> Path:
+    def image(self, name: str) -> Path:
         """Return the file of a kept photo.
 
         Raises:
             RequestError: there is no such photo.
         """
         path = self.folder / "photos" / name
-        if not PHOTO.fullmatch(name) or not path.is_file():
+        if not IMAGE.fullmatch(name) or not path.is_file():
             raise RequestError(404, "there is no such photo in the workspace")
         return path
 
-    def photos_of(self, name: str, count: int) -> list[Path] | None:
-        """Return the kept photos of a class of the current version; None unless all that it learned are kept.
+    def images_of(self, name: str, count: int) -> list[Path] | None:
+        """Return the kept photos of a class of the current version; None unless all that it learned
+        are kept.
 
         Args:
             name: of the class.
             count: number of photos that it was learned from.
         """
         files = self.kept(self.current).get(name, [])
-        return [self.folder / "photos" / file for file in files] if len(files) == count else None
+        if len(files) == count:
+            return [self.folder / "photos" / file for file in files]
+        return None
 
     def incoming(self) -> Path:
-        """Make a folder for the files of one request; what a killed process leaves goes when a workspace is opened."""
+        """Make a folder for the files of one request; what a killed process leaves goes when a
+        workspace is opened.
+        """
         return Path(tempfile.mkdtemp(dir=self.folder / "incoming"))
 
     # ------------------------------------------------------------------ changes
 
-    def receive(self, photos: Mapping[str, tuple[str, bytes]], again: bool) -> list[str]:
+    def receive(self, images: Mapping[str, tuple[str, bytes]], again: bool) -> list[str]:
         """Keep photos until they are decided; return once the disk has them.
 
         Args:
-            photos: name of the file → the path that the photo was sent with, and its content; none of them waits.
+            photos: name of the file → the path that the photo was sent with, and its content; none
+                of them waits.
             again: whether those that were taken away or forgotten wait again.
 
         Returns:
@@ -295,19 +348,21 @@ class Workspace:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
         with self._lock:  # no one removes what is not yet in the journal
-            for file, (_, content) in photos.items():
+            for file, (_, content) in images.items():
                 if not (target := self.folder / "photos" / file).is_file():
                     write_bytes(target, content)
             new = []
             with self._transaction():
-                for file, (sent, _) in photos.items():
+                for file, (sent, _) in images.items():
                     row = file, sent.encode(errors="replace").decode(), self.current
                     new += [file] * self._journal.execute(AGAIN if again else ONCE, row).rowcount
             return new
 
-    def remove(self, photos: Iterable[str], back: bool) -> None:
-        """Take away photos that wait, or take them ``back``; their files stay until the workspace is opened again."""
-        rows = [(not back, file) for file in photos if PHOTO.fullmatch(file)]
+    def remove(self, images: Iterable[str], back: bool) -> None:
+        """Take away photos that wait, or take them ``back``; their files stay until the workspace
+        is opened again.
+        """
+        rows = [(not back, file) for file in images if IMAGE.fullmatch(file)]
         with self._transaction():
             self._journal.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
 
@@ -321,7 +376,8 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        number, at = max(self.versions, default=0) + 1, _now()
+        number = max(self.versions, default=0) + 1
+        at = _now()
         parent = self.current if number > 1 else None
         with new_folder(self._bundle(number)) as temporary:
             if model.class_names:
@@ -330,14 +386,17 @@ class Workspace:
         try:
             with self._transaction():
                 self._journal.execute(
-                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)", row
+                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
+                    row,
                 )
                 self._continue(change.what, number)
         except BaseException:
             shutil.rmtree(self._bundle(number), ignore_errors=True)
             raise
         try:
-            self._drop([n for n, version in self.versions.items() if version.stored][: -self.keep_versions])
+            self._drop(
+                [n for n, version in self.versions.items() if version.stored][: -self.keep_versions]
+            )
         except (CifnetError, OSError) as error:  # the change is stored: it must not be refused
             LOG.warning("old versions were not removed: %s", error)
         return self.versions[number]
@@ -348,7 +407,9 @@ class Workspace:
 
     def redo(self) -> tuple[Version, Classifier]:
         """Serve the version that was undone last; RequestError if there is none."""
-        return self._step("redo", self._rows(LATER), "there is no undone change that could be done again")
+        return self._step(
+            "redo", self._rows(LATER), "there is no undone change that could be done again"
+        )
 
     def go_to(self, number: int) -> tuple[Version, Classifier]:
         """Serve any stored version; this is a change that can be undone."""
@@ -367,8 +428,17 @@ class Workspace:
             Number of photos.
         """
         current = self.current
-        self._drop([number for number, version in self.versions.items() if version.stored and number != current])
-        stay = set() if every else {name for files in self.kept(current).values() for name in files}
+        self._drop(
+            [
+                number
+                for number, version in self.versions.items()
+                if version.stored and number != current
+            ]
+        )
+        if every:
+            stay = set()
+        else:
+            stay = {name for files in self.kept(current).values() for name in files}
         stay.update(one.file for one in self.waiting())
         gone = self._names() - stay
         with self._transaction():
@@ -378,10 +448,17 @@ class Workspace:
             (self.folder / "photos" / file).unlink()
         return len(gone)
 
-    def remove_unused_photos(self) -> None:
-        """Remove photos that neither wait nor were learned: taken away, or of a lesson that was refused or killed."""
+    def remove_unused_images(self) -> None:
+        """Remove photos that neither wait nor were learned: taken away, or of a lesson that was
+        refused or killed.
+        """
         with self._lock:
-            learned = {name for v in self.versions.values() for files in v.change.learned.values() for name in files}
+            learned = {
+                name
+                for v in self.versions.values()
+                for files in v.change.learned.values()
+                for name in files
+            }
             waiting = {file for (file,) in self._rows("SELECT file FROM inbox WHERE NOT gone")}
             for file in self._names() - learned - waiting:
                 (self.folder / "photos" / file).unlink()
@@ -393,10 +470,12 @@ class Workspace:
     # ------------------------------------------------------------------ details
 
     def _bring(self, model: Classifier, images: Path) -> dict[str, list[str]]:
-        """Keep the photos of a folder that a model has learned; return their file names by class."""
+        """Keep the photos of a folder that a model has learned; return their file names by
+        class.
+        """
         learned: dict[str, list[str]] = {}
         (self.folder / "photos").mkdir(exist_ok=True)
-        for path, file, name in learned_photos(model, images):
+        for path, file, name in learned_images(model, images):
             if file not in learned.setdefault(name, []):
                 _link(path, self.folder / "photos" / file)
                 learned[name].append(file)
@@ -432,9 +511,13 @@ class Workspace:
     def _continue(self, what: str, number: int) -> None:
         """Continue the line of versions with one that is served from now on."""
         self._journal.execute("DELETE FROM line WHERE place > (SELECT place FROM model)")
-        self._serve(what, self._journal.execute("INSERT INTO line (version) VALUES (?)", [number]).lastrowid)
+        self._serve(
+            what, self._journal.execute("INSERT INTO line (version) VALUES (?)", [number]).lastrowid
+        )
 
-    def _step(self, what: str, found: list[tuple[int, int]], none: str) -> tuple[Version, Classifier]:
+    def _step(
+        self, what: str, found: list[tuple[int, int]], none: str
+    ) -> tuple[Version, Classifier]:
         """Serve a version of the line, once its bundle is read."""
         if not found:
             raise RequestError(409, none)
@@ -446,7 +529,9 @@ class Workspace:
 
     def _serve(self, what: str, place: int | None) -> None:
         self._journal.execute("UPDATE model SET place = ?", [place])
-        self._journal.execute("INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)", (_now(), what, self.current))
+        self._journal.execute(
+            "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)", (_now(), what, self.current)
+        )
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Remove the bundles of versions other than the current one."""
@@ -458,8 +543,12 @@ class Workspace:
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
-        """Remove bundles that the journal does not name: half-written ones of killed processes, and dropped ones."""
-        named = {self._bundle(number) for number, version in self.versions.items() if version.stored}
+        """Remove bundles that the journal does not name: half-written ones of killed processes, and
+        dropped ones.
+        """
+        named = {
+            self._bundle(number) for number, version in self.versions.items() if version.stored
+        }
         for entry in self._bundles():
             if entry not in named:
                 shutil.rmtree(entry)
@@ -484,4 +573,8 @@ def _link(file: Path, target: Path) -> None:
 
 def _about(model: Classifier) -> dict[str, Any]:
     """Return what identifies a model when its workspace is opened again."""
-    return {"backbone": model.backbone.name, "head": type(model.head).__name__, "counts": model.counts}
+    return {
+        "backbone": model.backbone.name,
+        "head": type(model.head).__name__,
+        "counts": model.counts,
+    }

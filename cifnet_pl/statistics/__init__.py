@@ -1,15 +1,17 @@
-"""The sums that everything is learned from, and the ridge solves on them: pure linear algebra, no tasks or labels."""
+"""The sums that everything is learned from, and the ridge solves on them: pure linear algebra, no
+tasks or labels.
+"""
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.distances import Discriminant as Discriminant
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
-from cifnet_pl.statistics.look_alikes import Occasions as Occasions
-from cifnet_pl.statistics.look_alikes import comparable as comparable
-from cifnet_pl.statistics.look_alikes import find_occasions as find_occasions
-from cifnet_pl.statistics.look_alikes import left_out_groups as left_out_groups
-from cifnet_pl.statistics.look_alikes import near_groups as near_groups
-from cifnet_pl.statistics.look_alikes import near_limit as near_limit
+from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
+from cifnet_pl.statistics.groups import comparable as comparable
+from cifnet_pl.statistics.groups import find_groups as find_groups
+from cifnet_pl.statistics.groups import left_out_groups as left_out_groups
+from cifnet_pl.statistics.groups import near_groups as near_groups
+from cifnet_pl.statistics.groups import near_limit as near_limit
 from cifnet_pl.statistics.ridge import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.ridge import Centred as Centred
 from cifnet_pl.statistics.ridge import Choice as Choice

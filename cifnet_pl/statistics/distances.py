@@ -1,4 +1,6 @@
-"""Compute Mahalanobis distances of rows to class means from sums, also as if a row had not been learned."""
+"""Compute Mahalanobis distances of rows to class means from sums, also as if a row had not been
+learned.
+"""
 
 from __future__ import annotations
 
@@ -34,29 +36,37 @@ class ClassMoments:
     rounding: float
 
     @classmethod
-    def of(cls, gram: Tensor, sums: Tensor, weights: Tensor, total: Tensor | None, mass: Tensor) -> ClassMoments:
+    def of(
+        cls, gram: Tensor, sums: Tensor, weights: Tensor, total: Tensor | None, mass: Tensor
+    ) -> ClassMoments:
         """Put the rows that belong to none of the classes into a group of their own.
 
         Args:
             gram: as above, any floating dtype.
             sums: (C, p) of the classes.
             weights: (C,) of the classes.
-            total: (p+1,) ``Σ ω [1; x]`` over all rows of the Gram matrix; None where that is not known, and the removed
-                rows are taken to have mean zero.
+            total: (p+1,) ``Σ ω [1; x]`` over all rows of the Gram matrix; None where that is not
+                known, and the removed rows are taken to have mean zero.
             mass: () total weight.
         """
         rounding = torch.finfo(gram.dtype).eps
-        gram, sums, weights, mass = gram.double(), sums.double(), weights.double(), mass.double()
+        gram = gram.double()
+        sums = sums.double()
+        weights = weights.double()
+        mass = mass.double()
         if total is None:
             rest_weight = mass - weights.sum()
             rest = torch.zeros_like(sums[0])
         else:
-            rest_weight, rest = total[0].double() - weights.sum(), total[1:].double() - sums.sum(dim=0)
+            rest_weight = total[0].double() - weights.sum()
+            rest = total[1:].double() - sums.sum(dim=0)
         # What is left of sums that were subtracted again is rounding, and no group.
         if rest_weight > max(rounding, ROUNDING) * 10 * mass:
-            groups, group_weights = torch.cat([sums, rest[None]]), torch.cat([weights, rest_weight[None]])
+            groups = torch.cat([sums, rest[None]])
+            group_weights = torch.cat([weights, rest_weight[None]])
         else:
-            groups, group_weights = sums, weights
+            groups = sums
+            group_weights = weights
         return cls(gram, groups, group_weights, len(weights), mass, rounding)
 
     @property
@@ -84,10 +94,11 @@ class ClassMoments:
 
 
 class Products(NamedTuple):
-    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means, as if no group was learned.
+    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means, as if no
+    group was learned.
 
-    What they are with the scatter of all rows, and what is added to each product of a and b for the rows that are gone:
-    the inner product of what is said of a and of b here.
+    What they are with the scatter of all rows, and what is added to each product of a and b for the
+    rows that are gone: the inner product of what is said of a and of b here.
 
     Attributes:
         inner: (g, k, C) of each row with each mean.
@@ -112,12 +123,14 @@ class Products(NamedTuple):
 
 
 class Removable:
-    """Learned rows that can be taken out of a scatter within classes and of the class means again, group by group.
+    """Learned rows that can be taken out of a scatter within classes and of the class means again,
+    group by group.
 
-    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without k rows of class c, each of weight 1, and
-    ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)`` with ``s = Σ v``, and the mean loses
-    ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury;
-    Sherman and Morrison where one is left out): a system of as many equations as the group has rows. λ stays the same.
+    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without k rows of class c, each
+    of weight 1, and ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)`` with ``s = Σ v``,
+    and the mean loses ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v, and products grow by
+    ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury; Sherman and Morrison where one is left out): a system of as
+    many equations as the group has rows. λ stays the same.
 
     Args:
         factor: (p, p) L.
@@ -125,8 +138,12 @@ class Removable:
         x: (n, p) the rows, and columns: (n,) int64 class of each.
     """
 
-    def __init__(self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor):
-        self.factor, self.class_mass, self.columns = factor, class_mass, columns
+    def __init__(
+        self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor
+    ):
+        self.factor = factor
+        self.class_mass = class_mass
+        self.columns = columns
         self.means, self.away = self.half(means), self.half(x - means[columns])
         self.along, self.square = self.away @ self.means.T, self.means.square().sum(dim=1)
 
@@ -147,7 +164,9 @@ class Removable:
         remaining = self.class_mass - own.sum(dim=1)
         gone = remaining <= ROUNDING * self.class_mass
         shift = own / torch.where(gone, torch.inf, remaining)[:, None]
-        lost = torch.eye(rows.shape[1]).to(own) + own @ shift.mT  # D: shift is zero where another class's
+        lost = (
+            torch.eye(rows.shape[1]).to(own) + own @ shift.mT
+        )  # D: shift is zero where another class's
         root = torch.linalg.cholesky(lost)
         values, vectors = torch.linalg.eigh(root.mT @ (away @ away.mT) @ root)
         turn = (root @ vectors / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]).mT
@@ -157,20 +176,24 @@ class Removable:
         to_rows = q @ away.mT
         inner = q @ self.means.T - to_rows @ shift
         remaining = remaining.masked_fill(gone, 0.0)[:, None]
-        return Products(inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), remaining, turn)
+        return Products(
+            inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), remaining, turn
+        )
 
 
 class ClassDistances:
     """Squared Mahalanobis distances to the nearest class mean, and to the mean of all rows.
 
-    With the scatters ``S_w`` within classes and ``S_t`` around the mean μ of all N rows, and λ a share of the mean
-    eigenvalue of ``S_w``,
+    With the scatters ``S_w`` within classes and ``S_t`` around the mean μ of all N rows, and λ a
+    share of the mean eigenvalue of ``S_w``,
 
-        near(x) = min_c N·(q − μ_c)ᵀ(S_w + λI)⁻¹(q − μ_c)      overall(x) = N·(q − μ)ᵀ(S_t + λI)⁻¹(q − μ),
+        near(x) = min_c N·(q − μ_c)ᵀ(S_w + λI)⁻¹(q − μ_c)      overall(x) = N·(q − μ)ᵀ(S_t + λI)⁻¹(q
+        − μ),
 
-    where q is x stretched to the root mean square length of the rows: the length of an embedding says more about a
-    photo's contrast than about what is on it (Mahalanobis++, Mueller and Hein, 2025, normalise rows, too). The
-    difference of the two is the relative distance of Ren et al. (2021).
+    where q is x stretched to the root mean square length of the rows: the length of an embedding
+    says more about a image's contrast than about what is on it (Mahalanobis++, Mueller and Hein,
+    2025, normalise rows, too). The difference of the two is the relative distance of Ren et al.
+    (2021).
 
     Args:
         moments: of the rows that were learned.
@@ -179,22 +202,27 @@ class ClassDistances:
 
     def __init__(self, moments: ClassMoments, share: float):
         self.moments = moments
-        within, total = moments.within(), moments.total()
+        within = moments.within()
+        total = moments.total()
         scale = within.diagonal().mean()
-        smallest = (10 * moments.rounding * moments.square).clamp_min(torch.finfo(torch.float64).tiny)
+        smallest = (10 * moments.rounding * moments.square).clamp_min(
+            torch.finfo(torch.float64).tiny
+        )
         if share * scale <= smallest:  # every class is a single point
             scale = total.diagonal().mean()
         self.ridge = torch.maximum(share * scale, smallest)
         self.length = (moments.square / moments.mass).sqrt()
         self.centre = moments.mean
         self.means = moments.group_means[: moments.classes] - self.centre
-        self.within_factor, self.total_factor = factorise(within, self.ridge), factorise(total, self.ridge)
+        self.within_factor = factorise(within, self.ridge)
+        self.total_factor = factorise(total, self.ridge)
 
     def relative(self, share: float) -> Callable[[Tensor], Tensor]:
         """Return a function that computes relative distances by one product with a (p, p) matrix.
 
         Args:
-            share: of the overall distance that is subtracted; 0 for the distance to the nearest class mean alone.
+            share: of the overall distance that is subtracted; 0 for the distance to the nearest
+                class mean alone.
 
         Returns:
             Function from rows (n, p) to (n,) ``near(x) − share·overall(x)``.
@@ -206,12 +234,17 @@ class ClassDistances:
 
         def measure(x: Tensor) -> Tensor:
             q = self.length * torch.nn.functional.normalize(x.double(), dim=1) - self.centre
-            return self.moments.mass * (_quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values)
+            return self.moments.mass * (
+                _quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values
+            )
 
         return measure
 
-    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the distances near and overall of learned rows, each as if it, or its group, had not been learned.
+    def left_out(
+        self, x: Tensor, columns: Tensor, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the distances near and overall of learned rows, each as if it, or its group, had
+        not been learned.
 
         Args:
             x: (n, p), each of weight 1 in the sums.
@@ -219,22 +252,33 @@ class ClassDistances:
             groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
-            (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN where there is no
-            other.
+            (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN
+            where there is no other.
         """
-        x, moments = x.double(), self.moments
-        away, mass = x - self.centre, moments.weights
+        x = x.double()
+        moments = self.moments
+        away = x - self.centre
+        mass = moments.weights
         kinds = (
             Removable(self.within_factor, self.means, mass[: moments.classes], away, columns),
-            Removable(self.total_factor, away.new_zeros(1, x.shape[1]), mass.sum()[None], away, 0 * columns),
+            Removable(
+                self.total_factor,
+                away.new_zeros(1, x.shape[1]),
+                mass.sum()[None],
+                away,
+                0 * columns,
+            ),
         )
-        unit, squares = torch.nn.functional.normalize(x, dim=1), x.square().sum(dim=1)
+        unit = torch.nn.functional.normalize(x, dim=1)
+        squares = x.square().sum(dim=1)
         halves = [(kind.half(unit), kind.half(self.centre[None])) for kind in kinds]
         result = x.new_empty(2, len(x))
         for rows in equal_groups(groups, len(x)):
             left = moments.mass - rows.shape[1]
             left = left.masked_fill(left <= ROUNDING * moments.mass, torch.nan)
-            length = ((moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left).sqrt()
+            length = (
+                (moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left
+            ).sqrt()
             for distances, kind, (direction, centre) in zip(result, kinds, halves, strict=True):
                 q = length.nan_to_num()[..., None] * direction[rows] - centre
                 distances[rows] = left * _nearest(q, kind.without(rows, q))
@@ -242,8 +286,12 @@ class ClassDistances:
 
 
 def _nearest(q: Tensor, products: Products) -> Tensor:
-    """Return (g, k) squared distance of each row to the nearest class mean; NaN where no class is left."""
-    further = torch.cdist(products.rows, products.means.mT, compute_mode="donot_use_mm_for_euclid_dist").square()
+    """Return (g, k) squared distance of each row to the nearest class mean; NaN where no class is
+    left.
+    """
+    further = torch.cdist(
+        products.rows, products.means.mT, compute_mode="donot_use_mm_for_euclid_dist"
+    ).square()
     distance = q.square().sum(dim=2, keepdim=True) - 2 * products.inner + products.square + further
     nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
     return nearest.masked_fill(nearest.isinf(), torch.nan)
@@ -261,17 +309,20 @@ def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
         gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
         class_sums: (C, d+1) ``Σ_{y=c} ω x̃`` of every class that has rows in ``gram``.
     """
-    weight, sums = class_sums[:, :1], class_sums[:, 1:]
+    weight = class_sums[:, :1]
+    sums = class_sums[:, 1:]
     return gram[1:, 1:] - sums.T @ (sums / weight)
 
 
 @dataclass(frozen=True)
 class Discriminant:
-    """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within classes; equal priors.
+    """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within
+    classes; equal priors.
 
-    The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with
-    ``df = tr (S + λI)⁻¹S``, so that a class of few rows is hardly ever named. ``unbiased`` scores take half of that
-    back; where classes are even, it is the same for all.
+    The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average,
+        with
+    ``df = tr (S + λI)⁻¹S``, so that a class of few rows is hardly ever named. ``unbiased`` scores
+    take half of that back; where classes are even, it is the same for all.
 
     Attributes:
         factor: (d, d) lower Cholesky factor of S + λI, float64 as all others.
@@ -306,7 +357,9 @@ class Discriminant:
             CifnetError: the sum is not positive definite.
         """
         sums = class_sums.double()
-        factor = factorise(within.double(), torch.tensor(ridge, dtype=torch.float64, device=within.device))
+        factor = factorise(
+            within.double(), torch.tensor(ridge, dtype=torch.float64, device=within.device)
+        )
         return cls(factor, sums[:, 1:] / sums[:, :1], sums[:, 0], mass.double(), ridge, unbiased)
 
     def weights(self) -> Tensor:
@@ -320,32 +373,42 @@ class Discriminant:
     @cached_property
     def freedom(self) -> Tensor:
         """() ``tr (S + λI)⁻¹S``."""
-        inverse = torch.linalg.solve_triangular(self.factor, torch.eye(len(self.factor)).to(self.factor), upper=False)
+        inverse = torch.linalg.solve_triangular(
+            self.factor, torch.eye(len(self.factor)).to(self.factor), upper=False
+        )
         freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
         return freedom
 
     def leaving_out(self, z: Tensor, columns: Tensor) -> Callable[[Tensor | None], Tensor]:
-        """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at the same λ.
+        """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at
+        the same λ.
 
         Args:
             z: (n, d) rows that are in the sums, each of weight 1.
             columns: (n,) int64 class of each.
 
         Returns:
-            Function from the number of each row's group (n,) int64, or None where each stands alone, to scores (n, C);
-            NaN for a class that had no other row.
+            Function from the number of each row's group (n,) int64, or None where each stands
+            alone, to scores (n, C); NaN for a class that had no other row.
         """
         removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns)
         half = removable.away + removable.means[columns]
         if self.unbiased:
             freedom = self.freedom
-            further = torch.linalg.solve_triangular(self.factor, removable.away, left=False, upper=False)
+            further = torch.linalg.solve_triangular(
+                self.factor, removable.away, left=False, upper=False
+            )
 
         def left_out(groups: Tensor | None) -> Tensor:
             result = half.new_empty(len(z), len(self.means))
             for rows in equal_groups(groups, len(z)):
                 p = removable.without(rows, half[rows])
-                score = p.inner - p.square / 2 + p.rows @ p.means - p.means.square().sum(dim=1, keepdim=True) / 2
+                score = (
+                    p.inner
+                    - p.square / 2
+                    + p.rows @ p.means
+                    - p.means.square().sum(dim=1, keepdim=True) / 2
+                )
                 score = (self.mass - rows.shape[1]) * score
                 if self.unbiased:  # the trace of the inverse grows by that of what is added to it
                     lost = self.ridge * (p.turn @ further[rows]).square().sum(dim=(1, 2))

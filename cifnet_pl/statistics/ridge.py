@@ -22,7 +22,8 @@ Ridge = float | Literal["gcv"]
 
 
 def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
-    """Return ``(gram + diag(penalty))⁻¹ moment`` by one Cholesky factorisation (eq:weights_rrls without the SVD).
+    """Return ``(gram + diag(penalty))⁻¹ moment`` by one Cholesky factorisation (eq:weights_rrls
+    without the SVD).
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
@@ -59,11 +60,16 @@ def factorise(gram: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
     system.diagonal().add_(penalty)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(system)
-    # A number that is not finite anywhere in a row of the factor makes that row's diagonal element so too.
+    # A number that is not finite anywhere in a row of the factor makes that row's diagonal element
+    # so too.
     if info.item() or not torch.isfinite(factor.diagonal()).all():
-        smallest = penalty.min().item() if penalty.ndim else penalty.item()
+        if penalty.ndim:
+            smallest = penalty.min().item()
+        else:
+            smallest = penalty.item()
         raise CifnetError(
-            f"the Gram matrix plus ridge {smallest:g} is not positive definite: use a larger ridge, or ridge: gcv"
+            f"the Gram matrix plus ridge {smallest:g} is not positive definite: use a larger ridge,"
+            " or ridge: gcv"
         )
     return factor
 
@@ -71,37 +77,47 @@ def factorise(gram: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
 FEWEST = 32
 """With fewer directions nothing is concluded from their energies."""
 
-WINDOW, LEAST = 0.02, 8
+WINDOW = 0.02
+LEAST = 8
 """Energies are averaged over this share of the directions, at least so many."""
 
 EMPTY = 0.1
 """A direction with a smaller share of the median energy has none."""
 
 EMPTY_BEYOND = 0.4
-"""The same for the directions that no feature reaches, as a share of the energy of the last that one does.
+"""The same for the directions that no feature reaches, as a share of the energy of the last that
+one does.
 
-On photos this ratio is 0.73 to 1 where all are distinct, and at most 0.39 where each has a copy.
+On images this ratio is 0.73 to 1 where all are distinct, and at most 0.39 where each has a copy.
 """
 
 REACH = 8
-"""With more directions beyond the features than this many times their number, copies hardly change the choice."""
+"""With more directions beyond the features than this many times their number, copies hardly change
+the choice.
+"""
 
 
-def shares_of_independent_error(energy: Tensor, spare: int, unexplained: Tensor) -> tuple[Tensor, float]:
+def shares_of_independent_error(
+    energy: Tensor, spare: int, unexplained: Tensor
+) -> tuple[Tensor, float]:
     """Return how much independent error each direction of the samples' space carries, from 0 to 1.
 
-    n distinct samples span n directions, and the targets' error has about the same energy in each. A copy, or a photo
-    that differs little from another, adds a direction, the difference of the two, along which the targets do not
-    differ: its energy is zero, and so it is no evidence that what is not fitted is small. Directions with small
-    eigenvalues hold hardly anything but error, so their energies show how many of them are such differences.
+    n distinct samples span n directions, and the targets' error has about the same energy in each.
+    A copy, or an image that differs little from another, adds a direction, the difference of the
+    two, along which the targets do not differ: its energy is zero, and so it is no evidence that
+        what is not fitted is small. Directions with small
+    eigenvalues hold hardly anything but error, so their energies show how many of them are such
+    differences.
 
     Args:
-        energy: (m,) squared norm of the targets along each direction of the features, by falling eigenvalue.
+        energy: (m,) squared norm of the targets along each direction of the features, by falling
+            eigenvalue.
         spare: number of directions that no feature reaches.
         unexplained: () squared norm of the targets in all of those.
 
     Returns:
-        (m,) shares of the directions, and the share of each of the others; all 1 where the samples look distinct.
+        (m,) shares of the directions, and the share of each of the others; all 1 where the samples
+        look distinct.
     """
     ones = torch.ones_like(energy)
     if len(energy) < FEWEST:
@@ -109,14 +125,19 @@ def shares_of_independent_error(energy: Tensor, spare: int, unexplained: Tensor)
     local = _moving_mean(energy, max(LEAST, round(WINDOW * len(energy))))
     level, live = _level(local)
     tail = energy[live][-max(1, int(live.sum()) // 20) :].mean()
-    beyond = (unexplained / spare / tail).item() if 0 < spare <= REACH * len(energy) else 1.0
+    if 0 < spare <= REACH * len(energy):
+        beyond = (unexplained / spare / tail).item()
+    else:
+        beyond = 1.0
     if live.all() and beyond >= EMPTY_BEYOND:
         return ones, 1.0
     return (local / level).clamp_max(1), beyond if beyond < EMPTY_BEYOND else 1.0
 
 
 def _moving_mean(values: Tensor, width: int) -> Tensor:
-    """Return (m,) mean of the ``width`` values around each; at the ends, of the first and the last ones."""
+    """Return (m,) mean of the ``width`` values around each; at the ends, of the first and the last
+    ones.
+    """
     means = values.unfold(0, width, 1).mean(dim=1)
     first = (torch.arange(len(values), device=values.device) - width // 2).clamp(0, len(means) - 1)
     return means[first]
@@ -141,19 +162,22 @@ PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
 def _few_threads(width: int) -> AbstractContextManager[None]:
     """Have one thread compute within the block, if matrices are narrow."""
-    return one_thread if width <= ONE_THREAD else nullcontext()
+    if width <= ONE_THREAD:
+        return one_thread
+    return nullcontext()
 
 
 @cache
 def _routine(name: str, arguments: int) -> Callable[..., None]:
     """Return a LAPACK routine, all of whose arguments are pointers.
 
-    ctypes lets go of Python's lock while it runs. scipy's own wrappers hold it: a service would answer nobody for
-    0.12 s (p = 1281) or 16 s (4096).
+    ctypes lets go of Python's lock while it runs. scipy's own wrappers hold it: a service would
+    answer nobody for 0.12 s (p = 1281) or 16 s (4096).
     """
     capsule = cython_lapack.__pyx_capi__[name]
     interface = ctypes.pythonapi
-    interface.PyCapsule_GetName.restype, interface.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    interface.PyCapsule_GetName.restype = ctypes.c_char_p
+    interface.PyCapsule_GetName.argtypes = [ctypes.py_object]
     interface.PyCapsule_GetPointer.restype = ctypes.c_void_p
     interface.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     address = interface.PyCapsule_GetPointer(capsule, interface.PyCapsule_GetName(capsule))
@@ -166,11 +190,15 @@ def _call(name: str, dtype: np.dtype[Any], *arguments: bytes | int | np.ndarray)
     info = ctypes.c_int()
     held = [ctypes.c_int(one) if isinstance(one, int) else one for one in arguments]
     pointers = [
-        one.ctypes.data
-        if isinstance(one, np.ndarray)
-        else ctypes.addressof(one)
-        if isinstance(one, ctypes.c_int)
-        else ctypes.cast(ctypes.c_char_p(one), ctypes.c_void_p)
+        (
+            one.ctypes.data
+            if isinstance(one, np.ndarray)
+            else (
+                ctypes.addressof(one)
+                if isinstance(one, ctypes.c_int)
+                else ctypes.cast(ctypes.c_char_p(one), ctypes.c_void_p)
+            )
+        )
         for one in held
     ]
     _routine(PREFIX[dtype] + name, len(pointers) + 1)(*pointers, ctypes.addressof(info))
@@ -184,10 +212,11 @@ def sytrd(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
         matrix: (p, p) float64 or float32, of which the lower triangle is read.
 
     Returns:
-        (p, p) Q as Householder reflectors below the first subdiagonal, in Fortran's order; (p,) diagonal and (p−1,)
-        subdiagonal of T; (p−1,) scales of the reflectors.
+        (p, p) Q as Householder reflectors below the first subdiagonal, in Fortran's order; (p,)
+        diagonal and (p−1,) subdiagonal of T; (p−1,) scales of the reflectors.
     """
-    count, dtype = len(matrix), matrix.dtype
+    count = len(matrix)
+    dtype = matrix.dtype
     packed = np.array(matrix, order="F")
     diagonal, below, scales = (np.empty(max(1, count - less), dtype) for less in (0, 1, 1))
     size = np.empty(1, dtype)
@@ -207,13 +236,29 @@ def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarr
     Returns:
         (p,) eigenvalues, ascending; (p, p) eigenvectors in columns.
     """
-    count, dtype = len(diagonal), diagonal.dtype
-    values, rest = diagonal.copy(), np.append(below, np.zeros(1, dtype))
+    count = len(diagonal)
+    dtype = diagonal.dtype
+    values = diagonal.copy()
+    rest = np.append(below, np.zeros(1, dtype))
     vectors = np.empty((count, count), dtype, order="F")
     # Sizes as LAPACK's documentation gives them for jobz = "V".
-    work, whole = np.empty(1 + 4 * count + count**2, dtype), np.empty(3 + 5 * count, np.intc)
+    work = np.empty(1 + 4 * count + count**2, dtype)
+    whole = np.empty(3 + 5 * count, np.intc)
     with _few_threads(count):
-        failed = _call("stevd", dtype, b"V", count, values, rest, vectors, count, work, len(work), whole, len(whole))
+        failed = _call(
+            "stevd",
+            dtype,
+            b"V",
+            count,
+            values,
+            rest,
+            vectors,
+            count,
+            work,
+            len(work),
+            whole,
+            len(whole),
+        )
     if failed:
         raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
     return values, vectors
@@ -241,24 +286,30 @@ class Spectrum:
 def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     """Compute the eigendecomposition of a Gram matrix.
 
-    Eigenvalues beyond the rank, and those below the precision, hold only rounding: they are zero here.
+    Eigenvalues beyond the rank, and those below the precision, hold only rounding: they are zero
+    here.
 
     Args:
         gram: (p, p) float64 or float32.
         rank: an upper bound of its rank.
-        columns: how many columns will be rotated, which decides in which form the eigenvectors are kept.
+        columns: how many columns will be rotated, which decides in which form the eigenvectors are
+            kept.
 
     Raises:
         CifnetError: the sums overflowed.
     """
     if not torch.isfinite(gram.trace()):
-        raise CifnetError(f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype: float64")
-    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and conquer can fail to
-    # converge. Moved away from zero they are equal to working precision, and deflate. In place, and put back
-    # exactly: a Gram matrix may be most of the memory.
+        raise CifnetError(
+            f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
+            " float64"
+        )
+    # Few samples leave many eigenvalues that are zero but for rounding, over which divide and
+    # conquer can fail to converge. Moved away from zero they are equal to working precision, and
+    # deflate. In place, and put back exactly: a Gram matrix may be most of the memory.
     diagonal = gram.diagonal().clone()
     shift = diagonal.mean()
-    # Factors rotate there and back in 8p²C operations instead of 4p²C, and save the 2p³ of their product.
+    # Factors rotate there and back in 8p²C operations instead of 4p²C, and save the 2p³ of their
+    # product.
     factored = gram.device.type == "cpu" and len(gram) >= max(FACTORED_FROM, 2 * columns)
     try:
         gram.diagonal().add_(shift)
@@ -278,18 +329,23 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
 def _factored(gram: Tensor) -> Spectrum:
     """Return ``G = Q T Qᵀ`` with T tridiagonal, ``T = U diag(values) Uᵀ``: V = QU is never formed.
 
-    Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as Householder
-    reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's own ormtr does.
+    Without the product QU it takes half as long (p = 1280, few columns). LAPACK's sytrd leaves Q as
+    Householder reflectors of all rows but the first, in the form that ormqr applies, as LAPACK's
+    own ormtr does.
     """
     packed, diagonal, below, scales = sytrd(gram.numpy().T)
     values, vectors = stevd(diagonal, below)
-    reflectors, scale, inner = torch.from_numpy(packed)[1:, :-1], torch.from_numpy(scales), torch.from_numpy(vectors)
+    reflectors = torch.from_numpy(packed)[1:, :-1]
+    scale = torch.from_numpy(scales)
+    inner = torch.from_numpy(vectors)
 
     def reflected(x: Tensor, transpose: bool) -> Tensor:
         return torch.cat([x[:1], torch.ormqr(reflectors, scale, x[1:], transpose=transpose)])
 
     return Spectrum(
-        torch.from_numpy(values), lambda x: inner.T @ reflected(x, True), lambda x: reflected(inner @ x, False)
+        torch.from_numpy(values),
+        lambda x: inner.T @ reflected(x, True),
+        lambda x: reflected(inner @ x, False),
     )
 
 
@@ -297,20 +353,27 @@ GCV_GRID = torch.logspace(-7, 3, 101, dtype=torch.float64)
 """Candidate ridges of generalised cross-validation, as multiples of the mean eigenvalue."""
 
 SMALLEST = 10
-"""The smallest candidate, in units of the rounding of the largest eigenvalue: binds in float32 only."""
+"""The smallest candidate, in units of the rounding of the largest eigenvalue: binds in float32
+only.
+"""
 
 
 MOST_FREEDOM = 0.5
-"""The largest share of degrees of freedom among samples: a fit with more has been chosen by copies, not by error."""
+"""The largest share of degrees of freedom among samples: a fit with more has been chosen by copies,
+not by error.
+"""
 
 
 NOTHING = 1000
-"""Energy of the targets per sample, in units of rounding, up to which there is nothing to fit, as with one class."""
+"""Energy of the targets per sample, in units of rounding, up to which there is nothing to fit, as
+with one class.
+"""
 
 
 Position = Literal["inside", "cap", "smallest", "largest", "given"]
-"""Where a ridge lies among the candidates: "smallest" and "largest" at an edge of the grid, else "inside"; "cap" if
-generalised cross-validation asks for more freedom than is allowed; "given" if it was not chosen now."""
+"""Where a ridge lies among the candidates: "smallest" and "largest" at an edge of the grid, else
+"inside"; "cap" if generalised cross-validation asks for more freedom than is allowed; "given" if it
+was not chosen now."""
 
 
 class Choice(NamedTuple):
@@ -321,9 +384,16 @@ class Choice(NamedTuple):
 
 
 def solve(
-    gram: Tensor, moment: Tensor, ridge: Ridge, target_energy: Tensor, samples: int, free: int = 0, spare: bool = False
+    gram: Tensor,
+    moment: Tensor,
+    ridge: Ridge,
+    target_energy: Tensor,
+    samples: int,
+    free: int = 0,
+    spare: bool = False,
 ) -> tuple[Tensor, Choice]:
-    """Return ``(gram + λI)⁻¹ moment`` and λ: one Cholesky factorisation, or one eigendecomposition with "gcv".
+    """Return ``(gram + λI)⁻¹ moment`` and λ: one Cholesky factorisation, or one eigendecomposition
+    with "gcv".
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
@@ -331,36 +401,43 @@ def solve(
         ridge: λ, or "gcv": the one that :func:`gcv_ridge` chooses.
         target_energy: () sum of the squared targets.
         samples: number of distinct samples.
-        free: parameters of each class that are fitted without penalty, and are already out of the sums.
+        free: parameters of each class that are fitted without penalty, and are already out of the
+            sums.
         spare: whether ``gram`` is needed no more, so that it can be changed.
 
     Raises:
         CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
     if ridge != "gcv":
-        return solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare), Choice(float(ridge), "given")
+        return solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare), Choice(
+            float(ridge), "given"
+        )
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
     choice = gcv_ridge(eigen.values, rotated.square().sum(dim=1), target_energy, samples, free)
     return eigen.back(rotated / (eigen.values + choice.ridge)[:, None]), choice
 
 
-def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1) -> Choice:
+def gcv_ridge(
+    eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1
+) -> Choice:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
-    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df > n/2`` are out, and
-    so are those that are lost in the rounding of the largest eigenvalue.
-    RSS is what no λ can fit, ``tr(Y_cᵀY_c) − Σ a_i/e_i``, plus ``Σ (a_i/e_i)·(λ/(e_i+λ))²``: with no more samples than
-    features both RSS and n − df fall to zero with λ, and the first form would leave only rounding of their ratio.
+    ``df = free + Σ e_i/(e_i+λ)``, over a log grid around the mean eigenvalue. Candidates with ``df
+    > n/2`` are out, and so are those that are lost in the rounding of the largest eigenvalue.
+    RSS is what no λ can fit, ``tr(Y_cᵀY_c) − Σ a_i/e_i``, plus ``Σ (a_i/e_i)·(λ/(e_i+λ))²``: with
+    no more samples than features both RSS and n − df fall to zero with λ, and the first form would
+    leave only rounding of their ratio.
 
-    Copies of samples, and samples that differ little from others, add directions without error, in which ``n − df``
-    stays positive while RSS is zero, so that GCV would be won by λ → 0. Each direction counts in n and in df by its
-    share of independent error, which is 1 where samples are distinct
-    (:func:`~cifnet_pl.statistics.ridge.shares_of_independent_error`).
+    Copies of samples, and samples that differ little from others, add directions without error, in
+    which ``n − df`` stays positive while RSS is zero, so that GCV would be won by λ → 0. Each
+    direction counts in n and in df by its share of independent error, which is 1 where samples are
+    distinct (:func:`~cifnet_pl.statistics.ridge.shares_of_independent_error`).
 
     Args:
-        eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero beyond its rank.
+        eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero
+            beyond its rank.
         energy: (d,) a_i, squared norms of the rotated moment, centred likewise.
         target_energy: () tr(Y_cᵀY_c), likewise.
         samples: n, the number of distinct samples.
@@ -372,16 +449,24 @@ def gcv_ridge(eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, sample
     order = eigenvalues.argsort(descending=True)[: int((eigenvalues > 0).sum())]
     eigenvalues, explained = eigenvalues[order], energy[order] / eigenvalues[order]
     spare = max(samples - free - len(eigenvalues), 0)
-    unexplained = (target_energy - explained.sum()).clamp_min(0) if spare else torch.zeros_like(target_energy)
+    if spare:
+        unexplained = (target_energy - explained.sum()).clamp_min(0)
+    else:
+        unexplained = torch.zeros_like(target_energy)
     share, beyond = shares_of_independent_error(explained, spare, unexplained)
     grid = GCV_GRID.to(eigenvalues) * mean
     left = grid[:, None] / (eigenvalues + grid[:, None])
     rss = unexplained + (explained * left.square()).sum(1)
     freedom = beyond * spare + (share * left).sum(1)  # n − df
     score = rss / freedom.square()
-    score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = torch.inf
-    allowed = torch.where(freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score)
-    best, unbounded = _last_smallest(allowed), _last_smallest(score)
+    score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = (
+        torch.inf
+    )
+    allowed = torch.where(
+        freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score
+    )
+    best = _last_smallest(allowed)
+    unbounded = _last_smallest(score)
     position: Position = "inside"
     if target_energy > NOTHING * torch.finfo(grid.dtype).eps * samples:
         if unbounded < best:
@@ -419,7 +504,9 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     Raises:
         CifnetError: ``gram + diag(penalty)`` is not positive definite.
     """
-    factor = factorise(gram.double(), penalty.double())  # a ridge that eigh solves with may be small for float32
+    factor = factorise(
+        gram.double(), penalty.double()
+    )  # a ridge that eigh solves with may be small for float32
     half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
     return half.T
 
@@ -429,7 +516,8 @@ AT_ONCE = 1024
 
 
 def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
-    """Yield the rows of all groups: (g, k) int64 of g groups of k rows each, about ``AT_ONCE`` rows at a time.
+    """Yield the rows of all groups: (g, k) int64 of g groups of k rows each, about ``AT_ONCE`` rows
+    at a time.
 
     Args:
         groups: (count,) int64 number of each row's group; None where each stands alone.
@@ -445,13 +533,16 @@ def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
         yield from torch.split(rows, max(1, AT_ONCE // size))
 
 
-def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
+def left_out_together(
+    scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None
+) -> Tensor:
     """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
 
-    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general, with S the scores of
-    a group, H its block of the hat matrix, Ω its weights, Y its targets and ``V = Ω^½B``, it is
-    ``(I − HΩ)⁻¹R = R + B(I − VᵀV)⁻¹VᵀΩ^½R`` with ``R = S − HΩY``: a system of as many equations as the group has
-    rows, or of p, whichever is smaller, so that no matrix grows with the square of a group.
+    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general,
+    with S the scores of a group, H its block of the hat matrix, Ω its weights, Y its targets and
+    ``V = Ω^½B``, it is ``(I − HΩ)⁻¹R = R + B(I − VᵀV)⁻¹VᵀΩ^½R`` with ``R = S − HΩY``: a system of
+    as many equations as the group has rows, or of p, whichever is smaller, so that no matrix grows
+    with the square of a group.
 
     Args:
         scores: (n, C) of samples that were learned.
@@ -470,10 +561,13 @@ def left_out_together(scores: Tensor, half: Tensor, weight: Tensor, targets: Ten
     """
     result = torch.empty_like(scores, dtype=torch.float64)
     for rows in equal_groups(groups, len(scores)):
-        b, root = half[rows].double(), weight[rows].double().sqrt()[..., None]
-        targeted, v = root * targets[rows].double(), root * b
+        b = half[rows].double()
+        root = weight[rows].double().sqrt()[..., None]
+        targeted = root * targets[rows].double()
+        v = root * b
         if v.shape[1] <= v.shape[2]:
-            products, hat = v @ v.mT, b @ v.mT
+            products = v @ v.mT
+            hat = b @ v.mT
             rest = scores[rows].double() - hat @ targeted
             without, gap = _solved(products, root * rest)
             without = rest + hat @ without
@@ -513,7 +607,9 @@ class Centred:
     samples: int
 
     @classmethod
-    def from_augmented(cls, gram: Tensor, moment: Tensor, target_square: Tensor, samples: int) -> Centred:
+    def from_augmented(
+        cls, gram: Tensor, moment: Tensor, target_square: Tensor, samples: int
+    ) -> Centred:
         """Centre sums over ``x̃ = [1; z]``.
 
         Args:
@@ -523,7 +619,8 @@ class Centred:
             samples: number of distinct samples.
         """
         total = gram[0, 0]
-        mean, target_mean = gram[0, 1:] / total, moment[0] / total
+        mean = gram[0, 1:] / total
+        target_mean = moment[0] / total
         return cls(
             gram=gram[1:, 1:] - total * torch.outer(mean, mean),
             moment=moment[1:] - total * torch.outer(mean, target_mean),
@@ -537,12 +634,15 @@ class Centred:
         """Solve for the weights.
 
         Args:
-            ridge: a number to add to the diagonal of the centred Gram matrix, or "gcv" (generalised cross-validation).
+            ridge: a number to add to the diagonal of the centred Gram matrix, or "gcv" (generalised
+                cross-validation).
 
         Returns:
             The weights (d+1, C) with the bias in row 0, and the ridge used.
         """
-        weights, chosen = solve(self.gram, self.moment, ridge, self.target_energy, self.samples, free=1)
+        weights, chosen = solve(
+            self.gram, self.moment, ridge, self.target_energy, self.samples, free=1
+        )
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
 

@@ -1,7 +1,7 @@
 """Sum over embeddings: sufficient statistics to add to, merge, subtract and reduce over processes.
 
-All sums are additive over samples, so any batch order, batch size or split over processes gives the same
-statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
+All sums are additive over samples, so any batch order, batch size or split over processes gives the
+same statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 BLOCK = 256
-"""Columns that are computed at a time: narrower blocks leave out more, but their products are slower."""
+"""Columns that are computed at a time: narrower blocks leave out more, but their products are
+slower.
+"""
 
 
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``leftᵀ right``, which is symmetric, to the blocks of ``gram`` on and below the diagonal, in place.
+    """Add ``leftᵀ right``, which is symmetric, to the blocks of ``gram`` on and below the diagonal,
+    in place.
 
     Args:
         gram: (p, p).
@@ -69,7 +72,8 @@ def pack(matrix: Tensor) -> Tensor:
     """
     width = matrix.shape[-1]
     rows, columns = packed_shape(width)
-    shift, corner_width = rows - width, width - columns
+    shift = rows - width
+    corner_width = width - columns
     packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
     packed[..., shift:, :] = matrix[..., :columns]
     corner = packed[..., :corner_width, columns - corner_width :]
@@ -81,7 +85,8 @@ def pack(matrix: Tensor) -> Tensor:
 def unpack(packed: Tensor, width: int) -> Tensor:
     """Return the symmetric matrix (``width``, ``width``) that was packed into (rows, columns)."""
     rows, columns = packed_shape(width)
-    shift, corner_width = rows - width, width - columns
+    shift = rows - width
+    corner_width = width - columns
     matrix = packed.new_empty(width, width)
     matrix[:, :columns] = packed[shift:]
     matrix[columns:, columns:] = packed[:corner_width, columns - corner_width :].T
@@ -108,17 +113,20 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 class Sums(GrowingModule):
-    """Sums and counts of weighted rows ``x`` of width p, some of them belonging to one of C classes.
+    """Sums and counts of weighted rows ``x`` of width p, some of them belonging to one of C
+    classes.
 
     Buffers (dtype as given, float64 unless told otherwise):
-        class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the class's weight.
+        class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the
+            class's weight.
         counts: (C,) int64, number of rows of each class.
-        seen: () int64, number of distinct rows in all, whether or not they belong to one of the classes; copies that
-            are known (``note_copies``) do not count.
+        seen: () int64, number of distinct rows in all, whether or not they belong to one of the
+            classes; copies that are known (``note_duplicates``) do not count.
         mass: () ``Σ ω`` over all rows.
-        products: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While rows are added they are
-            summed up in a square, which is packed in ``settle``. Read ``gram``.
-        class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. They leave with their class.
+        products: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While rows
+            are added they are summed up in a square, which is packed in ``settle``. Read ``gram``.
+        class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. They leave with
+            their class.
 
     Args:
         width: number of features p, the bias feature included where there is one.
@@ -141,15 +149,21 @@ class Sums(GrowingModule):
         dtype: torch.dtype = torch.float64,
     ):
         super().__init__()
-        self.width, self.has_gram, self.per_class = width, gram, per_class
+        self.width = width
+        self.has_gram = gram
+        self.per_class = per_class
         shape = packed_shape(width)
         self.class_sums: Tensor = nn.Buffer(torch.zeros(classes, width, dtype=dtype))
         self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
         self.register_buffer("products", torch.zeros(shape, dtype=dtype) if gram else None)
-        self.register_buffer("class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None)
-        self._square: Tensor | None = None  # (p, p), where rows are being added: then it holds all of the products
+        self.register_buffer(
+            "class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None
+        )
+        self._square: Tensor | None = (
+            None  # (p, p), where rows are being added: then it holds all of the products
+        )
 
     @property
     def gram(self) -> Tensor:
@@ -163,21 +177,31 @@ class Sums(GrowingModule):
 
     @property
     def class_mass(self) -> Tensor:
-        """(C,) total weight of each class's rows, if all weights are alike: ``mass`` in proportion to the counts.
+        """(C,) total weight of each class's rows, if all weights are alike: ``mass`` in proportion
+        to the counts.
 
-        Where there is a bias feature, read the first column of ``class_sums`` instead, which is exact.
+        Where there is a bias feature, read the first column of ``class_sums`` instead, which is
+        exact.
         """
         return self.mass * self.counts / torch.maximum(self.seen, self.counts.sum())
 
     def empty(self, classes: int) -> Sums:
-        """Return sums of the same kind over no rows, on the same device, with ``classes`` classes."""
-        dtype, device = self.class_sums.dtype, self.class_sums.device
-        return Sums(self.width, classes, gram=self.has_gram, per_class=self.per_class, dtype=dtype).to(device)
+        """Return sums of the same kind over no rows, on the same device, with ``classes``
+        classes.
+        """
+        dtype = self.class_sums.dtype
+        device = self.class_sums.device
+        return Sums(
+            self.width, classes, gram=self.has_gram, per_class=self.per_class, dtype=dtype
+        ).to(device)
 
     def of_class(self, column: int) -> Sums:
-        """Return the sums over the rows of the class at ``column`` alone; only ``per_class`` and with ``gram``."""
+        """Return the sums over the rows of the class at ``column`` alone; only ``per_class`` and
+        with ``gram``.
+        """
         sums = self.empty(1)
-        sums.class_sums[0], sums.counts[0] = self.class_sums[column], self.counts[column]
+        sums.class_sums[0] = self.class_sums[column]
+        sums.counts[0] = self.counts[column]
         sums.seen += self.counts[column]
         sums.mass += self.class_sums[column, 0]
         sums.class_grams[0] = self.class_grams[column]
@@ -188,7 +212,9 @@ class Sums(GrowingModule):
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
-        self.class_sums = torch.cat([self.class_sums, self.class_sums.new_zeros(classes, self.width)])
+        self.class_sums = torch.cat(
+            [self.class_sums, self.class_sums.new_zeros(classes, self.width)]
+        )
         self.counts = torch.cat([self.counts, self.counts.new_zeros(classes)])
         if self.per_class:
             more = self.class_grams.new_zeros(classes, *packed_shape(self.width))
@@ -199,8 +225,10 @@ class Sums(GrowingModule):
 
         Args:
             x: (n, p), any floating dtype; converted to the dtype of the sums before any product.
-            index: (n,) int64, class column of each row, or -1 for a row that belongs to none of the classes.
-            weight: (n,) non-negative, or None for all ones. A weight does not change the distinct counts.
+            index: (n,) int64, class column of each row, or -1 for a row that belongs to none of the
+                classes.
+            weight: (n,) non-negative, or None for all ones. A weight does not change the distinct
+                counts.
         """
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.class_sums.dtype)
@@ -209,17 +237,22 @@ class Sums(GrowingModule):
             self.mass += len(x) if weight is None else weight.to(x).sum()
             if self.has_gram:
                 if self._square is None:
-                    self._square, self.products = unpack(self.products, self.width), self.products.new_zeros(0, 0)
+                    self._square, self.products = (
+                        unpack(self.products, self.width),
+                        self.products.new_zeros(0, 0),
+                    )
                 add_lower_(self._square, weighted, x)
             member = index >= 0
             if not member.all():
-                x, weighted, index = x[member], weighted[member], index[member]
+                x = x[member]
+                weighted = weighted[member]
+                index = index[member]
             self.class_sums.index_add_(0, index, weighted)
             self.counts += torch.bincount(index, minlength=len(self.counts))
             for c in torch.unique(index).tolist() if self.per_class else ():
                 self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
 
-    def note_copies(self, count: int) -> None:
+    def note_duplicates(self, count: int) -> None:
         """Count rows as copies of others: ``seen`` falls, the sums stay.
 
         Args:
@@ -234,8 +267,11 @@ class Sums(GrowingModule):
             self._square = None
 
     def drop_gram(self) -> None:
-        """Free the memory of the Gram matrix; only the sums of the classes are of use afterwards."""
-        self.products, self._square = self.products.new_zeros(0, 0), None
+        """Free the memory of the Gram matrix; only the sums of the classes are of use
+        afterwards.
+        """
+        self.products = self.products.new_zeros(0, 0)
+        self._square = None
 
     # ------------------------------------------------------------------ other sums
 
@@ -244,11 +280,15 @@ class Sums(GrowingModule):
 
         Args:
             other: sums of the same kind and width.
-            columns: (C',) int64 column of each of its classes here; None if the classes are the same.
+            columns: (C',) int64 column of each of its classes here; None if the classes are the
+                same.
             sign: 1 to add, -1 to subtract.
         """
         device = self.class_sums.device
-        into = torch.arange(len(other.counts), device=device) if columns is None else columns
+        if columns is None:
+            into = torch.arange(len(other.counts), device=device)
+        else:
+            into = columns
         self.class_sums.index_add_(0, into, sign * other.class_sums.to(device))
         self.counts.index_add_(0, into, sign * other.counts.to(device))
         self.seen += sign * other.seen.to(device)
@@ -262,7 +302,8 @@ class Sums(GrowingModule):
         """Add the rows of ``other`` as rows that belong to none of these classes.
 
         Args:
-            other: sums of the same width; only its Gram matrix, number of rows and total weight are read.
+            other: sums of the same width; only its Gram matrix, number of rows and total weight are
+                read.
         """
         self._add_products(other, 1)
         self.seen += other.seen
@@ -283,8 +324,11 @@ class Sums(GrowingModule):
         self.products.sub_(pack(rows.T @ rows))
 
     def keep(self, columns: Tensor) -> None:
-        """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no class."""
-        self.class_sums, self.counts = self.class_sums[columns], self.counts[columns]
+        """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no
+        class.
+        """
+        self.class_sums = self.class_sums[columns]
+        self.counts = self.counts[columns]
         if self.per_class:
             self.class_grams = self.class_grams[columns]
 
@@ -292,7 +336,8 @@ class Sums(GrowingModule):
         """Sum over processes.
 
         Args:
-            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a fixed order.
+            sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a
+                fixed order.
         """
         self.settle()
         for tensor in self.buffers():
@@ -306,16 +351,22 @@ class Sums(GrowingModule):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._square is not None:  # not settled: nothing that is computed may depend on when a state was stored
+        if (
+            self._square is not None
+        ):  # not settled: nothing that is computed may depend on when a state was stored
             destination[prefix + "products"] = pack(self._square)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
         packed = packed_shape(self.width)
-        for name, shape in (("class_sums", (self.width,)), ("products", packed), ("class_grams", packed)):
+        for name, shape in (
+            ("class_sums", (self.width,)),
+            ("products", packed),
+            ("class_grams", packed),
+        ):
             stored = state.get(name)
             if isinstance(stored, Tensor) and stored.shape[-len(shape) :] != shape:
                 raise CheckpointError(
-                    f"stored sums '{name}' have shape {tuple(stored.shape)}, expected {shape} at its end: "
-                    "they are of embeddings of another width"
+                    f"stored sums '{name}' have shape {tuple(stored.shape)}, expected {shape} at"
+                    " its end: they are of embeddings of another width"
                 )

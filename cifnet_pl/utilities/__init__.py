@@ -1,1 +1,3 @@
-"""Helpers that know nothing of the method: errors, text, files and locks, run folders, growing modules."""
+"""Helpers that know nothing of the method: errors, text, files and locks, run folders, growing
+modules.
+"""

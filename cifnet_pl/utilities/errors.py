@@ -1,8 +1,8 @@
 """The package's one public family of errors.
 
-Everything that a user can put right is raised as :class:`CifnetError` with one sentence that says what was
-given, what was expected and what to do. The command line prints that sentence and leaves with
-``error.exit_code``; any other exception is a fault of ours and keeps its traceback.
+Everything that a user can put right is raised as :class:`CifnetError` with one sentence that says
+what was given, what was expected and what to do. The command line prints that sentence and leaves
+with ``error.exit_code``; any other exception is a fault of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class CifnetError(Exception):
-    """Base of all errors that this package raises on purpose (exit code 1: the run could not go on)."""
+    """Base of all errors that this package raises on purpose (exit code 1: the run could not go
+    on).
+    """
 
     exit_code = 1
 
@@ -43,7 +45,9 @@ class UnsupportedError(CifnetError):
 
 
 class NonFiniteError(CifnetError):
-    """Embeddings hold NaN or Inf. ``rows`` names the offending rows of the batch; no statistic was touched."""
+    """Embeddings hold NaN or Inf. ``rows`` names the offending rows of the batch; no statistic was
+    touched.
+    """
 
     def __init__(self, message: str, rows: list[int]):
         super().__init__(message)
@@ -51,15 +55,18 @@ class NonFiniteError(CifnetError):
 
 
 @contextmanager
-def explained(kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = "") -> Iterator[None]:
-    """Within the block, replace errors of other packages by one of this package; its own stay as they are.
+def explained(
+    kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = ""
+) -> Iterator[None]:
+    """Within the block, replace errors of other packages by one of this package; its own stay as
+    they are.
 
     Args:
-        kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of the old one, or all
-            where that ends in a colon, too.
-        failed: what could not be done, such as "cannot read photos.zip".
-        errors: kinds that are replaced; none for all, as parsers of damaged files and the code of others fail in many
-            ways.
+        kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of
+            the old one, or all where that ends in a colon, too.
+        failed: what could not be done, such as "cannot read images.zip".
+        errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
+            others fail in many ways.
         end: of the sentence, such as "; make it again".
     """
     try:
@@ -70,7 +77,9 @@ def explained(kind: type[CifnetError], failed: str, *errors: type[Exception], en
         if errors and not isinstance(error, errors):
             raise
         line = first_line(error)
-        raise kind(f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}") from error
+        raise kind(
+            f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}"
+        ) from error
 
 
 @contextmanager
@@ -103,10 +112,15 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         unknown head 'Ridge': did you mean RidgeHead?
     """
     names = sorted(known)
-    near = sorted((name for name in names if unknown and unknown.lower() in name.lower()), key=len)[:3]
+    near = sorted((name for name in names if unknown and unknown.lower() in name.lower()), key=len)[
+        :3
+    ]
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {listed}"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    else:
+        hint = f"known are: {listed}"
     return UsageError(f"unknown {kind} '{unknown}': {hint}")
 
 
@@ -138,7 +152,10 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         UsageError: ``OPTION is VALUE, expected …``, unless it ``fits``.
     """
     if not fits:
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            shown = f"{value:g}"
+        else:
+            shown = str(value)
         raise UsageError(f"{option} is {shown}, expected {expected}")
 
 
@@ -156,10 +173,16 @@ def check_embeddings(z: Tensor, width: int) -> None:
     import torch  # here: help and errors in options need the errors, but not the seconds that this takes
 
     if z.ndim != 2 or z.shape[1] != width:
-        raise CifnetError(f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): use this head's backbone")
+        raise CifnetError(
+            f"embeddings have shape {tuple(z.shape)}, expected (n, {width}): use this head's"
+            " backbone"
+        )
     if not z.is_floating_point():
         raise CifnetError(f"embeddings have dtype {z.dtype}, expected floating point")
-    # The extremes of a batch are NaN where one of its numbers is, and are found sooner than every number is checked.
+    # The extremes of a batch are NaN where one of its numbers is, and are found sooner than every
+    # number is checked.
     if z.numel() and not torch.isfinite(torch.stack(z.aminmax())).all():
         rows = (~torch.isfinite(z).all(dim=1)).nonzero().flatten().tolist()
-        raise NonFiniteError(f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})", rows)
+        raise NonFiniteError(
+            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})", rows
+        )

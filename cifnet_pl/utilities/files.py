@@ -1,4 +1,6 @@
-"""Write files atomically: a file is complete or absent, whatever happens meanwhile; find those of the package."""
+"""Write files atomically: a file is complete or absent, whatever happens meanwhile; find those of
+the package.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from filelock import FileLock, Timeout
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 RECOMMENDED = "folder"
-"""The configuration of ``fit --data.root PHOTOS`` alone."""
+"""The configuration of ``fit --data.root IMAGES`` alone."""
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -35,7 +37,9 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+        )
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
@@ -47,14 +51,18 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         refusal = _of_the_system(error)
         if refusal is None:
             raise
-        raise CifnetError(f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed") from error
+        raise CifnetError(
+            f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed"
+        ) from error
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
-    """Return the system's own error behind ``error``: on a full disk torch.save raises a RuntimeError of its own."""
+    """Return the system's own error behind ``error``: on a full disk torch.save raises a
+    RuntimeError of its own.
+    """
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -79,7 +87,11 @@ def rendered(template: Path, **values: Any) -> str:
     """
     import jinja2  # here: few commands fill in a template
 
-    options: Any = {"trim_blocks": True, "keep_trailing_newline": True, "undefined": jinja2.StrictUndefined}
+    options: Any = {
+        "trim_blocks": True,
+        "keep_trailing_newline": True,
+        "undefined": jinja2.StrictUndefined,
+    }
     return str(jinja2.Template(template.read_text(encoding="utf-8"), **options).render(values))
 
 
@@ -102,12 +114,16 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
 
 
 def config_files() -> dict[str, Path]:
-    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder comes first."""
+    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder
+    comes first.
+    """
     package = Path(__file__).parents[1]
     folder = package / "configs"
     if not folder.is_dir():  # a checkout, not an installation
         folder = package.parent / "configs"
-    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    names = {
+        path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")
+    }
     return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
 
 
@@ -152,7 +168,8 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = []
     for row in (header, *rows):
         line = io.StringIO()
-        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold either.
+        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may
+        # hold either.
         csv.writer(line, lineterminator="\r\n").writerow([*row, *[None] * (len(header) - len(row))])
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
@@ -174,13 +191,17 @@ def new_folder(target: Path) -> Iterator[Path]:
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        )
         yield temporary
         temporary.chmod(0o777 & ~_umask())
         os.replace(temporary, target)
         sync_folder(target.parent)
     except OSError as error:
-        raise CifnetError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+        raise CifnetError(
+            f"cannot write {target}: {error.strerror or error}; nothing was changed"
+        ) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -188,7 +209,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive(output: Path) -> Iterator[None]:
-    """Hold the right to write ``output`` within the block; the system takes it back from a killed process.
+    """Hold the right to write ``output`` within the block; the system takes it back from a killed
+    process.
 
     Processes that are forked meanwhile, such as those that decode images, do not hold it.
 
@@ -204,13 +226,18 @@ def exclusive(output: Path) -> Iterator[None]:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UsageError(f"another process is writing {output}: wait for it, or choose another output") from None
+        raise UsageError(
+            f"another process is writing {output}: wait for it, or choose another output"
+        ) from None
     except OSError as error:
-        raise CifnetError(f"cannot write {output}: {error.strerror or error}; nothing was changed") from error
+        raise CifnetError(
+            f"cannot write {output}: {error.strerror or error}; nothing was changed"
+        ) from error
     try:
         yield
     finally:
-        # Removed while it is held: a waiting process sees that the file is gone. Windows keeps a file that is open.
+        # Removed while it is held: a waiting process sees that the file is gone. Windows keeps a
+        # file that is open.
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
@@ -223,7 +250,9 @@ def _umask() -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to the disk, so that a file made or renamed in it survives a power cut."""
+    """Flush the entries of a folder to the disk, so that a file made or renamed in it survives a
+    power cut.
+    """
     if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -246,7 +275,9 @@ def is_first_process() -> bool:
 
 
 def of_all_processes(value: T) -> list[T]:
-    """Return the values of all processes of this run, in the order of their ranks; every process must call this."""
+    """Return the values of all processes of this run, in the order of their ranks; every process
+    must call this.
+    """
     import torch.distributed  # here: a command line that only shows help does not wait for it
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

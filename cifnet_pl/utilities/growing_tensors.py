@@ -1,4 +1,6 @@
-"""Hash the tensors of a model, and load tensors into modules whose buffers grow with the classes."""
+"""Hash the tensors of a model, and load tensors into modules whose buffers grow with the
+classes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(about.encode())
     for key, tensor in sorted(tensors.items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -34,14 +38,18 @@ def keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
     def moved(tensor: Tensor) -> Tensor:
         new = fn(tensor)
-        return new if new.dtype == tensor.dtype else tensor.to(new.device)
+        if new.dtype == tensor.dtype:
+            return new
+        return tensor.to(new.device)
 
     return moved
 
 
 def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the part of a state whose names begin with ``prefix``, without it."""
-    return {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+    return {
+        key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)
+    }
 
 
 def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
@@ -53,35 +61,45 @@ def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         prefix: of its names, for errors.
 
     Raises:
-        CheckpointError: a stored tensor has another number of dimensions, or another kind of numbers.
+        CheckpointError: a stored tensor has another number of dimensions, or another kind of
+            numbers.
     """
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
         if not isinstance(incoming, Tensor):
             continue
-        if incoming.ndim != buffer.ndim or incoming.is_floating_point() != buffer.is_floating_point():
+        if (
+            incoming.ndim != buffer.ndim
+            or incoming.is_floating_point() != buffer.is_floating_point()
+        ):
             raise CheckpointError(
-                f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype {incoming.dtype}, "
-                f"expected {buffer.ndim} dimensions of {buffer.dtype}: the file is of another model or damaged"
+                f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype"
+                f" {incoming.dtype}, expected {buffer.ndim} dimensions of {buffer.dtype}: the file"
+                " is of another model or damaged"
             )
         setattr(module, name, buffer.new_zeros(incoming.shape))
 
 
 class GrowingModule(nn.Module):
-    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty) buffers.
+    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty)
+    buffers.
 
-    ``.to(device, dtype)`` moves it but never changes a dtype: the dtype of sums is chosen when they are made, and a
-    sum that was rounded once stays wrong.
+    ``.to(device, dtype)`` moves it but never changes a dtype: the dtype of sums is chosen when they
+    are made, and a sum that was rounded once stays wrong.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         state = state_of(state_dict, prefix)
         self._before_load(state)
         make_room(self, state, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        """Create the children that ``state`` (this module's part of the state, without prefix) has tensors for."""
+        """Create the children that ``state`` (this module's part of the state, without prefix) has
+        tensors for.
+        """

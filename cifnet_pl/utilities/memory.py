@@ -11,48 +11,64 @@ from functools import cache
 
 from threadpoolctl import ThreadpoolController
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_MMAP_MAX = -4
 """Parameters of ``mallopt``, from malloc.h of the GNU C library."""
 
-LARGE, MANY = 2**25, 2**16
-"""Bytes of the largest threshold that the library takes, and the number of blocks that it maps by default."""
+LARGE = 2**25
+MANY = 2**16
+"""Bytes of the largest threshold that the library takes, and the number of blocks that it maps by
+default.
+"""
 
 
 def gnu_c_library() -> ctypes.CDLL | None:
-    """Return the GNU C library, whose allocator can be tuned; None with other libraries, which are left as they are."""
+    """Return the GNU C library, whose allocator can be tuned; None with other libraries, which are
+    left as they are.
+    """
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
-    return library if hasattr(library, "gnu_get_libc_version") else None
+    if hasattr(library, "gnu_get_libc_version"):
+        return library
+    return None
 
 
 def keep_freed_memory() -> bool:
-    """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the system.
+    """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the
+    system.
 
-    On a CPU every activation of a layer is a block of many megabytes. By default each block is fresh from the system
-    and goes back at once, and the system clears every page of it: measured, torch runs a small network three times as
-    fast with this setting. The process then keeps the largest amount of memory that it ever used.
+    On a CPU every activation of a layer is a block of many megabytes. By default each block is
+    fresh from the system and goes back at once, and the system clears every page of it: measured,
+    torch runs a small network three times as fast with this setting. The process then keeps the
+    largest amount of memory that it ever used.
 
     Returns:
         Whether the setting was changed; other C libraries are left as they are.
     """
     global _keeping
     library = gnu_c_library()
-    changed = library is not None and bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1))
+    changed = library is not None and bool(
+        library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, -1)
+    )
     _keeping = library if changed else None
     return changed
 
 
 _keeping: ctypes.CDLL | None = None  # the library once it is set so; it tells nobody how it is set
-_solving, _lock = 0, threading.Lock()
+_solving = 0
+_lock = threading.Lock()
 
 
 @contextmanager
 def matrices_given_back() -> Iterator[None]:
-    """While any thread is within the block, give each block of 32 MB and more back to the system once it is freed.
+    """While any thread is within the block, give each block of 32 MB and more back to the system
+    once it is freed.
 
-    That is how the library is set if :func:`keep_freed_memory` does not change it. A solve takes some ten matrices of
-    the features' width, of sizes that differ a little, so that what is kept of one does not serve for the next.
+    That is how the library is set if :func:`keep_freed_memory` does not change it. A solve takes
+    some ten matrices of the features' width, of sizes that differ a little, so that what is kept of
+    one does not serve for the next.
     """
     global _solving
     library = _keeping
@@ -75,9 +91,10 @@ def matrices_given_back() -> Iterator[None]:
 def give_back_freed_memory() -> bool:
     """Give freed blocks of the GNU C library's allocator back to the system.
 
-    Each thread frees into an arena of its own, where blocks of other sizes and other threads do not fit. A process
-    that runs for days and now and then copies a model would keep most of what each copy took: after twelve lessons of a
-    head of width 1280 a process held 752 MB without this and 611 to 655 MB with it.
+    Each thread frees into an arena of its own, where blocks of other sizes and other threads do not
+    fit. A process that runs for days and now and then copies a model would keep most of what each
+    copy took: after twelve lessons of a head of width 1280 a process held 752 MB without this and
+        611 to 655 MB with it.
 
     Returns:
         Whether there was anything to give back; False with other C libraries.
@@ -89,12 +106,14 @@ def give_back_freed_memory() -> bool:
 class OneThread:
     """Limits BLAS to one thread while any thread of Python is within the block.
 
-    The limit is the process's. Code that sets it restores the number that it found, which may be the limit of another
-    thread. So all code that limits BLAS, such as scikit-learn's k-means, has to run within this block.
+    The limit is the process's. Code that sets it restores the number that it found, which may be
+    the limit of another thread. So all code that limits BLAS, such as scikit-learn's k-means, has
+    to run within this block.
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self._inside = 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -111,7 +130,9 @@ class OneThread:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20 ms."""
+    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20
+    ms.
+    """
     return ThreadpoolController()
 
 

@@ -1,8 +1,8 @@
 """Import parts from outside the package by name: heads, sources, backbones and trained methods.
 
-A part is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in the current folder, or by
-the name of an entry point of an installed package. What a user names is imported; what a file names is imported only
-where the user says so.
+A part is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in the
+current folder, or by the name of an entry point of an installed package. What a user names is
+imported; what a file names is imported only where the user says so.
 """
 
 from __future__ import annotations
@@ -26,45 +26,65 @@ from cifnet_pl.utilities.text import one_line, printable
 
 OWN = "cifnet_pl"
 GROUPS = ("heads", "backbones", "sources", "methods")
-"""Kinds of parts; an installed package offers them as entry points of the group ``cifnet_pl.<kind>``."""
+"""Kinds of parts; an installed package offers them as entry points of the group
+``cifnet_pl.<kind>``.
+"""
 
 
 def import_name(factory: Callable[..., Any]) -> str:
-    """Return the name that files have for a class or function: its own, or that of its import if it is from outside."""
+    """Return the name that files have for a class or function: its own, or that of its import if it
+    is from outside.
+    """
     inside = factory.__module__.split(".")[0] == OWN
-    return factory.__qualname__ if inside else f"{factory.__module__}.{factory.__qualname__}"
+    if inside:
+        return factory.__qualname__
+    return f"{factory.__module__}.{factory.__qualname__}"
 
 
 def title_of(part: type) -> str:
-    """Return the name of a head or a method in tables and figures: its ``title``, else its class's without the kind."""
+    """Return the name of a head or a method in tables and figures: its ``title``, else its class's
+    without the kind.
+    """
     return str(getattr(part, "title", "")) or re.sub("(Head|Module)$", "", part.__name__)
 
 
 @cache
 def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of the arguments of a class or function, without seeds, heads and buffers."""
+    """Return the defaults of the arguments of a class or function, without seeds, heads and
+    buffers.
+    """
     return {
         name: argument.default
         for name, argument in inspect.signature(part).parameters.items()
-        if argument.default is not inspect.Parameter.empty and name not in ("head", "buffer", "seed")
+        if argument.default is not inspect.Parameter.empty
+        and name not in ("head", "buffer", "seed")
     }
 
 
 def about(part: type) -> dict[str, Any]:
-    """Return what a run's summary says of a head or a method, that it may come from outside: its title and defaults."""
-    plain = {name: value for name, value in defaults_of(part).items() if isinstance(value, str | int | float | None)}
+    """Return what a run's summary says of a head or a method, that it may come from outside: its
+    title and defaults.
+    """
+    plain = {
+        name: value
+        for name, value in defaults_of(part).items()
+        if isinstance(value, str | int | float | None)
+    }
     return {"title": title_of(part), "defaults": plain}
 
 
 @cache
 def code_hash(name: str) -> str | None:
-    """Return the SHA-256 of the file that an imported part is in, as it is when this is asked first; None without one.
+    """Return the SHA-256 of the file that an imported part is in, as it is when this is asked
+    first; None without one.
 
     Args:
         name: ``module.name``.
     """
     file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+    if file:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return None
 
 
 @contextmanager
@@ -86,12 +106,19 @@ def naming(part: str) -> Iterator[None]:
 
 
 def failure(error: BaseException) -> str:
-    """Return an error on one line, and the line of code from outside this package that it is from."""
-    text = one_line(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {one_line(error)}"
+    """Return an error on one line, and the line of code from outside this package that it is
+    from.
+    """
+    if isinstance(error, AssertionError):
+        text = one_line(error)
+    else:
+        text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not any(place in frame.filename for place in libraries)]
-    return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else text
+    if theirs:
+        return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
+    return text
 
 
 def names_import(name: str) -> bool:
@@ -137,7 +164,9 @@ def optional(package: str, needed_by: str, extra: str) -> Any:
 
 
 def find_in_current_folder() -> None:
-    """Let files of the current folder be imported where nothing that is installed has their name."""
+    """Let files of the current folder be imported where nothing that is installed has their
+    name.
+    """
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -155,12 +184,19 @@ def import_part(name: str) -> Any:
         UsageError: there is no such module, it has no such name, or it fails.
     """
     if not names_import(name):
-        raise UsageError(f"'{printable(name)}' names no import, expected module.name, e.g. my_parts.MyHead")
+        raise UsageError(
+            f"'{printable(name)}' names no import, expected module.name, e.g. my_parts.MyHead"
+        )
     find_in_current_folder()
     module, _, last = name.rpartition(".")
     try:
         return getattr(import_module(module), last)
     except Exception as error:  # the code of others may fail in any way
         here = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder" if here else ""
-        raise UsageError(f"cannot import {name}: {type(error).__name__}: {one_line(error)}{hint}") from error
+        if here:
+            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
+        else:
+            hint = ""
+        raise UsageError(
+            f"cannot import {name}: {type(error).__name__}: {one_line(error)}{hint}"
+        ) from error

@@ -1,4 +1,6 @@
-"""Find a run's folder, ``<logs>/<experiment>/version_N``: the next, the newest, or that of a checkpoint."""
+"""Find a run's folder, ``<logs>/<experiment>/version_N``: the next, the newest, or that of a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ from cifnet_pl.utilities.files import read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
-"""Bundle in a run's folder: the model that has learned the photos held back for the run's figures, too."""
+"""Bundle in a run's folder: the model that has learned the images held out for the run's figures,
+too.
+"""
 
-POINT, FAILURE = "point.yaml", "failure.txt"
-"""A sweep's point in its experiment's folder: its configuration, and why it failed the last time."""
+POINT = "point.yaml"
+FAILURE = "failure.txt"
+"""A sweep's point in its experiment's folder: its configuration, and why it failed the last
+time.
+"""
 
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
@@ -45,12 +52,16 @@ def experiment_folder(logs: str, experiment: str) -> Path:
         UsageError: it is not a plain name.
     """
     if Path(experiment).name != experiment or experiment in ("", ".."):
-        raise UsageError(f"experiment '{experiment}' is not a plain name: give the folder above it with --logs")
+        raise UsageError(
+            f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
+        )
     return Path(logs) / experiment
 
 
 def versions(base: Path) -> list[Path]:
-    """Return the folders ``version_N`` in ``base``, oldest first; none if there is no such folder."""
+    """Return the folders ``version_N`` in ``base``, oldest first; none if there is no such
+    folder.
+    """
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
@@ -59,8 +70,9 @@ def versions(base: Path) -> list[Path]:
     return [base / f"version_{number}" for number in sorted(numbers)]
 
 
-def photos_of_run(model: Path) -> str | None:
-    """Return the folder of photos that a run learned from, by its configuration; None if no class folders are named.
+def images_of_run(model: Path) -> str | None:
+    """Return the folder of images that a run learned from, by its configuration; None if no class
+    folders are named.
 
     Args:
         model: a run's folder, that of its experiment, or a file or folder in it.
@@ -69,7 +81,9 @@ def photos_of_run(model: Path) -> str | None:
     places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
     config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
     data = config.get("data", {})
-    return str(data["root"]) if data.get("source") == "folder" and data.get("root") else None
+    if data.get("source") == "folder" and data.get("root"):
+        return str(data["root"])
+    return None
 
 
 def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
@@ -77,9 +91,9 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
 
     Args:
         base: the experiment's folder.
-        checkpoint: None for a fresh ``version_N``; "last" for the newest folder in which a run has begun (it has a
-            ``config.yaml``), to go on there from its last checkpoint, or from task 1 if it has none; a file to start a
-            fresh ``version_N`` from it.
+        checkpoint: None for a fresh ``version_N``; "last" for the newest folder in which a run has
+            begun (it has a ``config.yaml``), to go on there from its last checkpoint, or from task
+            1 if it has none; a file to start a fresh ``version_N`` from it.
 
     Raises:
         CheckpointError: ``checkpoint`` is neither "last" nor a file.
@@ -90,7 +104,11 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
         return RunChoice(fresh, existing(checkpoint) if checkpoint else None)
     begun = [folder for folder in present if (folder / "config.yaml").is_file()]
     if not begun:
-        return RunChoice(fresh, None, f"no run of experiment '{base.name}' in {base.parent} yet: starting with task 1")
+        return RunChoice(
+            fresh,
+            None,
+            f"no run of experiment '{base.name}' in {base.parent} yet: starting with task 1",
+        )
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
         return RunChoice(folder, None, f"{folder} has no checkpoint yet: starting with task 1")
@@ -102,8 +120,8 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
 
     Args:
         base: the experiment's folder.
-        checkpoint: "last" for the run of one of ``configs``, else the newest with a checkpoint; a file for the run that
-            holds it, or the file's folder.
+        checkpoint: "last" for the run of one of ``configs``, else the newest with a checkpoint; a
+            file for the run that holds it, or the file's folder.
         configs: configuration files of the command; a run is found by its ``config.yaml``.
 
     Raises:
@@ -111,27 +129,38 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
         CheckpointError: there is none.
     """
     if checkpoint is None:
-        raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path, a file or last")
+        raise UsageError(
+            "nothing is learned yet: give a checkpoint with --ckpt_path, a file or last"
+        )
     if checkpoint != "last":
         path = existing(checkpoint)
-        return RunChoice(path.parent.parent if path.parent.name == CHECKPOINT.parent.name else path.parent, path)
+        return RunChoice(
+            path.parent.parent if path.parent.name == CHECKPOINT.parent.name else path.parent, path
+        )
     named = [path.parent for path in configs if path.name == "config.yaml"]
     for folder in [*reversed(named), *reversed(versions(base))]:
         if (folder / CHECKPOINT).is_file():
             return RunChoice(folder, folder / CHECKPOINT)
-    raise CheckpointError(f"no run of experiment '{base.name}' with a checkpoint in {base.parent}: fit one first")
+    raise CheckpointError(
+        f"no run of experiment '{base.name}' with a checkpoint in {base.parent}: fit one first"
+    )
 
 
 def remove_unbegun(folder: Path, failed: bool = False) -> None:
-    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only a logger's files.
+    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only
+    a logger's files.
 
     Args:
         folder: that of the run.
-        failed: whether the run ended by an error that the same command would meet again; then its folder goes even if
-            the first task had begun, as long as nothing of it was learned. An interrupted run keeps it, to go on there.
+        failed: whether the run ended by an error that the same command would meet again; then its
+            folder goes even if the first task had begun, as long as nothing of it was learned. An
+            interrupted run keeps it, to go on there.
     """
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    if all(entry.is_file() and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES) for entry in entries):
+    if all(
+        entry.is_file() and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES)
+        for entry in entries
+    ):
         with suppress(OSError):  # Windows keeps files that are open
             for entry in entries:
                 entry.unlink()
@@ -140,7 +169,8 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 
 @contextmanager
 def experiment_of(folder: Path) -> Iterator[None]:
-    """Make the folders above a run's, and remove those that are empty again at the end, as after a run that failed.
+    """Make the folders above a run's, and remove those that are empty again at the end, as after a
+    run that failed.
 
     Args:
         folder: that of the run; it is not made.
@@ -148,7 +178,8 @@ def experiment_of(folder: Path) -> Iterator[None]:
     Raises:
         CifnetError: they cannot be made, or nothing can be written into them.
     """
-    base, made = folder.parent, [above for above in folder.parents if not above.exists()]
+    base = folder.parent
+    made = [above for above in folder.parents if not above.exists()]
     try:
         try:
             base.mkdir(parents=True, exist_ok=True)
@@ -156,7 +187,9 @@ def experiment_of(folder: Path) -> Iterator[None]:
                 pass
         except OSError as error:
             reason = error.strerror or error
-            raise CifnetError(f"cannot write into {base}: {reason}; choose another place with --logs") from error
+            raise CifnetError(
+                f"cannot write into {base}: {reason}; choose another place with --logs"
+            ) from error
         yield
     finally:
         with suppress(OSError):  # not empty

@@ -1,4 +1,6 @@
-"""Make text from outside safe to print on one line of a screen or in a file, and to draw in pictures."""
+"""Make text from outside safe to print on one line of a screen or in a file, and to draw in
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` on one line: line breaks, control characters and undecodable bytes become escapes.
+    r"""Return ``text`` on one line: line breaks, control characters and undecodable bytes become
+    escapes.
 
     Example:
         >>> printable("two\nlines")
@@ -38,9 +41,13 @@ def utf8(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return ``text`` on one line, and its end as "…" where it has more than ``longest`` characters."""
+    """Return ``text`` on one line, and its end as "…" where it has more than ``longest``
+    characters.
+    """
     plain = printable(text)
-    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+    if len(plain) <= longest:
+        return plain
+    return plain[: longest - 1] + "…"
 
 
 def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
@@ -51,7 +58,9 @@ def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
         form: as :func:`format` takes it.
         unit: what follows it.
     """
-    return "–" if value is None else f"{value:{form}}{unit}"
+    if value is None:
+        return "–"
+    return f"{value:{form}}{unit}"
 
 
 def number_of(count: int, one: str, several: str | None = None) -> str:
@@ -63,19 +72,24 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         several: the noun in the plural; None for the singular with "s" or, after an "s", "es".
 
     Example:
-        >>> number_of(1, "photo"), number_of(2, "class"), number_of(1200, "photo")
-        ('1 photo', '2 classes', '1,200 photos')
+        >>> number_of(1, "image"), number_of(2, "class"), number_of(1200, "image")
+        ('1 image', '2 classes', '1,200 images')
     """
-    return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+    return (
+        f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+    )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], names: Collection[int] = (0,)) -> Table:
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], names: Collection[int] = (0,)
+) -> Table:
     """Tabulate texts for the screen.
 
     Args:
         header: of the columns.
         rows: their cells, as they are: nothing in them is markup.
-        names: columns of names, which are broken on a narrow terminal; the others are numbers, which are not.
+        names: columns of names, which are broken on a narrow terminal; the others are numbers,
+            which are not.
     """
     made = Table()
     for i, name in enumerate(header):
@@ -101,7 +115,10 @@ def listed(items: Sequence[str], most: int = NAMED) -> str:
         >>> listed(["ant", "bee", "cat"], 2)
         'ant, bee and 1 more'
     """
-    more = f" and {len(items) - most} more" if len(items) > most else ""
+    if len(items) > most:
+        more = f" and {len(items) - most} more"
+    else:
+        more = ""
     return ", ".join(items[:most]) + more
 
 
@@ -135,7 +152,9 @@ def slug(text: str, keep: str = "") -> str:
 
 def is_or_are(count: int) -> str:
     """Return the verb that fits ``count``."""
-    return "is" if count == 1 else "are"
+    if count == 1:
+        return "is"
+    return "are"
 
 
 def has_controls(text: str) -> bool:
@@ -144,9 +163,11 @@ def has_controls(text: str) -> bool:
 
 
 def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | None:
-    """Say which class names differ only in how they are written, such as ``Cup`` and ``cup``; None if none do.
+    """Say which class names differ only in how they are written, such as ``Cup`` and ``cup``; None
+    if none do.
 
-    Letter case, spaces, hyphens and underscores, and the ways in which Unicode writes one letter count for nothing.
+    Letter case, spaces, hyphens and underscores, and the ways in which Unicode writes one letter
+    count for nothing.
 
     Args:
         names: looked at among themselves and beside ``known``.
@@ -162,8 +183,8 @@ def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | No
     if not pairs:
         return None
     return (
-        f"note: classes {listed(pairs)} differ only in how they are written: if they are one class, put "
-        "its photos into one folder"
+        f"note: classes {listed(pairs)} differ only in how they are written: if they are one class,"
+        " put its images into one folder"
     )
 
 
@@ -199,23 +220,30 @@ def counted(items: Iterable[T], description: str, total: int | None = None) -> I
         total: number of items.
     """
     console = Console(stderr=True)
-    yield from track(items, description, total, console=console, disable=not console.is_terminal, transient=True)
+    yield from track(
+        items, description, total, console=console, disable=not console.is_terminal, transient=True
+    )
 
 
 # ---------------------------------------------------------------------- in pictures
 
 FONT = "DejaVu Sans"
-"""The font that comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, Georgian, Armenian, many symbols."""
+"""The font that comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, Georgian, Armenian,
+many symbols.
+"""
 
 # A box stands in the picture instead: hundreds of names would give hundreds of warnings.
 warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """Choose fonts for texts, for matplotlib's ``font.family``: its own, and as few others as draw what it lacks."""
+    """Choose fonts for texts, for matplotlib's ``font.family``: its own, and as few others as draw
+    what it lacks.
+    """
     from matplotlib.font_manager import findfont
 
-    chosen, left = [FONT], {ord(c) for text in texts for c in printable(text)} - _characters(findfont(FONT))
+    chosen = [FONT]
+    left = {ord(c) for text in texts for c in printable(text)} - _characters(findfont(FONT))
     while left:
         best = max(_fonts(), key=lambda entry: len(left & _characters(entry.fname)), default=None)
         if best is None or not left & _characters(best.fname):
@@ -226,12 +254,21 @@ def families(texts: Iterable[str]) -> list[str]:
 
 
 def _fonts() -> list[FontEntry]:
-    """Return the upright fonts of normal weight, in an order that does not depend on the file system."""
+    """Return the upright fonts of normal weight, in an order that does not depend on the file
+    system.
+    """
     from matplotlib.font_manager import fontManager
 
-    upright = (entry for entry in fontManager.ttflist if entry.style == "normal" and entry.weight in (400, "normal"))
+    upright = (
+        entry
+        for entry in fontManager.ttflist
+        if entry.style == "normal" and entry.weight in (400, "normal")
+    )
     # matplotlib's font of last resort has a box for every character.
-    return sorted((e for e in upright if not e.name.startswith("Last Resort")), key=lambda e: (e.name, e.fname))
+    return sorted(
+        (e for e in upright if not e.name.startswith("Last Resort")),
+        key=lambda e: (e.name, e.fname),
+    )
 
 
 @lru_cache(maxsize=1024)

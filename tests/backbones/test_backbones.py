@@ -61,13 +61,20 @@ class TestEmbedded:
     def test_width_and_dtype(self, lite0: Backbone) -> None:
         z = lite0(images(2, 64))
         assert (z.shape, z.dtype, lite0.features) == ((2, 1280), torch.float32, 1280)
-        assert 3_000_000 < lite0.parameters_count < 4_000_000  # 4.7 million with the classifier of 1000 classes
+        assert (
+            3_000_000 < lite0.parameters_count < 4_000_000
+        )  # 4.7 million with the classifier of 1000 classes
 
     def test_normalisation(self, lite0: Backbone) -> None:
         """(255·x − 127) / 128 for x in [0, 1], as the weights' authors feed them."""
         seen: list[Tensor] = []
         hook = lite0.network.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        pixels = torch.arange(256, dtype=torch.uint8).repeat(16).reshape(1, 1, 64, 64).expand(1, 3, 64, 64)
+        pixels = (
+            torch.arange(256, dtype=torch.uint8)
+            .repeat(16)
+            .reshape(1, 1, 64, 64)
+            .expand(1, 3, 64, 64)
+        )
         lite0(pixels)
         hook.remove()
         expected = (pixels.double() - 127) / 128
@@ -75,12 +82,14 @@ class TestEmbedded:
         assert lite0.preprocessing.image_size == 224
 
     def test_it_recognises_what_it_was_trained_on(self, lite0: Backbone) -> None:
-        """Weights at random, or a wrong order of channels, would not put two photos of one scene nearest."""
+        """Weights at random, or a wrong order of channels, would not put two images of one scene
+        nearest.
+        """
         from sklearn.datasets import load_sample_images
 
         crops = []
-        for photo in load_sample_images().images:
-            picture = torch.from_numpy(photo.copy()).permute(2, 0, 1)
+        for image in load_sample_images().images:
+            picture = torch.from_numpy(image.copy()).permute(2, 0, 1)
             crops += [picture[:, 40:264, 60:284], picture[:, 150:374, 300:524]]
         z = nn.functional.normalize(lite0(torch.stack(crops)))
         similarity = z @ z.T
@@ -96,7 +105,9 @@ def test_pixels_are_the_pixels() -> None:
     assert build_backbone("pixels:3")(images(2, 3)).shape == (2, 27)
 
 
-@pytest.mark.parametrize("wrong", [images(1).float(), images(1)[0], images(1)[:, :1], images(1).int()])
+@pytest.mark.parametrize(
+    "wrong", [images(1).float(), images(1)[0], images(1)[:, :1], images(1).int()]
+)
 def test_what_is_not_a_batch_of_images(wrong: Tensor) -> None:
     with pytest.raises(CifnetError, match=r"images have shape .*, expected \(n, 3, h, w\) uint8"):
         build_backbone("pixels")(wrong)
@@ -104,11 +115,16 @@ def test_what_is_not_a_batch_of_images(wrong: Tensor) -> None:
 
 def test_side_that_the_network_cannot_take() -> None:
     """In one sentence that says which side it can."""
-    with pytest.raises(CifnetError, match=r"backbone pixels cannot embed images of 9x9 pixels .*image_size to 8, or"):
+    with pytest.raises(
+        CifnetError,
+        match=r"backbone pixels cannot embed images of 9x9 pixels .*image_size to 8, or",
+    ):
         build_backbone("pixels")(images(2, 9))
     transformer, features = headless(VisionTransformer(224, 16, 1, 2, 16, 16))
     backbone = Backbone("vit", transformer, features, Preprocessing(224))
-    with pytest.raises(CifnetError, match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224"):
+    with pytest.raises(
+        CifnetError, match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224"
+    ):
         backbone(images(1, 32))
 
 
@@ -125,14 +141,23 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
     ("name", "sentence"),
     [
         ("embeded:efficientnet_lite0", "unknown backbone 'embeded': did you mean embedded?"),
-        ("embedded:efficientnet_lite1", "unknown embedded backbone .*did you mean efficientnet_lite0"),
-        ("torchvision:ResNet18_Weights.IMAGENET1K_V3", "did you mean .*ResNet18_Weights.IMAGENET1K_V1"),
+        (
+            "embedded:efficientnet_lite1",
+            "unknown embedded backbone .*did you mean efficientnet_lite0",
+        ),
+        (
+            "torchvision:ResNet18_Weights.IMAGENET1K_V3",
+            "did you mean .*ResNet18_Weights.IMAGENET1K_V1",
+        ),
         ("torchvision:resnet18", "unknown torchvision weights 'resnet18'"),
         ("torchvision:ResNet18_QuantizedWeights.DEFAULT", "unknown torchvision weights"),
         ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "are not of an image classifier"),
         ("torchvision:R3D_18_Weights.DEFAULT", "are not of an image classifier"),
         ("timm:resnet19", "unknown timm model 'resnet19': did you mean resnet"),
-        ("timm:resnet18.a9_in1k", "unknown timm weights 'resnet18.a9_in1k': did you mean resnet18.a"),
+        (
+            "timm:resnet18.a9_in1k",
+            "unknown timm weights 'resnet18.a9_in1k': did you mean resnet18.a",
+        ),
         ("pixels:0", "expected pixels or pixels:<side>"),
         ("pixels:²", "expected pixels or pixels:<side>"),
         ("file:weights.pth", "needs an architecture, e.g. --model.architecture resnet18"),
@@ -172,11 +197,15 @@ RESNET = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
 def test_missing_torchvision_weights(hub: Path, no_network: list[object]) -> None:
     with pytest.raises(CifnetError) as caught:
         build_backbone(RESNET)
-    assert str(caught.value).startswith("the weights ResNet18_Weights.IMAGENET1K_V1 are not on this machine")
+    assert str(caught.value).startswith(
+        "the weights ResNet18_Weights.IMAGENET1K_V1 are not on this machine"
+    )
     assert not no_network
 
 
-def test_cached_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor], no_network: list[object]) -> None:
+def test_cached_torchvision_weights(
+    hub: Path, resnet_state: dict[str, Tensor], no_network: list[object]
+) -> None:
     torch.save(resnet_state, hub / "resnet18-f37072fd.pth")
     backbone = build_backbone(RESNET, engine="torch")
     expected = backbones.Preprocessing(224, 224 / 256)
@@ -201,7 +230,9 @@ def test_damaged_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor])
 
 
 @pytest.fixture
-def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, Tensor]], None]:
+def timm_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, dict[str, Tensor]], None]:
     """An empty Hugging Face cache, and what puts weights of a repository there."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
@@ -220,7 +251,9 @@ def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def test_missing_timm_weights(no_network: list[object]) -> None:
     with pytest.raises(CifnetError) as caught:
         build_backbone("timm:resnet18.a1_in1k")
-    assert str(caught.value).startswith("the weights of timm:resnet18.a1_in1k are not on this machine")
+    assert str(caught.value).startswith(
+        "the weights of timm:resnet18.a1_in1k are not on this machine"
+    )
     assert not no_network
 
 
@@ -232,7 +265,9 @@ def test_missing_timm_weights(no_network: list[object]) -> None:
     ],
 )
 def test_cached_timm_weights(name, repository, features, timm_cache, no_network):
-    """The second one has a layer between pooling and classifier: its width is that of what comes out."""
+    """The second one has a layer between pooling and classifier: its width is that of what comes
+    out.
+    """
     torch.manual_seed(1)
     state = timm.create_model(name, pretrained=False).state_dict()
     timm_cache(repository, state)
@@ -286,13 +321,21 @@ def test_prefixes_and_nesting_of_frameworks(prefix, nesting, resnet_state, tmp_p
     assert all(torch.equal(loaded[key], resnet_state[key]) for key in loaded)
 
 
-def test_half_precision_and_missing_counters(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
-    state = {k: v.half() if v.is_floating_point() else v for k, v in resnet_state.items() if "num_batches" not in k}
+def test_half_precision_and_missing_counters(
+    resnet_state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    state = {
+        k: v.half() if v.is_floating_point() else v
+        for k, v in resnet_state.items()
+        if "num_batches" not in k
+    }
     backbone = build_backbone(save(state, tmp_path), "resnet18", engine="torch")
     assert backbone(images(1, 64)).dtype == torch.float32
 
 
-def test_tensors_missing_or_of_another_shape_are_listed(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_tensors_missing_or_of_another_shape_are_listed(
+    resnet_state: dict[str, Tensor], tmp_path: Path
+) -> None:
     state = dict(resnet_state)
     del state["layer4.1.bn2.running_var"], state["conv1.weight"]
     state["bn1.weight"] = torch.zeros(3)
@@ -302,18 +345,25 @@ def test_tensors_missing_or_of_another_shape_are_listed(resnet_state: dict[str, 
     for name in ("layer4.1.bn2.running_var", "conv1.weight", "bn1.weight"):
         assert name in str(caught.value)
     for content, architecture in ((resnet_state, "resnet34"), ({"epoch": 1}, "resnet18")):
-        with pytest.raises(CheckpointError, match=r"does not fill the network: \d+ tensors missing"):
+        with pytest.raises(
+            CheckpointError, match=r"does not fill the network: \d+ tensors missing"
+        ):
             build_backbone(save(content, tmp_path), architecture)
 
 
 def test_two_networks_in_one_file(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
     both = {f"{part}.{k}": v for part in ("backbone", "encoder") for k, v in resnet_state.items()}
-    with pytest.raises(CheckpointError, match=r"two networks, backbone.conv1.weight and encoder.conv1.weight both fit"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"two networks, backbone.conv1.weight and encoder.conv1.weight both fit",
+    ):
         build_backbone(save(both, tmp_path), "resnet18")
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_whole_and_truncated_files(suffix: str, resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_whole_and_truncated_files(
+    suffix: str, resnet_state: dict[str, Tensor], tmp_path: Path
+) -> None:
     file = tmp_path / f"weights.{suffix}"
     {"pth": torch.save, "safetensors": safetensors.torch.save_file}[suffix](resnet_state, file)  # type: ignore[operator]
     read = build_backbone(f"file:{file}", "resnet18", engine="torch").network.state_dict()
@@ -337,8 +387,12 @@ class Payload:
 
 @pytest.mark.parametrize("how", ["torch", "pickle", "nested"])
 def test_hostile_files_are_never_executed(how: str, tmp_path: Path, hub: Path) -> None:
-    trace, file = tmp_path / "executed", tmp_path / "weights.pth"
-    payload = {"state_dict": {"conv1.weight": Payload(trace)}} if how == "nested" else Payload(trace)
+    trace = tmp_path / "executed"
+    file = tmp_path / "weights.pth"
+    if how == "nested":
+        payload = {"state_dict": {"conv1.weight": Payload(trace)}}
+    else:
+        payload = Payload(trace)
     if how == "pickle":
         file.write_bytes(pickle.dumps(payload, protocol=2))
     else:
@@ -364,14 +418,19 @@ def test_file_without_a_dictionary(tmp_path: Path) -> None:
 
 
 def test_layers_and_mirror(lite0: Backbone) -> None:
-    """By hand: the outputs of two blocks, averaged over the image; the mean over an image and its mirror image."""
+    """By hand: the outputs of two blocks, averaged over the image; the mean over an image and its
+    mirror image.
+    """
     batch = images(3, 64)
     rich = build_backbone(LITE0 + "+layers+mirror")
     assert rich.features == 1280 + 112 + 192
     assert (rich.name, rich.preprocessing) == (LITE0 + "+layers+mirror", lite0.preprocessing)
     parts: list[Tensor] = []
     network = cast(Any, lite0.network).network
-    hooks = [network._blocks[i].register_forward_hook(lambda m, a, z: parts.append(z.mean((2, 3)))) for i in (10, 14)]
+    hooks = [
+        network._blocks[i].register_forward_hook(lambda m, a, z: parts.append(z.mean((2, 3))))
+        for i in (10, 14)
+    ]
     z = [lite0(batch), lite0(batch.flip(3))]
     for hook in hooks:
         hook.remove()
@@ -418,7 +477,8 @@ def resnet32() -> ResNet32:
 
 
 def test_stages_of_resnet32() -> None:
-    made, x = resnet32(), torch.randn(2, 3, 32, 32)
+    made = resnet32()
+    x = torch.randn(2, 3, 32, 32)
     y = made.bn1(made.conv1(x)).relu()
     assert y.shape == (2, 16, 32, 32)
     for stage, shape in ((made.layer1, (16, 32)), (made.layer2, (32, 16)), (made.layer3, (64, 8))):
@@ -445,7 +505,10 @@ def test_a_file_of_resnet32_gives_the_same_embeddings(tmp_path: Path) -> None:
     assert backbone.features == 64
     assert backbone.preprocessing.image_size == 32
     batch = images(3)
-    mean, std = (torch.tensor(v)[:, None, None] for v in (backbone.preprocessing.mean, backbone.preprocessing.std))
+    mean, std = (
+        torch.tensor(v)[:, None, None]
+        for v in (backbone.preprocessing.mean, backbone.preprocessing.std)
+    )
     with torch.no_grad():
         expected = made((batch / 255 - mean) / std)
     assert torch.allclose(backbone(batch), expected, atol=1e-5)
@@ -454,6 +517,7 @@ def test_a_file_of_resnet32_gives_the_same_embeddings(tmp_path: Path) -> None:
 def test_resnet32_is_of_the_papers_size() -> None:
     """0.46 million."""
     count = sum(p.numel() for p in ResNet32().parameters())
-    # Stem 432 + 32; stages of 5 blocks with two 3x3 convolutions each, batch normalisation 2 a channel.
+    # Stem 432 + 32; stages of 5 blocks with two 3x3 convolutions each, batch normalisation 2 a
+    # channel.
     stages = 10 * 9 * 16 * 16 + (9 * 16 * 32 + 9 * 9 * 32 * 32) + (9 * 32 * 64 + 9 * 9 * 64 * 64)
     assert count == 432 + stages + 2 * (16 + 10 * (16 + 32 + 64))

@@ -1,4 +1,6 @@
-"""Engines: which one runs a network, that both give the same embeddings, and what a run makes of them."""
+"""Engines: which one runs a network, that both give the same embeddings, and what a run makes of
+them.
+"""
 
 import itertools
 import json
@@ -19,19 +21,20 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines
 from cifnet_pl.backbones.engines import piece_ends
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from tests.command_line import assert_ends, assert_same_model, learned, make_photos
+from tests.command_line import assert_ends, assert_same_model, learned, make_images
 from tests.models import config_of
 
 SHAPE = Preprocessing(16)
 
 
 class Small(nn.Module):
-    """Two layers that take photos of any size."""
+    """Two layers that take image_folder of any size."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
         torch.manual_seed(seed)
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 12, 3, 2)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 12, 3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x).relu()).mean((2, 3))
@@ -45,7 +48,9 @@ class Stubborn(Small):
 
     class Odd(nn.Module):
         def forward(self, z: Tensor) -> Tensor:
-            return z if z.sum() > 0 else -z
+            if z.sum() > 0:
+                return z
+            return -z
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +105,7 @@ def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
 
 
 class TestEmbeddings:
-    def test_agree_for_any_number_and_size_of_photos(self):
+    def test_agree_for_any_number_and_size_of_images(self):
         backbone = build_backbone("small")
         assert backbone.engine() == "onnxruntime"
         for side in (16, 9, 40):
@@ -112,8 +117,12 @@ class TestEmbeddings:
         ("threads", "count", "piece", "large"),
         [(2, 7, 3, 2**18), (3, 2, 8, 2**18), (3, 5, 0.7, 16 * 16 - 1), (1, 5, 2, 2**18)],
     )
-    def test_do_not_depend_on_how_the_photos_are_divided(self, monkeypatch, threads, count, piece, large):
-        """Pieces for each thread, fewer photos than threads, photos so large that threads share them, one thread."""
+    def test_do_not_depend_on_how_the_images_are_divided(
+        self, monkeypatch, threads, count, piece, large
+    ):
+        """Pieces for each thread, fewer image_folder than threads, image_folder so large that
+        threads share them, one thread.
+        """
         backbone = build_backbone("small", engine="onnxruntime")
         one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
         monkeypatch.setattr(engines, "PIECE", int(piece * 16 * 16))
@@ -121,16 +130,22 @@ class TestEmbeddings:
         with threads_of_torch(threads):
             assert torch.equal(backbone(images(count)), one_by_one)
 
-    def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_photos(self, monkeypatch):
+    def test_of_a_real_network_are_the_same_bits_with_any_number_of_threads_and_images(
+        self, monkeypatch
+    ):
         monkeypatch.undo()  # exported once for all runs of the tests
-        backbone, results = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime"), []
+        backbone = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime")
+        results = []
         for threads in (1, 2, 5):
             with threads_of_torch(threads):
-                results += [backbone(images(6, 64)), torch.cat([backbone(image[None]) for image in images(6, 64)])]
+                results += [
+                    backbone(images(6, 64)),
+                    torch.cat([backbone(image[None]) for image in images(6, 64)]),
+                ]
         assert all(torch.equal(z, results[0]) for z in results)
 
     @given(count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(1, 40))
-    def test_pieces_hold_every_photo_once_and_become_smaller(self, count, most, threads):
+    def test_pieces_hold_every_image_once_and_become_smaller(self, count, most, threads):
         sizes = np.diff([0, *piece_ends(count, most, threads), count]).tolist()
         assert sum(sizes) == count
         assert all(0 < later <= earlier for earlier, later in itertools.pairwise(sizes))
@@ -187,24 +202,31 @@ class TestChoice:
 
 
 SMALL = ["--model.backbone", "small", "--model.head", "RidgeHead", "--data.image_size", "16"]
-TORCH, RUNTIME = ["--model.engine", "torch"], ["--model.engine", "onnxruntime"]
+TORCH = ["--model.engine", "torch"]
+RUNTIME = ["--model.engine", "onnxruntime"]
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"])
-    make_photos(tmp_path / "new", ["elk"])
-    return tmp_path / "photos"
+def image_folder(tmp_path: Path) -> Path:
+    make_images(tmp_path / "images", ["ant", "bee", "cow", "dog"])
+    make_images(tmp_path / "new", ["elk"])
+    return tmp_path / "images"
 
 
-def options(photos: Path) -> list[str]:
-    return [*SMALL, "--data.source", "folder", "--data.root", str(photos)]
+def options(image_folder: Path) -> list[str]:
+    return [*SMALL, "--data.source", "folder", "--data.root", str(image_folder)]
 
 
-def test_a_run_says_what_embedded_and_the_engines_agree(photos, tmp_path, capsys):
-    runs = [learned(tmp_path / name, *options(photos), *engine) for name, engine in (("a", TORCH), ("b", RUNTIME))]
+def test_a_run_says_what_embedded_and_the_engines_agree(image_folder, tmp_path, capsys):
+    runs = [
+        learned(tmp_path / name, *options(image_folder), *engine)
+        for name, engine in (("a", TORCH), ("b", RUNTIME))
+    ]
     assert "cifnet: engine onnxruntime, " in capsys.readouterr().err
-    assert [json.loads((run / "summary.json").read_text())["engine"] for run in runs] == ["torch", "onnxruntime"]
+    assert [json.loads((run / "summary.json").read_text())["engine"] for run in runs] == [
+        "torch",
+        "onnxruntime",
+    ]
     models = [cifnet_pl.load(run, "cpu") for run in runs]
     assert [model.engines for model in models] == [["torch"], ["onnxruntime"]]
     one, other = (model.tensors() for model in models)
@@ -215,46 +237,72 @@ def test_a_run_says_what_embedded_and_the_engines_agree(photos, tmp_path, capsys
     assert rows[0] == rows[1]  # A_K
 
 
-def test_resuming_is_bit_identical_and_another_engine_may_go_on(photos, tmp_path):
-    whole = learned(tmp_path / "whole", *options(photos), *RUNTIME)
+def test_resuming_is_bit_identical_and_another_engine_may_go_on(image_folder, tmp_path):
+    whole = learned(tmp_path / "whole", *options(image_folder), *RUNTIME)
     parts = tmp_path / "parts"
-    learned(parts, *options(photos), *RUNTIME, "--data.max_tasks", "1")
-    resumed = learned(parts, *options(photos), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
+    learned(parts, *options(image_folder), *RUNTIME, "--data.max_tasks", "1")
+    resumed = learned(
+        parts, *options(image_folder), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last"
+    )
     assert_same_model(whole, resumed)
     mixed = tmp_path / "mixed"
-    learned(mixed, *options(photos), *TORCH, "--data.max_tasks", "1")
-    learned(mixed, *options(photos), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
+    learned(mixed, *options(image_folder), *TORCH, "--data.max_tasks", "1")
+    learned(mixed, *options(image_folder), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
     model = cifnet_pl.load(mixed / "default", "cpu")
     assert model.engines == ["torch", "onnxruntime"]
-    sums = [cifnet_pl.load(run, "cpu").tensors()["head.sums.products"] for run in (whole, mixed / "default")]
+    sums = [
+        cifnet_pl.load(run, "cpu").tensors()["head.sums.products"]
+        for run in (whole, mixed / "default")
+    ]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1e-5 * torch.linalg.vector_norm(sums[0])
 
 
-def test_the_cache_keeps_engines_apart(photos, tmp_path):
-    arguments = [*options(photos), "--data.cache", "true", "--data.cache_folder", str(tmp_path / "embeddings")]
+def test_the_cache_keeps_engines_apart(image_folder, tmp_path):
+    arguments = [
+        *options(image_folder),
+        "--data.cache",
+        "true",
+        "--data.cache_folder",
+        str(tmp_path / "embeddings"),
+    ]
     for name, engine in (("a", TORCH), ("b", RUNTIME), ("c", TORCH)):
         learned(tmp_path / name, *arguments, *engine)
     assert len(list((tmp_path / "embeddings").iterdir())) == 2
     assert_same_model(*(tmp_path / name / "default" / "version_0" for name in ("a", "c")))
 
 
-def test_the_life_of_a_model(photos, tmp_path, capsys):
-    run = learned(tmp_path / "run", *options(photos), *TORCH, "--data.val_fraction", "0.2")
+def test_the_life_of_a_model(image_folder, tmp_path, capsys):
+    run = learned(tmp_path / "run", *options(image_folder), *TORCH, "--data.val_fraction", "0.2")
     extend = ["extend", "--model", str(run), "--images", str(tmp_path / "new"), "--output"]
     assert main([*extend, str(tmp_path / "extended"), "--engine", "onnxruntime"]) == 0
     assert config_of(tmp_path / "extended")["engines"] == ["torch", "onnxruntime"]
     for engine in ("torch", "onnxruntime"):
-        arguments = ["--images", str(photos), "--output", str(tmp_path / f"{engine}.csv"), "--engine", engine]
+        arguments = [
+            "--images",
+            str(image_folder),
+            "--output",
+            str(tmp_path / f"{engine}.csv"),
+            "--engine",
+            engine,
+        ]
         assert main(["classify", "--model", str(tmp_path / "extended"), *arguments]) == 0
-    answers = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")]
-    assert [line.split(",")[:2] for line in answers[0]] == [line.split(",")[:2] for line in answers[1]]
-    runtime = learned(tmp_path / "runtime", *options(photos), *RUNTIME)
-    forget = ["--class", "bee", "--images", str(photos / "bee"), "--output"]
+    answers = [
+        (tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")
+    ]
+    assert [line.split(",")[:2] for line in answers[0]] == [
+        line.split(",")[:2] for line in answers[1]
+    ]
+    runtime = learned(tmp_path / "runtime", *options(image_folder), *RUNTIME)
+    forget = ["--class", "bee", "--images", str(image_folder / "bee"), "--output"]
     forget = ["forget", "--model", str(runtime), *forget]
-    assert_ends(main([*forget, str(tmp_path / "auto")]), 0, "class 'bee' is forgotten exactly", capsys)
+    assert_ends(
+        main([*forget, str(tmp_path / "auto")]), 0, "class 'bee' is forgotten exactly", capsys
+    )
     assert main([*forget, str(tmp_path / "other"), "--model.engine", "torch"]) == 0
-    assert "not to 1e-8 (learned with engine onnxruntime, taken out with t" in capsys.readouterr().out
-    without = make_photos(tmp_path / "without", ["ant", "cow", "dog"])
+    assert (
+        "not to 1e-8 (learned with engine onnxruntime, taken out with t" in capsys.readouterr().out
+    )
+    without = make_images(tmp_path / "without", ["ant", "cow", "dog"])
     never = learned(tmp_path / "never", *options(without), *RUNTIME, "--data.classes_per_task", "3")
     expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.products"]
     for name, bound in (("auto", 1e-8), ("other", 1e-5)):
@@ -264,9 +312,12 @@ def test_the_life_of_a_model(photos, tmp_path, capsys):
         assert name == "auto" or gap > 1e-12
 
 
-def test_merging(photos, tmp_path):
-    other = make_photos(tmp_path / "other", ["fox", "gnu"])
-    runs = [learned(tmp_path / "a", *options(photos), *TORCH), learned(tmp_path / "b", *options(other), *RUNTIME)]
+def test_merging(image_folder, tmp_path):
+    other = make_images(tmp_path / "other", ["fox", "gnu"])
+    runs = [
+        learned(tmp_path / "a", *options(image_folder), *TORCH),
+        learned(tmp_path / "b", *options(other), *RUNTIME),
+    ]
     merge = ["merge", *map(str, runs), "--output", str(tmp_path / "merged")]
     assert main(merge) == 0
     assert cifnet_pl.load(tmp_path / "merged").engines == ["torch", "onnxruntime"]

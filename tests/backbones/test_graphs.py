@@ -1,4 +1,6 @@
-"""Graphs of networks in the cache folder: never a damaged one, never a wrong one, and never a failure over a cache."""
+"""Graphs of networks in the cache folder: never a damaged one, never a wrong one, and never a
+failure over a cache.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +46,9 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
 
 @pytest.mark.system
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
-def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture):
+def test_a_damaged_graph_is_made_again(
+    damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture
+):
     assert_agree(small())
     (graph,) = folder.glob("*.onnx")
     content = bytearray(graph.read_bytes())
@@ -62,11 +66,15 @@ def test_a_damaged_graph_is_made_again(damage: str, folder: Path, exports: list[
 
 @pytest.mark.parametrize("trouble", ["file", "full"])
 def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
-    """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root could write to."""
+    """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root
+    could write to.
+    """
     if trouble == "file":
         folder.parent.write_text("no folder")
     else:
-        full = Mock(side_effect=CifnetError("cannot write: No space left on device; nothing was changed"))
+        full = Mock(
+            side_effect=CifnetError("cannot write: No space left on device; nothing was changed")
+        )
         monkeypatch.setattr(graphs, "write_bytes", full)
     backbone = small()
     assert backbone.engine() == "onnxruntime"
@@ -74,7 +82,9 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
     assert "the next command exports the network again" in caplog.text
 
 
-def test_a_graph_that_computes_something_else_is_not_used(caplog: pytest.LogCaptureFixture, monkeypatch):
+def test_a_graph_that_computes_something_else_is_not_used(
+    caplog: pytest.LogCaptureFixture, monkeypatch
+):
     wrong = exported(small(seed=1)._embedder())
     with pytest.raises(NoGraph, match="ONNX Runtime differs from torch by"):
         check_graph(wrong, small()._embedder())
@@ -93,7 +103,9 @@ class Edited(Small):
         return super().forward(x) + self.second(self.first(x)).amax((2, 3))
 
 
-def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], caplog: pytest.LogCaptureFixture):
+def test_a_network_whose_code_has_changed_is_exported_again(
+    exports: list[str], caplog: pytest.LogCaptureFixture
+):
     assert_agree(small())
     edited = Backbone("small", Edited(), 12, Preprocessing(16))
     assert graph_key(edited._embedder().identity) == graph_key(small()._embedder().identity)
@@ -105,7 +117,8 @@ def test_a_network_whose_code_has_changed_is_exported_again(exports: list[str], 
 
 def test_a_thread_embeds_by_torch_while_another_exports():
     """The exporter replaces the parameters of what it traces for a moment; it is given a copy."""
-    backbone, done = small(), Event()
+    backbone = small()
+    done = Event()
     expected = backbone.embed(images())
 
     def embeddings() -> Iterator[Tensor]:

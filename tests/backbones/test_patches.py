@@ -1,4 +1,6 @@
-"""The backbone of patches: its features against literal NumPy, its dictionary, and a run that learns and stores it."""
+"""The backbone of patches: its features against literal NumPy, its dictionary, and a run that
+learns and stores it.
+"""
 
 import csv
 import json
@@ -16,9 +18,25 @@ from cifnet_pl.backbones import Backbone, build_backbone, patches
 from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.export import onnx_bytes
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from tests.command_line import FAST, assert_ends, assert_same_model, learned, make_photos, measurements
+from tests.command_line import (
+    FAST,
+    assert_ends,
+    assert_same_model,
+    learned,
+    make_images,
+    measurements,
+)
 
-OPTIONS = ["--model.backbone", "patches:6", "--data.image_size", "8", "--data.max_tasks", "2", "--seed_everything", "5"]
+OPTIONS = [
+    "--model.backbone",
+    "patches:6",
+    "--data.image_size",
+    "8",
+    "--data.max_tasks",
+    "2",
+    "--seed_everything",
+    "5",
+]
 OPTIONS += ["--model.head", "RidgeHead"]
 
 
@@ -35,7 +53,9 @@ def images(count: int = 30, side: int = 9, seed: int = 0) -> Tensor:
     return torch.nn.functional.interpolate(coarse, size=(side, side + 1), mode="bilinear").byte()
 
 
-def with_dictionary(name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None) -> Backbone:
+def with_dictionary(
+    name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None
+) -> Backbone:
     backbone = build_backbone(name)
     backbone.learning.learn_from(images() if learned_from is None else learned_from, seed)
     return backbone
@@ -45,10 +65,12 @@ def with_dictionary(name: str = "patches:5", seed: int = 0, learned_from: Tensor
 def test_the_features_are_those_of_the_papers_computed_patch_by_patch(cells):
     backbone = with_dictionary(f"patches:5x{cells}")
     net = backbone.network
-    filters, offset = net.filters.double().numpy(), net.offset.double().numpy()
+    filters = net.filters.double().numpy()
+    offset = net.offset.double().numpy()
     expected = []
     for image in images(4, seed=1).double().numpy():
-        rows, columns = image.shape[1] - 5, image.shape[2] - 5
+        rows = image.shape[1] - 5
+        columns = image.shape[2] - 5
         sums = np.zeros((2, cells, cells, 5))
         counts = np.zeros((cells, cells))
         for r in range(rows):
@@ -68,10 +90,18 @@ def test_the_features_are_those_of_the_papers_computed_patch_by_patch(cells):
 
 
 def test_whitened_patches_have_variance_one_along_every_centre():
-    """Less where a direction holds little more than what is added before whitening; unwhitened it would be up to 60."""
+    """Less where a direction holds little more than what is added before whitening; unwhitened it
+    would be up to 60.
+    """
     learned_from = images(200, 12)
     net = with_dictionary("patches:40", learned_from=learned_from).network
-    windows = learned_from.unfold(2, 6, 1).unfold(3, 6, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 108).float()
+    windows = (
+        learned_from.unfold(2, 6, 1)
+        .unfold(3, 6, 1)
+        .permute(0, 2, 3, 1, 4, 5)
+        .reshape(-1, 108)
+        .float()
+    )
     variance, mean = torch.var_mean(patches.normalised(windows) @ net.filters - net.offset, dim=0)
     assert mean.abs().max() < 0.15
     assert variance.max() < 1.2
@@ -93,7 +123,8 @@ def test_the_seed_decides_the_dictionary():
 
 
 @pytest.mark.parametrize(
-    "name", ["patches:0", "patches:x2", "patches:10001", "patches:8x17", "patches:8x0", "patches:-1"]
+    "name",
+    ["patches:0", "patches:x2", "patches:10001", "patches:8x17", "patches:8x0", "patches:-1"],
 )
 def test_other_names_are_refused(name):
     with pytest.raises(UsageError, match=name.partition(":")[2]):
@@ -101,7 +132,12 @@ def test_other_names_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "few", [torch.zeros(0, 3, 9, 9).byte(), torch.zeros(3, 3, 6, 9).byte(), torch.full((3, 3, 9, 9), 7).byte()]
+    "few",
+    [
+        torch.zeros(0, 3, 9, 9).byte(),
+        torch.zeros(3, 3, 6, 9).byte(),
+        torch.full((3, 3, 9, 9), 7).byte(),
+    ],
 )
 def test_nothing_can_be_learned_from(few):
     with pytest.raises(CifnetError):
@@ -111,8 +147,16 @@ def test_nothing_can_be_learned_from(few):
 def test_it_embeds_nothing_before_it_has_learned(tmp_path, capsys):
     with pytest.raises(UsageError, match="patches:5"):
         build_backbone("patches:5")(images())
-    photos = make_photos(tmp_path / "photos", ["a"], 2)
-    words = ["embed", "--images", str(photos), "--output", str(tmp_path / "z.npz"), "--backbone", "patches:5"]
+    image_folder = make_images(tmp_path / "images", ["a"], 2)
+    words = [
+        "embed",
+        "--images",
+        str(image_folder),
+        "--output",
+        str(tmp_path / "z.npz"),
+        "--backbone",
+        "patches:5",
+    ]
     assert_ends(main(words), 2, "patches:5", capsys)
 
 
@@ -140,7 +184,9 @@ def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(run, tmp_
 
 def test_a_checkpoint_of_other_centres_is_refused(run, tmp_path, capsys):
     other = ["--model.backbone", "patches:7", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
-    assert_ends(main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]), 1, "backbone", capsys)
+    assert_ends(
+        main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]), 1, "backbone", capsys
+    )
 
 
 def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeypatch):
@@ -158,7 +204,10 @@ def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeyp
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(tmp_path):
     cached = [*OPTIONS, "--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
-    runs = [learned(tmp_path / str(n), *cached, "--seed_everything", seed) for n, seed in enumerate(("5", "6", "5"))]
+    runs = [
+        learned(tmp_path / str(n), *cached, "--seed_everything", seed)
+        for n, seed in enumerate(("5", "6", "5"))
+    ]
     counts = [json.loads((folder / "summary.json").read_text())["cached_images"] for folder in runs]
     assert counts[:2] == [0, 0]
     assert counts[2] > 200
@@ -170,9 +219,9 @@ def test_a_bundle_holds_the_dictionary(run, tmp_path):
     model = cifnet_pl.load(run)
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle")
-    photos = images(5, 8)[..., :8]
+    squares = images(5, 8)[..., :8]
     assert again.backbone.describe() == model.backbone.describe()
-    assert torch.equal(again.probabilities(photos), model.probabilities(photos))
+    assert torch.equal(again.probabilities(squares), model.probabilities(squares))
     file = next((tmp_path / "bundle").glob("tensors-*.safetensors"))
     assert "backbone.network.filters" in load_file(file)
 
@@ -183,16 +232,18 @@ def test_a_bundle_with_another_dictionary_than_it_says_is_refused(run, tmp_path)
     changed = model.tensors()
     said = cifnet_pl.load(run).describe()
     for name in ("patches:6", "patches:7"):
-        write_bundle({**said, "backbone": {**said["backbone"], "name": name}}, changed, tmp_path / name[-1])
+        write_bundle(
+            {**said, "backbone": {**said["backbone"], "name": name}}, changed, tmp_path / name[-1]
+        )
         with pytest.raises(CheckpointError):
             cifnet_pl.load(tmp_path / name[-1])
 
 
 def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
-    photos = make_photos(tmp_path / "photos", ["x", "y"])
-    grown = cifnet_pl.load(run).extend(photos).model
+    images = make_images(tmp_path / "images", ["x", "y"])
+    grown = cifnet_pl.load(run).extend(images).model
     assert grown.class_names[-2:] == ["x", "y"]
-    found = [next(grown.classify(photos / name)).classes[0] for name in ("x", "y")]
+    found = [next(grown.classify(images / name)).classes[0] for name in ("x", "y")]
     assert found == ["x", "y"]
     assert grown.forget("x").model.class_names[-1] == "y"
 

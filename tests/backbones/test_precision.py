@@ -15,23 +15,30 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, check_onnx
 from cifnet_pl.utilities.errors import UsageError
 from tests.cli.test_extend import assert_same_scores, fit
-from tests.command_line import assert_ends, make_photos
+from tests.command_line import assert_ends, make_images
 from tests.models import learned
 
-NETWORK = ["--model.backbone", "embedded:efficientnet_lite0", "--data.image_size", "32", "--model.head", "RidgeHead"]
+NETWORK = [
+    "--model.backbone",
+    "embedded:efficientnet_lite0",
+    "--data.image_size",
+    "32",
+    "--model.head",
+    "RidgeHead",
+]
 BF16 = ["--trainer.precision", "bf16-mixed"]
 SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photos of three and of four classes; runs over either in bf16, and over three in float32."""
+    """Images of three and of four classes; runs over either in bf16, and over three in float32."""
     root = tmp_path_factory.mktemp("made")
     for name, classes in (("three", ["ant", "bee", "cat"]), ("four", ["ant", "bee", "cat", "dog"])):
-        make_photos(root / name / "train", classes, 8)
-        make_photos(root / name / "val", classes, 2)
+        make_images(root / name / "train", classes, 8)
+        make_images(root / name / "val", classes, 2)
         fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
-    make_photos(root / "new", ["dog"], 8)
+    make_images(root / "new", ["dog"], 8)
     fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES)
     return root
 
@@ -43,10 +50,12 @@ def load(made: Path, run: str) -> Classifier:
 @pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
 def test_the_network_computes_in_it(precision: str):
     model = learned()
-    model.backbone, model.precision = build_backbone("embedded:efficientnet_lite0"), precision
+    model.backbone = build_backbone("embedded:efficientnet_lite0")
+    model.precision = precision
     model.head = RidgeHead(model.backbone.features)
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    exact, z = model.backbone(images), model.embed(images)
+    exact = model.backbone(images)
+    z = model.embed(images)
     assert z.dtype == torch.float32
     assert torch.equal(z, exact) == (precision == FLOAT32)
     assert torch.nn.functional.cosine_similarity(z, exact).min() > 0.98
@@ -55,7 +64,8 @@ def test_the_network_computes_in_it(precision: str):
 
 
 def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: Path, capsys):
-    before, both = load(made, "three"), load(made, "four")
+    before = load(made, "three")
+    both = load(made, "four")
     assert before.precision == both.precision == "bf16-mixed"
     arguments = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
     assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *arguments]) == 0
@@ -63,31 +73,64 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: P
     z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
     assert extended.precision == "bf16-mixed"
     assert_same_scores(extended, both, z, 1e-2)
-    arguments = ["--class", "dog", "--images", str(made / "four" / "train" / "dog"), "--output", str(tmp_path / "less")]
+    arguments = [
+        "--class",
+        "dog",
+        "--images",
+        str(made / "four" / "train" / "dog"),
+        "--output",
+        str(tmp_path / "less"),
+    ]
     assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
     said = capsys.readouterr().out
-    assert "to about 1e-2 of its share, not to 1e-8 (engine torch rounds as batches and threads are)" in said
+    assert (
+        "to about 1e-2 of its share, not to 1e-8 (engine torch rounds as batches and threads are)"
+        in said
+    )
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
-    assert_ends(main(["info", "--model", str(tmp_path / "less")]), 0, "embedded in bf16-mixed", capsys)
+    assert_ends(
+        main(["info", "--model", str(tmp_path / "less")]), 0, "embedded in bf16-mixed", capsys
+    )
 
 
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
     runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
     assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
-    assert "they embed photos in different precisions: 32-true, and bf16-mixed" in capsys.readouterr().err
+    assert (
+        "they embed images in different precisions: 32-true, and bf16-mixed"
+        in capsys.readouterr().err
+    )
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
     tables = {}
     for name in ("own", "bf16-mixed", FLOAT32):
         more = [] if name == "own" else ["--precision", name]
-        arguments = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / name), *more]
-        assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
+        arguments = [
+            "--images",
+            str(made / "four" / "val"),
+            "--output",
+            str(tmp_path / name),
+            *more,
+        ]
+        assert (
+            main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
+        )
         tables[name] = (tmp_path / name).read_text()
     assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
-    arguments = ["--images", str(made / "four" / "val"), "--output", str(tmp_path / "x"), "--precision", "half"]
+    arguments = [
+        "--images",
+        str(made / "four" / "val"),
+        "--output",
+        str(tmp_path / "x"),
+        "--precision",
+        "half",
+    ]
     assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 2
-    assert "precision half does not leave the statistics alone: use 32-true, bf16" in capsys.readouterr().err
+    assert (
+        "precision half does not leave the statistics alone: use 32-true, bf16"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.system
@@ -96,18 +139,32 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
     assert model.precision == "bf16-mixed"
     model.save(tmp_path / "b")
     target = tmp_path / "b.onnx"
-    assert main(["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]) == 0
-    assert "the graph computes in float32; the model learned from embeddings in bf16-mixed" in capsys.readouterr().out
+    assert (
+        main(
+            ["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]
+        )
+        == 0
+    )
+    assert (
+        "the graph computes in float32; the model learned from embeddings in bf16-mixed"
+        in capsys.readouterr().out
+    )
     model.precision = FLOAT32
-    assert check_onnx(target.read_bytes(), Graph(model).eval(), model).torch < 1e-5  # the same network in float32
+    assert (
+        check_onnx(target.read_bytes(), Graph(model).eval(), model).torch < 1e-5
+    )  # the same network in float32
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_a_trainer_that_would_round_the_sums_is_refused(precision: str, tmp_path: Path):
     module = cifnet_pl.CIFNetModule("pixels:8")
     data = cifnet_pl.CIFNetDataModule("digits", image_size=8, num_workers=0)
-    trainer = Trainer(accelerator="cpu", precision=precision, logger=False, default_root_dir=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=f"precision {precision} does not leave the statistics alone"):
+    trainer = Trainer(
+        accelerator="cpu", precision=precision, logger=False, default_root_dir=tmp_path
+    )  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=f"precision {precision} does not leave the statistics alone"
+    ):
         trainer.fit(module, data)
 
 
@@ -117,7 +174,10 @@ def test_bundles(tmp_path: Path):
     model.save(tmp_path / "b")
     assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
     model.precision = "bf16"
-    for use in (lambda: model.save(tmp_path / "c"), lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))):
+    for use in (
+        lambda: model.save(tmp_path / "c"),
+        lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8)),
+    ):
         with pytest.raises(UsageError, match="precision bf16 does not"):
             use()
     assert not (tmp_path / "c").exists()

@@ -1,4 +1,6 @@
-"""Classifying files: what the table says, which files it takes, what cannot be read and what is not known."""
+"""Classifying files: what the table says, which files it takes, what cannot be read and what is not
+known.
+"""
 
 import shutil
 import subprocess
@@ -13,23 +15,30 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.photos.photo import read_square
+from cifnet_pl.images.image import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_evaluate import bundle
-from tests.command_line import assert_ends, environment, make_photos, rows
+from tests.command_line import assert_ends, environment, make_images, rows
 
-CLASSES, FOREIGN = ["ant", "bee", "cat"], ["yak", "zebu"]
+CLASSES = ["ant", "bee", "cat"]
+FOREIGN = ["yak", "zebu"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles that tell three colours apart, with many calibration samples, few and none, and photos."""
+    """Bundles that tell three colours apart, with many calibration samples, few and none, and
+    images.
+    """
     root = tmp_path_factory.mktemp("made")
-    make_photos(root / "photos", CLASSES, 12)
-    make_photos(root / "many", CLASSES, 25)
-    make_photos(root / "many", FOREIGN, 4)
-    for name, photos, buffer in (("b", "photos", None), ("many samples", "many", 75), ("few samples", "many", 6)):
-        bundle(root / name, root / photos, CLASSES, 25, buffer)
+    make_images(root / "images", CLASSES, 12)
+    make_images(root / "many", CLASSES, 25)
+    make_images(root / "many", FOREIGN, 4)
+    for name, images, buffer in (
+        ("b", "images", None),
+        ("many samples", "many", 75),
+        ("few samples", "many", 6),
+    ):
+        bundle(root / name, root / images, CLASSES, 25, buffer)
     return root
 
 
@@ -40,7 +49,14 @@ def place(made: Path, tmp_path: Path) -> Path:
 
 
 def classify(place: Path, images: object, *options: str, model: str = "b") -> int:
-    given = ["--model", str(place / model), "--images", str(images), "--output", str(place / "out.csv")]
+    given = [
+        "--model",
+        str(place / model),
+        "--images",
+        str(images),
+        "--output",
+        str(place / "out.csv"),
+    ]
     return main(["classify", *given, *options])
 
 
@@ -49,10 +65,20 @@ def table(place: Path) -> list[dict[str, str]]:
 
 
 def test_the_table(place: Path, capsys):
-    assert classify(place, place / "photos") == 0
+    assert classify(place, place / "images") == 0
     told = table(place)
-    assert list(told[0]) == ["file", "class", "probability", "class_2", "probability_2", "class_3", "probability_3"]
-    assert [row["file"] for row in told] == sorted(str(path) for path in (place / "photos").rglob("*.png"))
+    assert list(told[0]) == [
+        "file",
+        "class",
+        "probability",
+        "class_2",
+        "probability_2",
+        "class_3",
+        "probability_3",
+    ]
+    assert [row["file"] for row in told] == sorted(
+        str(path) for path in (place / "images").rglob("*.png")
+    )
     assert all(row["class"] == Path(row["file"]).parent.name for row in told)
     model = cifnet_pl.load(place / "b")
     for row in told[::7]:
@@ -63,25 +89,27 @@ def test_the_table(place: Path, capsys):
         assert shares == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
         names = [row[f"class{k}"] for k in ("", "_2", "_3")]
         assert names == [model.class_names[i] for i in expected.argsort(descending=True)]
-    assert "36 photos classified" in capsys.readouterr().out
+    assert "36 images classified" in capsys.readouterr().out
 
 
 def test_names_that_are_not_text_keep_their_bytes(place: Path):
     """A file of an old disk, whose name is in another encoding: \\xe9 is é in Latin-1."""
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     try:
-        shutil.copy(place / "photos" / "cat" / "0.png", place / "photos" / name)
+        shutil.copy(place / "images" / "cat" / "0.png", place / "images" / name)
     except OSError:
         return  # this file system has no such names
-    assert classify(place, place / "photos") == 0
-    assert str(place / "photos" / name) in {row["file"] for row in table(place)}
-    assert classify(place, place / "photos" / name, "--overwrite") == 0
+    assert classify(place, place / "images") == 0
+    assert str(place / "images" / name) in {row["file"] for row in table(place)}
+    assert classify(place, place / "images" / name, "--overwrite") == 0
 
 
 def test_unreadable_files_are_listed_and_counted(place: Path, capsys):
-    for i, content in enumerate([b"", b"not a photo", (place / "photos" / "ant" / "1.png").read_bytes()[:60]]):
-        (place / "photos" / "ant" / f"broken{i}.png").write_bytes(content)
-    assert classify(place, place / "photos") == 0
+    for i, content in enumerate(
+        [b"", b"not an image", (place / "images" / "ant" / "1.png").read_bytes()[:60]]
+    ):
+        (place / "images" / "ant" / f"broken{i}.png").write_bytes(content)
+    assert classify(place, place / "images") == 0
     said = capsys.readouterr()
     assert all(f"broken{i}.png" in said.err for i in range(3))
     assert "3 unreadable left out" in said.out
@@ -89,20 +117,20 @@ def test_unreadable_files_are_listed_and_counted(place: Path, capsys):
 
 
 def test_only_unreadable_files(place: Path, capsys):
-    """As for a folder without photos: no table of nothing."""
+    """As for a folder without images: no table of nothing."""
     (place / "x").mkdir()
     (place / "x" / "a.png").write_bytes(b"")
     before = sorted(place.iterdir())
     assert classify(place, place / "x", "--gallery", str(place / "g.png")) == 1
-    assert f"no photo of {place / 'x'} can be read (1 file)" in capsys.readouterr().err
+    assert f"no image of {place / 'x'} can be read (1 file)" in capsys.readouterr().err
     assert sorted(place.iterdir()) == before
 
 
 REFUSED = [
     (["--images", "{tmp}/nowhere"], 1, "no file or folder"),
-    (["--images", "{tmp}/gone.zip"], 1, "gone.zip: give a photo, a folder, a Zip archive, or"),
-    (["--images", "{tmp}/*.gif"], 1, "no photo matches"),
-    (["--images", "{tmp}/empty"], 1, "holds no photo"),
+    (["--images", "{tmp}/gone.zip"], 1, "gone.zip: give an image, a folder, a Zip archive, or"),
+    (["--images", "{tmp}/*.gif"], 1, "no image matches"),
+    (["--images", "{tmp}/empty"], 1, "holds no image"),
     (["--top", "0"], 2, "--top"),
     (["--top", "many"], 2, "--top"),
     (["--output", "{tmp}/b"], 2, "is a folder"),
@@ -120,42 +148,61 @@ def test_refusals(options: list[str], code: int, reason: str, place: Path, capsy
     (place / "old.csv").write_text("mine")
     (place / "old.png").write_text("mine")
     before = sorted(place.rglob("*"))
-    assert_ends(classify(place, place / "photos", *(o.format(tmp=place) for o in options)), code, reason, capsys)
+    assert_ends(
+        classify(place, place / "images", *(o.format(tmp=place) for o in options)),
+        code,
+        reason,
+        capsys,
+    )
     assert sorted(place.rglob("*")) == before
     assert (place / "old.csv").read_text() == "mine"
 
 
 def test_gallery(place: Path):
-    assert classify(place, place / "photos", "--gallery", str(place / "g.png")) == 0
+    assert classify(place, place / "images", "--gallery", str(place / "g.png")) == 0
     with Image.open(place / "g.png") as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
     assert pixels.shape[0] > 1000 < pixels.shape[1]  # four rows of six
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # photos, not an empty page
-    assert classify(place, place / "photos" / "ant" / "0.png", "--gallery", str(place / "1.png"), "--overwrite") == 0
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # images, not an empty page
+    assert (
+        classify(
+            place,
+            place / "images" / "ant" / "0.png",
+            "--gallery",
+            str(place / "1.png"),
+            "--overwrite",
+        )
+        == 0
+    )
     with Image.open(place / "1.png") as picture:
         assert picture.size[0] < 400
 
 
 @pytest.mark.system
 def test_memory_does_not_grow_with_the_number_of_files(place: Path):
-    """A folder with 6,000 links to one photo, and one with 600; the sorting of names is bounded tightly."""
+    """A folder with 6,000 links to one image, and one with 600; the sorting of names is bounded
+    tightly.
+    """
     peaks = []
     for count in (600, 6_000):
         folder = place / f"many{count}"
         folder.mkdir()
         for i in range(count):
-            (folder / f"a photo with a rather long name, as cameras and people give them {i:06}.png").symlink_to(
-                place / "photos" / "ant" / "0.png"
-            )
+            (
+                folder
+                / f"an image with a rather long name, as cameras and people give them {i:06}.png"
+            ).symlink_to(place / "images" / "ant" / "0.png")
         code = (
-            "import resource; from cifnet_pl.photos import files; from cifnet_pl.__main__ import main\n"
-            "files.SORTED_AT_ONCE = 200\n"
-            f"assert main(['classify', '--model', {str(place / 'b')!r}, '--images', {str(folder)!r}, "
-            f"'--output', {str(place / f'{count}.csv')!r}]) == 0\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+            "import resource; from cifnet_pl.images import files; from cifnet_pl.__main__ import"
+            " main\nfiles.SORTED_AT_ONCE = 200\nassert main(['classify', '--model',"
+            f" {str(place / 'b')!r}, '--images', {str(folder)!r}, '--output',"
+            f" {str(place / f'{count}.csv')!r}]) =="
+            " 0\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+        )
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout.splitlines()[-1]))
     assert peaks[1] - peaks[0] < 4_000  # kB
@@ -163,10 +210,27 @@ def test_memory_does_not_grow_with_the_number_of_files(place: Path):
 
 def test_several_places_and_an_archive(place: Path, capsys):
     with zipfile.ZipFile(place / "bees.zip", "w") as archive:
-        for path in sorted((place / "photos" / "bee").iterdir()):
+        for path in sorted((place / "images" / "bee").iterdir()):
             archive.write(path, f"bees of May/{path.name}")
-    given = [str(place / "photos" / "ant"), str(place / "photos" / "cat" / "[0-3].png"), str(place / "bees.zip")]
-    assert main(["classify", "--model", str(place / "b"), "--images", *given, "--output", str(place / "out.csv")]) == 0
+    given = [
+        str(place / "images" / "ant"),
+        str(place / "images" / "cat" / "[0-3].png"),
+        str(place / "bees.zip"),
+    ]
+    assert (
+        main(
+            [
+                "classify",
+                "--model",
+                str(place / "b"),
+                "--images",
+                *given,
+                "--output",
+                str(place / "out.csv"),
+            ]
+        )
+        == 0
+    )
     told = table(place)
     assert [row["class"] for row in told] == ["ant"] * 12 + ["cat"] * 4 + ["bee"] * 12
     assert told[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
@@ -179,24 +243,33 @@ def test_several_places_and_an_archive(place: Path, capsys):
 
 def test_python_takes_paths_bytes_and_images(place: Path):
     model = cifnet_pl.load(place / "b")
-    path = place / "photos" / "bee" / "4.png"
+    path = place / "images" / "bee" / "4.png"
     (expected,) = model.classify([path])
     with Image.open(path) as image:
         image.load()
-    for photos in (str(path), path, [str(path)], path.read_bytes(), [bytearray(path.read_bytes())], image, [image]):
-        (found,) = model.classify(photos)
+    for images in (
+        str(path),
+        path,
+        [str(path)],
+        path.read_bytes(),
+        [bytearray(path.read_bytes())],
+        image,
+        [image],
+    ):
+        (found,) = model.classify(images)
         assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities)
         assert found.file in (path, None)
-    assert len(list(model.classify(place / "photos"))) == 36
-    (broken,) = model.classify(b"no photo")
+    assert len(list(model.classify(place / "images"))) == 36
+    (broken,) = model.classify(b"no image")
     assert (broken.file, broken.unreadable) == (None, "no image of a known format")
     with pytest.raises(DataError, match="no file or folder"):
         list(model.classify(str(place / "none.png")))
-    with pytest.raises(UsageError, match="int is no photo"):
+    with pytest.raises(UsageError, match="int is no image"):
         list(model.classify([7]))
 
 
-# ---------------------------------------------------------------------- what the model does not know
+# ---------------------------------------------------------------------- what the model does not
+# know
 
 
 def judge(place: Path, *options: str, model: str = "many samples") -> int:
@@ -204,7 +277,7 @@ def judge(place: Path, *options: str, model: str = "many samples") -> int:
 
 
 @pytest.mark.parametrize(("folder", "promised"), [("bee", True), ("yak", False)])
-def test_nothing_is_promised_below_photos_of_strangers(place, capsys, folder, promised):
+def test_nothing_is_promised_below_images_of_strangers(place, capsys, folder, promised):
     given = (place / "many" / folder, "--coverage", "0.9")
     assert classify(place, *given, model="many samples") == 0
     assert list(table(place)[0])[-2:] == ["probability_3", "answers"]
@@ -225,9 +298,14 @@ def test_the_columns(place, capsys):
     assert known[True].count("false") <= 0.1 * len(known[True])
     unknown = sum(row["known"] == "false" for row in told)
     output = capsys.readouterr().out
-    assert f"{unknown} of them show nothing that this model knows; 5 % of photos of known classes" in output
+    assert (
+        f"{unknown} of them show nothing that this model knows; 5 % of images of known classes"
+        in output
+    )
     model = cifnet_pl.load(place / "many samples")
-    for row, expected in zip(told, model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9), strict=True):
+    for row, expected in zip(
+        told, model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9), strict=True
+    ):
         assert row["known"] == str(expected.known).lower()
         assert float(row["novelty"]) == pytest.approx(expected.novelty, rel=1e-5)
         assert float(row["p_value"]) == pytest.approx(expected.p_value, abs=1e-6)
@@ -248,5 +326,7 @@ def test_the_gallery_marks_what_is_unknown(place):
 
 def test_too_few_samples_for_the_share(place, capsys):
     assert judge(place, "--unknown", "0.05", model="few samples") == 0
-    told = "with 6 calibration samples no photo can be called unknown at a share of 0.05; from 0.14 on"
+    told = (
+        "with 6 calibration samples no image can be called unknown at a share of 0.05; from 0.14 on"
+    )
     assert told in capsys.readouterr().out

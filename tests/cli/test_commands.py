@@ -1,4 +1,6 @@
-"""The table of sub-commands: every one has a function, and help needs neither torch nor Lightning; help of runs."""
+"""The table of sub-commands: every one has a function, and help needs neither torch nor Lightning;
+help of runs.
+"""
 
 import inspect
 import json
@@ -13,7 +15,16 @@ from importlib.metadata import version
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import BY_POSITION, COMMANDS, OVERRIDES, RUNS, TOPICS, Engine, run_command, split_overrides
+from cifnet_pl.cli.commands import (
+    BY_POSITION,
+    COMMANDS,
+    OVERRIDES,
+    RUNS,
+    TOPICS,
+    Engine,
+    run_command,
+    split_overrides,
+)
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import assert_ends, environment
 
@@ -50,16 +61,44 @@ def test_version(capsys):
         (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
         (["forget", "--help"], 0, "--class CLASS"),
         (["fot"], 2, "unknown sub-command 'fot': did you mean "),
-        (["fit", "photos"], 2, "'photos' is one word too many"),
-        (["info", "--modle", "x"], 2, "cifnet: error: unknown option --modle: did you mean --model?"),
-        (["classify", "--model.engine", "tensorrt"], 2, "--engine is 'tensorrt', expected one of 'auto', 'torch', "),
-        (["forget", "--model.engine=tensorrt"], 2, "--engine is 'tensorrt', expected one of 'auto'"),
+        (["fit", "images"], 2, "'images' is one word too many"),
+        (
+            ["info", "--modle", "x"],
+            2,
+            "cifnet: error: unknown option --modle: did you mean --model?",
+        ),
+        (
+            ["classify", "--model.engine", "tensorrt"],
+            2,
+            "--engine is 'tensorrt', expected one of 'auto', 'torch', ",
+        ),
+        (
+            ["forget", "--model.engine=tensorrt"],
+            2,
+            "--engine is 'tensorrt', expected one of 'auto'",
+        ),
         (["report", "runs", "--output"], 2, "cifnet: error: --output needs a value\n"),
-        (["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"], 2, "--top is 'few'"),
+        (
+            ["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"],
+            2,
+            "--top is 'few'",
+        ),
         (["report", "--extrenal", "A"], 2, "unknown option --extrenal: did you mean --external?"),
-        (["merge", "--output", "x"], 2, "no models are given: name them before the options, cifnet merge MODELS"),
-        (["extend", "--model", "x", "--images", "a", "b", "--output", "c"], 2, "'b' is one word too many"),
-        (["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"], 2, "--images is given twice"),
+        (
+            ["merge", "--output", "x"],
+            2,
+            "no models are given: name them before the options, cifnet merge MODELS",
+        ),
+        (
+            ["extend", "--model", "x", "--images", "a", "b", "--output", "c"],
+            2,
+            "'b' is one word too many",
+        ),
+        (
+            ["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"],
+            2,
+            "--images is given twice",
+        ),
     ],
 )
 def test_help_and_errors_in_options(words, code, said, capsys):
@@ -72,7 +111,9 @@ def test_help_and_errors_in_options(words, code, said, capsys):
 def imported(program: str, *packages: str) -> str:
     """Those of some packages that a program imports in a process of its own."""
     program = f"import sys\n{program}\nprint(sorted({{*{packages}}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -82,7 +123,9 @@ def test_no_module_of_a_command_imports_torch():
     modules = sorted({module for module, _ in COMMANDS.values()})
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
     assert imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"
-    assert imported("from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages) == "[]"
+    assert (
+        imported("from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages) == "[]"
+    )
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
@@ -90,20 +133,33 @@ def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
     assert imported("import cifnet_pl.cli.classify, cifnet_pl.model.store", *packages) == "[]"
 
 
-@pytest.mark.parametrize("name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")])
+@pytest.mark.parametrize(
+    "name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")]
+)
 def test_lists_and_words_take_names_of_all_characters(name, monkeypatch):
     """In one option or several, as a file's name may be."""
     given = {}
     monkeypatch.setattr("cifnet_pl.cli.forget.forget", stand_in(given))
-    run_command("forget", ["--class", name, "plain", "--class=a", "--output", f"{name}.x", "--model", "m"])
-    assert given == {"class_": [name, "plain", "a"], "output": f"{name}.x", "engine": "auto", "overwrite": False}
+    run_command(
+        "forget", ["--class", name, "plain", "--class=a", "--output", f"{name}.x", "--model", "m"]
+    )
+    assert given == {
+        "class_": [name, "plain", "a"],
+        "output": f"{name}.x",
+        "engine": "auto",
+        "overwrite": False,
+    }
 
 
 def stand_in(given):
     """A command's function that keeps a few of its options in ``given``."""
 
-    def forget(model: str, class_: list[str], output: str, engine: Engine = "auto", overwrite: bool = False) -> None:
-        given.update({key: value for key, value in locals().items() if key not in ("model", "given")})
+    def forget(
+        model: str, class_: list[str], output: str, engine: Engine = "auto", overwrite: bool = False
+    ) -> None:
+        given.update(
+            {key: value for key, value in locals().items() if key not in ("model", "given")}
+        )
 
     return forget
 
@@ -111,14 +167,25 @@ def stand_in(given):
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
     """As in ``cifnet configs | head``."""
     words = [sys.executable, "-m", "cifnet_pl", "configs"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:
-    args = ["a.yaml", "--data.root", "x", "--logs", "l", "--data.image_size=8", "--data.class_order", "-1"]
+    args = [
+        "a.yaml",
+        "--data.root",
+        "x",
+        "--logs",
+        "l",
+        "--data.image_size=8",
+        "--data.class_order",
+        "-1",
+    ]
     own, overrides = split_overrides(args)
     assert own == ["a.yaml", "--logs", "l"]
     assert overrides == [("data.root", "x"), ("data.image_size", "8"), ("data.class_order", "-1")]
@@ -135,8 +202,13 @@ def helps():
     program = "import json, sys, contextlib, io\nfrom cifnet_pl.__main__ import main\nshown = {}\n"
     program += f"for topic in {TOPICS!r}:\n    out = io.StringIO()\n"
     program += "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
-    program += "        main(['fit', '--help', topic])\n    shown[topic] = out.getvalue()\nprint(json.dumps(shown))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    program += (
+        "        main(['fit', '--help', topic])\n    shown[topic] ="
+        " out.getvalue()\nprint(json.dumps(shown))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -152,7 +224,9 @@ def test_the_usual_options_are_one_screen_of_real_ones(command, helps, capsys):
     assert shown.startswith(f"usage: cifnet {command} ")
     assert shown.count("\n") <= 40
     assert f"cifnet {command} " in shown.split("examples:")[1]
-    assert options_in(shown) - {"--model.head.ridge", "--help"} <= options_in(helps["all"] + helps["model"])
+    assert options_in(shown) - {"--model.head.ridge", "--help"} <= options_in(
+        helps["all"] + helps["model"]
+    )
     assert len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1
 
 
@@ -161,7 +235,8 @@ def test_topics(helps, capsys):
         names = {name for name in options_in(helps[topic]) if name.startswith("--")}
         assert names
         assert {name.partition(".")[0] for name in names if "." in name} == {f"--{topic}"}
-    own, lightning = helps["all"].index("  --data.root ROOT"), helps["all"].index("  --trainer.devices")
+    own = helps["all"].index("  --data.root ROOT")
+    lightning = helps["all"].index("  --trainer.devices")
     assert own < lightning
     assert_ends(main(["fit", "--help", "trayner"]), 2, "did you mean trainer?", capsys)
 

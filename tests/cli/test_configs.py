@@ -1,4 +1,6 @@
-"""Configurations: each in the repository runs whatever is laid over it; their names, and the recommended one."""
+"""Configurations: each in the repository runs whatever is laid over it; their names, and the
+recommended one.
+"""
 
 import contextlib
 import io
@@ -11,16 +13,25 @@ import yaml
 from jsonargparse import Namespace
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.configs import DECIDES, config_files, find_config, with_named_configs, with_recommended
+from cifnet_pl.cli.configs import (
+    DECIDES,
+    config_files,
+    find_config,
+    with_named_configs,
+    with_recommended,
+)
 from cifnet_pl.cli.lightning_cli import learn_few_classes_at_once
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import FAST, make_photos
+from tests.command_line import FAST, make_images
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# Those of paper and sweeps are sweeps; those of iterative are run by tests/iterative/test_configs.py.
+# Those of paper and sweeps are sweeps; those of iterative are run by
+# tests/iterative/test_configs.py.
 ELSEWHERE = {"paper", "sweeps", "iterative"}
-ALL = sorted(p for p in CONFIGS.rglob("*.yaml") if not ELSEWHERE & set(p.relative_to(CONFIGS).parts))
+ALL = sorted(
+    p for p in CONFIGS.rglob("*.yaml") if not ELSEWHERE & set(p.relative_to(CONFIGS).parts)
+)
 
 
 def resolved(*args: str) -> dict:
@@ -90,7 +101,10 @@ class TestHeads:
             *self.LOCKED, "--model.head.dtype", "float32", "--model.head.ridge", "2", "--model.head", "RidgeHead",
             "--model.head.epsilon", "0.2",
         )  # fmt: skip
-        assert head["init_args"] | {"ridge": 2.0, "epsilon": 0.2, "dtype": "float32"} == head["init_args"]
+        assert (
+            head["init_args"] | {"ridge": 2.0, "epsilon": 0.2, "dtype": "float32"}
+            == head["init_args"]
+        )
 
 
 def test_fast_is_the_default_without_the_mirror():
@@ -101,7 +115,15 @@ def test_fast_is_the_default_without_the_mirror():
 
 def test_print_config_is_yaml_that_names_every_section():
     shown = resolved("--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77")
-    assert {"model", "data", "trainer", "energy", "experiment", "logs", "seed_everything"} <= shown.keys()
+    assert {
+        "model",
+        "data",
+        "trainer",
+        "energy",
+        "experiment",
+        "logs",
+        "seed_everything",
+    } <= shown.keys()
     assert shown["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 77
 
 
@@ -113,9 +135,20 @@ def test_all_are_listed_with_a_line_each(capsys):
     lines = capsys.readouterr().out.splitlines()
     listed = {line.split("  ")[0].strip(): line for line in lines[: len(config_files())]}
     assert list(listed) == list(config_files())
-    assert {"quickstart", "folder", "fast", "cifar100", "digits_ridge", "heads/ridge"} <= listed.keys()
-    assert {f"streams/{name}" for name in ("returning", "blurry", "task_free", "long_tailed")} <= listed.keys()
-    assert {f"ablation/{name}" for name in ("no_buffer", "no_oversampling", "locked", "released")} <= listed.keys()
+    assert {
+        "quickstart",
+        "folder",
+        "fast",
+        "cifar100",
+        "digits_ridge",
+        "heads/ridge",
+    } <= listed.keys()
+    assert {
+        f"streams/{name}" for name in ("returning", "blurry", "task_free", "long_tailed")
+    } <= listed.keys()
+    assert {
+        f"ablation/{name}" for name in ("no_buffer", "no_oversampling", "locked", "released")
+    } <= listed.keys()
     for name, line in listed.items():
         assert len(line.removeprefix(name).strip()) > 20
 
@@ -125,12 +158,23 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
     assert find_config("heads/ridge") == config_files()["heads/ridge"]
     Path("quickstart").write_text("experiment: mine")
     assert find_config("quickstart") == Path("quickstart")  # a file that is there wins
-    with pytest.raises(UsageError, match="unknown configuration 'heads/rigde': did you mean heads/ridge"):
+    with pytest.raises(
+        UsageError, match="unknown configuration 'heads/rigde': did you mean heads/ridge"
+    ):
         find_config("heads/rigde")
     with pytest.raises(UsageError, match=r"configuration file no\.yaml does not exist"):
         find_config("no.yaml")
     ridge = str(config_files()["heads/ridge"])
-    words = ["fit", "--config", "heads/ridge", "--config=heads/ridge", "-c", "heads/ridge", "--experiment", "folder"]
+    words = [
+        "fit",
+        "--config",
+        "heads/ridge",
+        "--config=heads/ridge",
+        "-c",
+        "heads/ridge",
+        "--experiment",
+        "folder",
+    ]
     wanted = ["fit", "--config", ridge, f"--config={ridge}", "-c", ridge, "--experiment", "folder"]
     assert with_named_configs(words) == wanted
 
@@ -141,11 +185,11 @@ def test_a_run_by_name_lands_under_the_current_folder(tmp_path, monkeypatch):
     assert (tmp_path / "lightning_logs" / "quickstart" / "version_0" / "summary.json").is_file()
 
 
-def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatch, capsys):
-    make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
+def test_images_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatch, capsys):
+    make_images(tmp_path / "images", ["ant", "bee", "cow"])
     monkeypatch.chdir(tmp_path)
     small = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
-    assert main(["fit", "--data.root", "photos", *small]) == 0
+    assert main(["fit", "--data.root", "images", *small]) == 0
     assert "no --config is given: folder is used" in capsys.readouterr().err
     ran = yaml.safe_load(Path("lightning_logs/default/version_0/config.yaml").read_text())
     model = ran["model"]["init_args"]
@@ -157,8 +201,8 @@ def test_photos_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatc
 def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(tmp_path, capsys):
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     command = re.search(r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE)
-    photos = str(make_photos(tmp_path, ["ant"], 1))
-    words = [photos if word == "PHOTOS" else word for word in command[1].split()]
+    images = str(make_images(tmp_path, ["ant"], 1))
+    words = [images if word == "IMAGES" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]
     assert "folder is used" in capsys.readouterr().err
 
@@ -168,9 +212,17 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(t
     [({}, 3), ({"initial_classes": 2}, 10), ({"stream": object()}, 10), ({"classes_per_task": 2}, 2),
      ({"source": "domains"}, 10)],
 )  # fmt: skip
-def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(options, tasks, tmp_path):
-    make_photos(tmp_path, ["ant", "bee", "cow"])
-    given = {"source": "folder", "root": str(tmp_path), "classes_per_task": 10, "initial_classes": None, "stream": None}
+def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(
+    options, tasks, tmp_path
+):
+    make_images(tmp_path, ["ant", "bee", "cow"])
+    given = {
+        "source": "folder",
+        "root": str(tmp_path),
+        "classes_per_task": 10,
+        "initial_classes": None,
+        "stream": None,
+    }
     data = Namespace(**{**given, **options})
     learn_few_classes_at_once(data)
     assert data.classes_per_task == tasks

@@ -1,4 +1,4 @@
-"""Photos to vectors: the same as a run computes, in files that ``fit`` and other programs read."""
+"""Images to vectors: the same as a run computes, in files that ``fit`` and other programs read."""
 
 import shutil
 
@@ -9,18 +9,18 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.photos.photo import read_square
-from tests.command_line import assert_ends, make_photos
+from cifnet_pl.images.image import read_square
+from tests.command_line import assert_ends, make_images
 
 NETWORK = ["--backbone", "pixels:4"]
 
 
 @pytest.fixture
-def photos(tmp_path):
-    make_photos(tmp_path / "photos" / "train", ["ant", "bee 猫"], 6)
-    make_photos(tmp_path / "photos" / "val", ["ant", "bee 猫"], 2)
-    (tmp_path / "photos" / "train" / "ant" / "broken.png").write_bytes(b"no photo")
-    return tmp_path / "photos"
+def images(tmp_path):
+    make_images(tmp_path / "images" / "train", ["ant", "bee 猫"], 6)
+    make_images(tmp_path / "images" / "val", ["ant", "bee 猫"], 2)
+    (tmp_path / "images" / "train" / "ant" / "broken.png").write_bytes(b"no image")
+    return tmp_path / "images"
 
 
 def read(path):
@@ -32,51 +32,85 @@ def read(path):
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
-def test_what_the_file_holds(photos, tmp_path, capsys, ending):
+def test_what_the_file_holds(images, tmp_path, capsys, ending):
     target = tmp_path / f"v.{ending}"
-    assert main(["embed", "--images", str(photos), "--output", str(target), *NETWORK]) == 0
-    assert f"16 photos as vectors of 48 numbers in {target}: embeddings, ids, labels, split" in capsys.readouterr().out
+    assert main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 0
+    assert (
+        f"16 images as vectors of 48 numbers in {target}: embeddings, ids, labels, split"
+        in capsys.readouterr().out
+    )
     found = read(target)
     assert found["embeddings"].shape == (16, 48)
     assert found["embeddings"].dtype == np.float32
     network = cifnet_pl.build_backbone("pixels:4")
     for z, name, label, split in zip(*found.values(), strict=True):
-        pixels = torch.from_numpy(read_square(photos / name, 4).copy()).permute(2, 0, 1)
+        pixels = torch.from_numpy(read_square(images / name, 4).copy()).permute(2, 0, 1)
         assert np.array_equal(z, network(pixels[None])[0].numpy())
         assert name.split("/")[:2] == [{"train": "train", "test": "val"}[split], label]
-    assert main(["embed", "--images", str(photos), "--output", str(target), *NETWORK]) == 2
+    assert main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 2
     assert "--overwrite true" in capsys.readouterr().err
-    # A model of these vectors is that of the photos.
-    (photos / "train" / "ant" / "broken.png").unlink()
-    learn = ["fit", "--model.head", "RidgeHead", "--energy.enabled", "false", "--data.classes_per_task", "1"]
-    given = ["--data.source", "embeddings", "--data.root", str(target), "--logs", str(tmp_path / "a")]
+    # A model of these vectors is that of the images.
+    (images / "train" / "ant" / "broken.png").unlink()
+    learn = [
+        "fit",
+        "--model.head",
+        "RidgeHead",
+        "--energy.enabled",
+        "false",
+        "--data.classes_per_task",
+        "1",
+    ]
+    given = [
+        "--data.source",
+        "embeddings",
+        "--data.root",
+        str(target),
+        "--logs",
+        str(tmp_path / "a"),
+    ]
     assert main([*learn, *given]) == 0
-    given = ["--data.root", str(photos), "--data.source", "folder", "--model.backbone", "pixels:4"]
+    given = ["--data.root", str(images), "--data.source", "folder", "--model.backbone", "pixels:4"]
     assert main([*learn, *given, "--data.image_size", "4", "--logs", str(tmp_path / "b")]) == 0
     ours, theirs = (cifnet_pl.load(tmp_path / name / "default") for name in "ab")
     z = torch.randn(9, 48, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours.head(z), theirs.head(z), rtol=1e-9, atol=1e-9)
 
 
-def test_photos_without_classes_and_refusals(photos, tmp_path, capsys):
-    for path in (photos / "val" / "ant").iterdir():
+def test_images_without_classes_and_refusals(images, tmp_path, capsys):
+    for path in (images / "val" / "ant").iterdir():
         shutil.copy(path, tmp_path / f"loose {path.name}")
     given = ["--images", str(tmp_path / "loose *"), "--output"]
     assert main(["embed", *given, str(tmp_path / "v.npz"), *NETWORK]) == 0
     assert set(read(tmp_path / "v.npz")) == {"embeddings", "ids"}
-    assert main(["embed", "--images", str(photos / "val" / "ant"), "--output", str(tmp_path / "w.npz"), *NETWORK]) == 0
+    assert (
+        main(
+            [
+                "embed",
+                "--images",
+                str(images / "val" / "ant"),
+                "--output",
+                str(tmp_path / "w.npz"),
+                *NETWORK,
+            ]
+        )
+        == 0
+    )
     assert set(read(tmp_path / "w.npz")["ids"]) == {"0.png", "1.png"}
     for words, code, reason in (
         ([*given, str(tmp_path / "v.csv")], 2, "known are: .npz, .parquet"),
         ([*given, str(tmp_path / "x.npz"), "--backbone", "pixel"], 2, "did you mean pixels"),
-        (["--images", str(photos / "train/ant/broken.png"), "--output", str(tmp_path / "x.npz")], 1, "can be read"),
+        (
+            ["--images", str(images / "train/ant/broken.png"), "--output", str(tmp_path / "x.npz")],
+            1,
+            "can be read",
+        ),
     ):
         assert_ends(main(["embed", *words]), code, reason, capsys)
     assert not (tmp_path / "x.npz").exists()
 
 
-def test_one_call(photos):
-    found = cifnet_pl.embed(photos, "pixels:4")
+def test_one_call(images):
+    found = cifnet_pl.embed(images, "pixels:4")
     assert found.embeddings.shape == (16, 48)
     assert [file.suffix for file in found.files] == [".png"] * 16
     assert list(found.unreadable.values()) == ["no image of a known format"]

@@ -1,4 +1,6 @@
-"""`cifnet evaluate`: what it says of labelled photos, the files it writes, and a model fitted to a new place."""
+"""`cifnet evaluate`: what it says of labelled images, the files it writes, and a model fitted to a
+new place.
+"""
 
 import json
 import re
@@ -14,59 +16,80 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.evaluate import NewPhotos, answers, figures
-from cifnet_pl.model.class_photos import ClassPhotos
-from cifnet_pl.photos.photo import read_square
-from tests.command_line import assert_ends, make_photos, rows
+from cifnet_pl.cli.evaluate import NewImages, answers, figures
+from cifnet_pl.images.image import read_square
+from cifnet_pl.model.labelled_images import LabelledImages
+from tests.command_line import assert_ends, make_images, rows
 from tests.models import empty, take_in
 
 CLASSES = ["ant", "bee", "cat"]
 
 
-def bundle(place: Path, photos: Path, names: list[str], count: int, buffer: int | None = None) -> None:
-    """A model of ``count`` photos of each class, whose content hashes are made up, and of a buffer."""
+def bundle(
+    place: Path, images: Path, names: list[str], count: int, buffer: int | None = None
+) -> None:
+    """A model of ``count`` images of each class, whose content hashes are made up, and of a
+    buffer.
+    """
     model = empty("ridge")
     model.buffer = CalibrationBuffer(buffer) if buffer else None
-    files = [path for name in names for path in sorted((photos / name).iterdir())[:count]]
-    z = model.embed(torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]))
+    files = [path for name in names for path in sorted((images / name).iterdir())[:count]]
+    z = model.embed(
+        torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files])
+    )
     take_in(model, names, z, torch.tensor([names.index(f.parent.name) for f in files])).save(place)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle, and photos with two wrong labels, an unknown class, a class of few photos and a broken file."""
+    """A bundle, and images with two wrong labels, an unknown class, a class of few images and a
+    broken file.
+    """
     root = tmp_path_factory.mktemp("made")
-    photos = make_photos(root / "photos", [*CLASSES, "dog"], 12)
-    bundle(root / "m", photos, CLASSES, 12)
+    images = make_images(root / "images", [*CLASSES, "dog"], 12)
+    bundle(root / "m", images, CLASSES, 12)
     for i in (1, 2):
-        (photos / "ant" / f"{i}.png").rename(photos / "bee" / f"wrong {i}.png")
+        (images / "ant" / f"{i}.png").rename(images / "bee" / f"wrong {i}.png")
     for i in range(4, 12):
-        (photos / "cat" / f"{i}.png").unlink()
-    (photos / "cat" / "3.png").write_bytes(b"no photo")
+        (images / "cat" / f"{i}.png").unlink()
+    (images / "cat" / "3.png").write_bytes(b"no image")
     return root
 
 
 def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    options = ["--model", str(made / "m"), "--images", str(made / "photos"), "--output", str(tmp_path / "out")]
+    options = [
+        "--model",
+        str(made / "m"),
+        "--images",
+        str(made / "images"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main(["evaluate", *options]) == 0
     shown = capsys.readouterr()
-    assert "92.6 % of 27 photos of 3 classes are named right" in shown.out
-    assert "2 of 14 photos of bee are taken for ant" in shown.out
+    assert "92.6 % of 27 images of 3 classes are named right" in shown.out
+    assert "2 of 14 images of bee are taken for ant" in shown.out
 
-    tables, pictures = {"classes.csv", "confusion.csv", "photos.csv"}, {"confusion.png", "calibration.png"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"evaluation.json"} | tables | pictures
+    tables = {"classes.csv", "confusion.csv", "images.csv"}
+    pictures = {"confusion.png", "calibration.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "evaluation.json"
+    } | tables | pictures
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert summary["accuracy"] == pytest.approx(100 * 25 / 27)
-    photos = rows(tmp_path / "out" / "photos.csv")
-    assert len(photos) == 27
-    assert [Path(row["file"]).name for row in photos if row["right"] == "false"] == ["wrong 1.png", "wrong 2.png"]
+    images = rows(tmp_path / "out" / "images.csv")
+    assert len(images) == 27
+    assert [Path(row["file"]).name for row in images if row["right"] == "false"] == [
+        "wrong 1.png",
+        "wrong 2.png",
+    ]
 
     # Calibration by torchmetrics' own function, on the probabilities that Python's classify gives.
     model = cifnet_pl.load(made / "m")
-    result = list(model.classify([row["file"] for row in photos], top=3))
+    result = list(model.classify([row["file"] for row in images], top=3))
     shares = [dict(zip(p.classes, p.probabilities, strict=True)) for p in result]
     probabilities = torch.tensor([[share[name] for name in CLASSES] for share in shares])
-    targets = torch.tensor([CLASSES.index(row["class"]) for row in photos])
+    targets = torch.tensor([CLASSES.index(row["class"]) for row in images])
     expected = 100 * float(multiclass_calibration_error(probabilities, targets, 3, n_bins=15))
     assert summary["ece"] == pytest.approx(expected, abs=1e-4)
 
@@ -78,96 +101,153 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["evaluate", *options, "--overwrite"]) == 0
 
 
-def test_held_out_photos_where_there_are_any(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    make_photos(tmp_path / "set" / "train", CLASSES, 3)
-    make_photos(tmp_path / "set" / "val", CLASSES, 6)
+def test_held_out_images_where_there_are_any(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    make_images(tmp_path / "set" / "train", CLASSES, 3)
+    make_images(tmp_path / "set" / "val", CLASSES, 6)
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]) == 0
-    assert "100.0 % of 18 photos of 3 classes" in capsys.readouterr().out
+    assert "100.0 % of 18 images of 3 classes" in capsys.readouterr().out
 
 
-def test_no_class_that_the_model_knows(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    photos = make_photos(tmp_path / "photos", ["eel"], 1)
-    assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos)]) == 1
-    assert "knows none of the classes of the photos (eel)" in capsys.readouterr().err
-    assert main(["evaluate", "--model", str(made / "m"), "--images", str(photos), "--output", str(photos / "eel")]) == 2
+def test_no_class_that_the_model_knows(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = make_images(tmp_path / "images", ["eel"], 1)
+    assert main(["evaluate", "--model", str(made / "m"), "--images", str(images)]) == 1
+    assert "knows none of the classes of the images (eel)" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "evaluate",
+                "--model",
+                str(made / "m"),
+                "--images",
+                str(images),
+                "--output",
+                str(images / "eel"),
+            ]
+        )
+        == 2
+    )
 
 
-def test_photos_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_path, capsys):
-    learned = make_photos(tmp_path / "learned", CLASSES, 6)
+def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_path, capsys):
+    learned = make_images(tmp_path / "learned", CLASSES, 6)
     empty("ridge").extend(learned).model.save(tmp_path / "m")
-    photos = make_photos(tmp_path / "photos", CLASSES, 12)
+    images = make_images(tmp_path / "images", CLASSES, 12)
     for name in CLASSES:
         for i in range(5):
-            (photos / name / f"{i}.png").unlink()  # of each class only the sixth was learned
+            (images / name / f"{i}.png").unlink()  # of each class only the sixth was learned
     for i in (8, 9):
-        shutil.copy(photos / "ant" / f"{i}.png", photos / "ant" / f"renamed {i}.png")
-    shutil.copy(photos / "ant" / "7.png", photos / "bee" / "wrong.png")
-    shutil.copy(learned / "ant" / "0.png", photos / "cat" / "ant.png")
-    (photos / "cat" / "empty 1.png").touch()
-    (photos / "cat" / "empty 2.png").touch()
-    options = ["--model", str(tmp_path / "m"), "--images", str(photos), "--output", str(tmp_path / "out")]
+        shutil.copy(images / "ant" / f"{i}.png", images / "ant" / f"renamed {i}.png")
+    shutil.copy(images / "ant" / "7.png", images / "bee" / "wrong.png")
+    shutil.copy(learned / "ant" / "0.png", images / "cat" / "ant.png")
+    (images / "cat" / "empty 1.png").touch()
+    (images / "cat" / "empty 2.png").touch()
+    options = [
+        "--model",
+        str(tmp_path / "m"),
+        "--images",
+        str(images),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main(["evaluate", *options]) == 0
     shown = capsys.readouterr().out
-    assert "3 of these 25 photos were learned already and flatter the score: of the 22 others" in shown
+    assert (
+        "3 of these 25 images were learned already and flatter the score: of the 22 others" in shown
+    )
     assert "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (summary["learned"], summary["copies"]) == (3, 2)
-    told = [(Path(row["file"]).name, row["seen"]) for row in rows(tmp_path / "out" / "photos.csv") if row["seen"]]
+    told = [
+        (Path(row["file"]).name, row["seen"])
+        for row in rows(tmp_path / "out" / "images.csv")
+        if row["seen"]
+    ]
     copies = [(f"renamed {i}.png", "copy") for i in (8, 9)]
     assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
 
 
-# ---------------------------------------------------------------------- photos of a new place
+# ---------------------------------------------------------------------- images of a new place
 
 
 @pytest.fixture(scope="module")
 def another_light(tmp_path_factory):
-    """A calibrated model of three classes, and photos of them in a dimmer light, one of which was learned."""
+    """A calibrated model of three classes, and images of them in a dimmer light, one of which was
+    learned.
+    """
     root = tmp_path_factory.mktemp("made")
-    make_photos(root / "photos" / "train", CLASSES, 25)
-    make_photos(root / "photos" / "val", CLASSES, 5)
+    make_images(root / "images" / "train", CLASSES, 25)
+    make_images(root / "images" / "val", CLASSES, 5)
     fast = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--energy.enabled", "false"]
-    assert main(["fit", "--data.root", str(root / "photos"), *fast, "--logs", str(root / "logs")]) == 0
-    assert main(["export", "--model", str(root / "logs" / "default"), "--output", str(root / "m")]) == 0
+    assert (
+        main(["fit", "--data.root", str(root / "images"), *fast, "--logs", str(root / "logs")]) == 0
+    )
+    assert (
+        main(["export", "--model", str(root / "logs" / "default"), "--output", str(root / "m")])
+        == 0
+    )
     draw = np.random.default_rng(0)
-    for path in sorted(make_photos(root / "new", CLASSES, 40).rglob("*.png")):
+    for path in sorted(make_images(root / "new", CLASSES, 40).rglob("*.png")):
         pixels = 0.6 * np.asarray(Image.open(path)).astype(float) + draw.normal(0, 25, (12, 10, 3))
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
-    shutil.copy(root / "photos" / "train" / "ant" / "3.png", root / "new" / "ant" / "learned.png")
+    shutil.copy(root / "images" / "train" / "ant" / "3.png", root / "new" / "ant" / "learned.png")
     shutil.copy(root / "new" / "ant" / "3.png", root / "new" / "ant" / "copy.png")
-    make_photos(root / "new", ["eel"], 2)
+    make_images(root / "new", ["eel"], 2)
     return root
 
 
 def recalibrate(root, *options):
-    return main(["evaluate", "--model", str(root / "m"), "--images", str(root / "new"), "--recalibrate", *options])
+    return main(
+        [
+            "evaluate",
+            "--model",
+            str(root / "m"),
+            "--images",
+            str(root / "new"),
+            "--recalibrate",
+            *options,
+        ]
+    )
 
 
 def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
     assert recalibrate(another_light, "--output", str(tmp_path / "m2")) == 0
     said = capsys.readouterr().out
-    assert "1 photo that the model has learned is left out\n" in said
-    old, new = (cifnet_pl.load(path, device="cpu") for path in (another_light / "m", tmp_path / "m2"))
+    assert "1 image that the model has learned is left out\n" in said
+    old, new = (
+        cifnet_pl.load(path, device="cpu") for path in (another_light / "m", tmp_path / "m2")
+    )
     assert (new.history[-1].what, new.history[-1].parents) == ("recalibrate", [old.identity])
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
-    photos = NewPhotos.of(old, ClassPhotos.find(another_light / "new", "--images").of(set(CLASSES)), [])
-    asked = answers(old, photos.z, photos.y)
+    images = NewImages.of(
+        old, LabelledImages.find(another_light / "new", "--images").of(set(CLASSES)), []
+    )
+    asked = answers(old, images.z, images.y)
     files = [another_light / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
     confidences = {round(p.probabilities[0], 9) for p in predictions}
     assert confidences <= {round(value, 9) for value in asked[:, 0].tolist()}
-    table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in said.splitlines() if line.startswith("│")]
+    table = [
+        re.findall(r"│ +([\d.]+) (?=│)", line) for line in said.splitlines() if line.startswith("│")
+    ]
     assert [row[0] for row in table if row] == figures(asked)
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
-    assert_ends(recalibrate(another_light, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys)
+    assert_ends(
+        recalibrate(another_light, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
+    )
 
 
 def test_figures():
     nan = float("nan")
-    asked = torch.tensor([[0.99, 1, 1, 1, 0], [0.97, 0, 0, 1, 1], [0.5, 1, 1, 2, 0], [0.4, 0, 1, 3, 0]]).double()
+    asked = torch.tensor(
+        [[0.99, 1, 1, 1, 0], [0.97, 0, 0, 1, 1], [0.5, 1, 1, 2, 0], [0.4, 0, 1, 3, 0]]
+    ).double()
     assert figures(asked)[0] == "50.0"
     assert figures(asked)[2:] == ["1", "75.0", "1.8", "25.0"]
     asked[:, 2:] = nan
@@ -184,5 +264,10 @@ def test_what_does_not_fit(another_light, tmp_path, capsys):
     ):
         assert_ends(recalibrate(another_light, *words), 2, reason, capsys)
     given = ["--images", str(few.parent), "--output", str(tmp_path / "o"), "--recalibrate"]
-    assert_ends(main(["evaluate", "--model", str(another_light / "m"), *given]), 2, "give at least 20", capsys)
+    assert_ends(
+        main(["evaluate", "--model", str(another_light / "m"), *given]),
+        2,
+        "give at least 20",
+        capsys,
+    )
     assert not (tmp_path / "o").exists()

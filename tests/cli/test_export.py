@@ -21,28 +21,36 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.engines import alone_with_the_exporter
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
+from cifnet_pl.images.image import square
 from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
-from cifnet_pl.photos.photo import square
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_ends
 from tests.models import SIDE, WIDTH, learned, samples
 
-PHOTOS = [np.array(photo) for photo in load_sample_images().images]
+IMAGES = [np.array(image) for image in load_sample_images().images]
 
 
 def model_of(name: str, size: int, crop_ratio: float) -> Classifier:
-    """A model of tiles of two real photos: sky, roofs, petals, leaves."""
+    """A model of tiles of two real images: sky, roofs, petals, leaves."""
     backbone = build_backbone(name)
-    model = Classifier(backbone, CIFNetHead(backbone.features), CalibrationBuffer(20), [], size, crop_ratio)
-    corners = {"sky": (0, (0, 300)), "roofs": (0, (250, 100)), "petals": (1, (150, 250)), "leaves": (1, (300, 0))}
+    model = Classifier(
+        backbone, CIFNetHead(backbone.features), CalibrationBuffer(20), [], size, crop_ratio
+    )
+    corners = {
+        "sky": (0, (0, 300)),
+        "roofs": (0, (250, 100)),
+        "petals": (1, (150, 250)),
+        "leaves": (1, (300, 0)),
+    }
     for names in (["sky", "petals"], ["roofs", "leaves"]):
         model.begin_task(names, [6, 6])
         for name in names:
-            photo, (top, left) = corners[name]
+            image, (top, left) = corners[name]
             tiles = [
-                PHOTOS[photo][top + 5 * i : top + 5 * i + 100, left + 9 * i : left + 9 * i + 110] for i in range(6)
+                IMAGES[image][top + 5 * i : top + 5 * i + 100, left + 9 * i : left + 9 * i + 110]
+                for i in range(6)
             ]
             pixels = np.stack([square(Image.fromarray(tile), size, crop_ratio) for tile in tiles])
             z = model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
@@ -58,13 +66,20 @@ def run(content: bytes, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [8, 64, 224])
 @pytest.mark.parametrize("crop_ratio", [1.0, 0.875])
-@pytest.mark.parametrize("cut", [(427, 640), (100, 131), (33, 20), (8, 8), (64, 64), (1, 1), (3, 200)])
+@pytest.mark.parametrize(
+    "cut", [(427, 640), (100, 131), (33, 20), (8, 8), (64, 64), (1, 1), (3, 200)]
+)
 def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
-    """Every pixel within the one level that Pillow's fixed-point weights may differ by; both orders of the passes."""
-    image = PHOTOS[0][: cut[0], : cut[1]]
+    """Every pixel within the one level that Pillow's fixed-point weights may differ by; both orders
+    of the passes.
+    """
+    image = IMAGES[0][: cut[0], : cut[1]]
     expected = square(Image.fromarray(image), size, crop_ratio).astype(int)
-    found = Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0].permute(1, 2, 0).numpy()
-    # Newer versions of Pillow resize tall images vertically first: then the 8-bit result in between is another one.
+    found = (
+        Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0].permute(1, 2, 0).numpy()
+    )
+    # Newer versions of Pillow resize tall images vertically first: then the 8-bit result in between
+    # is another one.
     turned = Square(size, crop_ratio)(torch.from_numpy(image.transpose(1, 0, 2).copy())[None])[0]
     turned = turned.permute(2, 1, 0).numpy()
     assert min(np.abs(found - expected).max(), np.abs(turned - expected).max()) <= 1
@@ -78,13 +93,21 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
     model.head.odds_power.fill_(0.6)
     model.save(tmp_path / "b")
     target = tmp_path / "m" / "model.onnx"
-    assert main(["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]) == 0
-    assert re.search(r"its probabilities are those of classify to .*[\d.]+ of 100 points\n", capsys.readouterr().out)
+    assert (
+        main(
+            ["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]
+        )
+        == 0
+    )
+    assert re.search(
+        r"its probabilities are those of classify to .*[\d.]+ of 100 points\n",
+        capsys.readouterr().out,
+    )
     content = target.read_bytes()
     onnx.checker.check_model(onnx.load_from_string(content))
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     for count in (1, 2, 5):  # any batch size
-        tiles = np.stack([PHOTOS[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)])
+        tiles = np.stack([IMAGES[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)])
         found = run(content, tiles)
         squares = np.stack([square(Image.fromarray(tile), 64, 0.875) for tile in tiles])
         expected = again.probabilities(torch.from_numpy(squares).permute(0, 3, 1, 2)).numpy()
@@ -96,7 +119,9 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
     metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
     assert json.loads(metadata["class_names"]) == model.class_names
     assert metadata["image_size"] == "64"
-    assert str(Path(cifnet_pl.__file__).parent).encode() not in content  # nothing of this machine is in the file
+    assert (
+        str(Path(cifnet_pl.__file__).parent).encode() not in content
+    )  # nothing of this machine is in the file
 
 
 @pytest.mark.system
@@ -105,16 +130,21 @@ def test_every_head_and_names_in_any_language(head: str):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
     content, check = onnx_bytes(learned(head, tasks))
     assert check.torch <= 1e-4
-    assert run(content, PHOTOS[0][None, :90, :70]).shape == (1, 5)
+    assert run(content, IMAGES[0][None, :90, :70]).shape == (1, 5)
     metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
     assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
 
 
 @pytest.mark.system
 def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
-    """The exporter replaces the tensors of a network while it runs; a service answers with the same network."""
-    exported, export = [], onnx_graph._exported
-    monkeypatch.setattr(onnx_graph, "_exported", lambda graph: exported.append(graph) or export(graph))
+    """The exporter replaces the tensors of a network while it runs; a service answers with the same
+    network.
+    """
+    exported = []
+    export = onnx_graph._exported
+    monkeypatch.setattr(
+        onnx_graph, "_exported", lambda graph: exported.append(graph) or export(graph)
+    )
     model = learned()
     onnx_bytes(model)
     own = {tensor.data_ptr() for tensor in model.backbone.buffers()}
@@ -123,7 +153,9 @@ def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
-    """As in a service that gives out a graph while it exports its network: the exporter fails where calls overlap."""
+    """As in a service that gives out a graph while it exports its network: the exporter fails where
+    calls overlap.
+    """
     begun = threading.Event()
     monkeypatch.setattr(torch.onnx, "export", lambda *given, **options: begun.set())
     graph = HeadGraph(learned("ncm"))
@@ -141,7 +173,9 @@ def test_novelty_is_torchs_to_float32(head: str):
     model = learned(head)
     content, check = onnx_bytes(model)
     assert check.novelty <= 1e-5
-    images = np.random.default_rng(0).integers(0, 256, (40, SIDE, SIDE, 3), dtype=np.uint8)  # as they are
+    images = np.random.default_rng(0).integers(
+        0, 256, (40, SIDE, SIDE, 3), dtype=np.uint8
+    )  # as they are
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["probabilities", "novelty"]
     _, found = session.run(None, {"images": images})
@@ -160,7 +194,10 @@ def test_a_head_that_is_too_wide_for_novelty_says_so(tmp_path, monkeypatch, caps
     shown = capsys.readouterr().out
     assert shown.startswith("6 classes in ")
     assert "→ probabilities\n" in shown
-    sentence = f"the graph does not tell novelty: its matrix of {WIDTH} features would be most of the file\n"
+    sentence = (
+        f"the graph does not tell novelty: its matrix of {WIDTH} features would be most of the"
+        " file\n"
+    )
     assert shown.count(sentence) == 1
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     assert [output.name for output in session.get_outputs()] == ["probabilities"]
@@ -188,7 +225,9 @@ def test_thresholds_of_novelty_are_in_the_file():
 
 def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch):
     """Scores whose steps depend on the values of the embeddings."""
-    monkeypatch.setattr(NCMHead, "scoring", lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6])
+    monkeypatch.setattr(
+        NCMHead, "scoring", lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6]
+    )
     with pytest.raises(CifnetError, match="this model cannot be written as ONNX"):
         onnx_bytes(learned("ncm"))
 
@@ -198,12 +237,16 @@ def test_the_check_would_notice():
     """Another model's graph does not pass."""
     content, _ = onnx_bytes(learned("ridge"))
     other = learned("slda")
-    with pytest.raises(CifnetError, match=r"onnxruntime differs from torch by .* more than 0\.0001"):
+    with pytest.raises(
+        CifnetError, match=r"onnxruntime differs from torch by .* more than 0\.0001"
+    ):
         check_onnx(content, Graph(other).eval(), other)
 
 
-def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """It has no network; a server's entry, which takes photos, is refused."""
+def test_a_model_of_embeddings_is_a_graph_of_its_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """It has no network; a server's entry, which takes images, is refused."""
     model = replace(learned("ridge"), backbone=build_backbone(f"none:{WIDTH}"))
     model.head.temperature.fill_(0.7)
     model.head.odds_power.fill_(0.6)
@@ -217,12 +260,19 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(tmp_path: Path, capsys: py
     for part in (z, z[:1]):
         found = session.run(None, {"embeddings": part.numpy()})[0]
         assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
-    assert_ends(main([*given, str(tmp_path / "t"), "--format", "triton"]), 2, "a server's entry takes photos", capsys)
+    assert_ends(
+        main([*given, str(tmp_path / "t"), "--format", "triton"]),
+        2,
+        "a server's entry takes images",
+        capsys,
+    )
 
 
 @pytest.mark.system
 def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
-    """The graph, its labels, and a configuration that names inputs and outputs as the graph has them."""
+    """The graph, its labels, and a configuration that names inputs and outputs as the graph has
+    them.
+    """
     model = learned("ridge")
     content, check = onnx_bytes(model)
     monkeypatch.setattr(onnx_graph, "onnx_bytes", lambda model: (content, check))
@@ -236,7 +286,9 @@ def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
     config = (entry / "config.pbtxt").read_text()
     assert re.findall(r'name: "(\w+)"', config) == ["zoo", "images", "probabilities", "novelty"]
     assert re.findall(r"dims: \[ (.*) \]", config) == ["-1, -1, 3", "6", "1"]
-    session = onnxruntime.InferenceSession(entry / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        entry / "1" / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     (image,), (shares, novelty) = session.get_inputs(), session.get_outputs()
     assert (image.name, image.type, image.shape[3]) == ("images", "tensor(uint8)", 3)
     assert (shares.name, shares.type, shares.shape[1]) == ("probabilities", "tensor(float)", 6)

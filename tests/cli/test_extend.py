@@ -1,4 +1,6 @@
-"""Extending a model: the same numbers as one run that learned everything, scores before it learns, clear refusals."""
+"""Extending a model: the same numbers as one run that learned everything, scores before it learns,
+clear refusals.
+"""
 
 import shutil
 from dataclasses import replace
@@ -10,14 +12,23 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.images.image import looks_at
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.learn import HELD_BACK, learn
-from cifnet_pl.photos.photo import looks_at
-from tests.command_line import assert_ends, learned, make_photos
+from cifnet_pl.model.labelled_images import LabelledImages
+from cifnet_pl.model.learn import HELD_OUT, learn
+from tests.command_line import assert_ends, learned, make_images
 from tests.models import WIDTH
 
-FOLDER = ["--model.backbone", "pixels:4", "--data.source", "folder", "--data.image_size", "4", "--data.batch_size", "7"]
+FOLDER = [
+    "--model.backbone",
+    "pixels:4",
+    "--data.source",
+    "folder",
+    "--data.image_size",
+    "4",
+    "--data.batch_size",
+    "7",
+]
 
 
 def fit(root: Path, logs: Path, *options: str) -> Path:
@@ -33,27 +44,40 @@ def columns(model: Classifier, names: list[str]) -> list[int]:
     return [model.class_names.index(name) for name in names]
 
 
-def assert_same_scores(model: Classifier, other: Classifier, z: torch.Tensor, tolerance: float = 1e-9) -> None:
+def assert_same_scores(
+    model: Classifier, other: Classifier, z: torch.Tensor, tolerance: float = 1e-9
+) -> None:
     """Equal scores, class by class, relative to the largest."""
     assert sorted(model.class_names) == sorted(other.class_names)
-    ours, theirs = model.head(z), other.head(z)[:, columns(other, model.class_names)]
+    ours = model.head(z)
+    theirs = other.head(z)[:, columns(other, model.class_names)]
     assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
 
 
-OLD, NEW = ["ant", "bee", "cat", "dog"], ["elk", "fox"]
+OLD = ["ant", "bee", "cat", "dog"]
+NEW = ["elk", "fox"]
 HEADS = {
-    "cifnet": ["--model.head", "CIFNetHead", "--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "9"],
+    "cifnet": [
+        "--model.head",
+        "CIFNetHead",
+        "--model.buffer",
+        "CalibrationBuffer",
+        "--model.buffer.capacity",
+        "9",
+    ],
     "ridge": ["--model.head", "RidgeHead"],
 }
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
-    """Photos of uneven classes; the buffer is smaller than what was seen, so that it is oversampled and shrinks."""
-    root = make_photos(tmp_path / "all" / "train", [*OLD, *NEW], 9)
+    """Images of uneven classes; the buffer is smaller than what was seen, so that it is oversampled
+    and shrinks.
+    """
+    root = make_images(tmp_path / "all" / "train", [*OLD, *NEW], 9)
     for i in range(5, 9):
         (root / "elk" / f"{i}.png").unlink()
-    make_photos(tmp_path / "all" / "val", [*OLD, *NEW], 2)
+    make_images(tmp_path / "all" / "val", [*OLD, *NEW], 2)
     options = [*HEADS[head], "--data.classes_per_task", "2"]
     whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
     part = fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2")
@@ -61,7 +85,12 @@ def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
         for path in (root / name).iterdir():
             path.unlink()
         (root / name).rmdir()
-    assert main(["extend", "--model", str(part), "--images", str(root), "--output", str(tmp_path / "b")]) == 0
+    assert (
+        main(
+            ["extend", "--model", str(part), "--images", str(root), "--output", str(tmp_path / "b")]
+        )
+        == 0
+    )
     extended = cifnet_pl.load(tmp_path / "b")
     assert extended.tasks == whole.tasks
     assert extended.counts == whole.counts
@@ -79,11 +108,15 @@ def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a bundle of an exact head that knows OLD, and the photos that it learned from."""
+    """A folder with a bundle of an exact head that knows OLD, and the images that it learned
+    from.
+    """
     root = tmp_path_factory.mktemp("made")
-    make_photos(root / "old" / "train", OLD, 6)
-    make_photos(root / "old" / "val", OLD, 4)
-    run = fit(root / "old", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
+    make_images(root / "old" / "train", OLD, 6)
+    make_images(root / "old" / "val", OLD, 4)
+    run = fit(
+        root / "old", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2"
+    )
     assert main(["export", "--model", str(run), "--output", str(root / "b")]) == 0
     shutil.rmtree(root / "logs")
     return root
@@ -91,71 +124,95 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(made: Path, tmp_path: Path) -> Path:
-    """A copy of that bundle, with its photos beside it."""
+    """A copy of that bundle, with its images beside it."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "b"
 
 
-def held_back(photos: ClassPhotos) -> np.ndarray:
+def held_out(images: LabelledImages) -> np.ndarray:
     """The fifth of each class that is scored first: (n,) bool."""
-    photos = replace(photos, looks=looks_at([photos.files.root / name for name in photos.files.names]))
-    held = np.zeros(len(photos.files), dtype=bool)
-    for rows in photos.files.rows_of.values():
-        held[rows] = photos.held_back(rows, HELD_BACK)
+    images = replace(
+        images, looks=looks_at([images.files.root / name for name in images.files.names])
+    )
+    held = np.zeros(len(images.files), dtype=bool)
+    for rows in images.files.rows_of.values():
+        held[rows] = images.held_out(rows, HELD_OUT)
     return held
 
 
 def extend(bundle: Path, images: Path, output: Path, *options: str) -> int:
-    return main(["extend", "--model", str(bundle), "--images", str(images), "--output", str(output), *options])
+    return main(
+        [
+            "extend",
+            "--model",
+            str(bundle),
+            "--images",
+            str(images),
+            "--output",
+            str(output),
+            *options,
+        ]
+    )
 
 
-def test_scores_are_taken_before_learning(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    images = make_photos(tmp_path / "new", NEW, 10)
+def test_scores_are_taken_before_learning(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = make_images(tmp_path / "new", NEW, 10)
     capsys.readouterr()
     assert extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val")) == 0
     printed = capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "c")
     event = model.history[-1]
     assert model.class_names == [*OLD, *NEW]
-    assert model.counts["elk"] == 10  # the fifth that was held back is learned as well
-    assert (event.what, event.classes, event.photos) == ("extend", 6, 20)
-    assert f"photos of these days, the held-back fifth of the new ones: {event.accuracy:.1f} % of 4 right" in printed
-    assert f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after" in printed
+    assert model.counts["elk"] == 10  # the fifth that was held out is learned as well
+    assert (event.what, event.classes, event.images) == ("extend", 6, 20)
+    assert (
+        f"images of these days, the held-out fifth of the new ones: {event.accuracy:.1f} % of 4"
+        " right" in printed
+    )
+    assert (
+        f"{event.old_accuracy_before:.1f} % right before, {event.old_accuracy:.1f} % after"
+        in printed
+    )
 
 
 def test_a_folder_with_train_and_val_has_the_classes_within(bundle, tmp_path, capsys):
-    """Those of ``train`` are learned, those of ``val`` checked with; a photo beside the classes is counted."""
+    """Those of ``train`` are learned, those of ``val`` checked with; an image beside the classes is
+    counted.
+    """
     nest = tmp_path / "nest"
-    make_photos(nest / "train", NEW, 5)
+    make_images(nest / "train", NEW, 5)
     shutil.copy(nest / "train" / "elk" / "0.png", nest / "train" / "loose.png")
-    make_photos(nest / "val", [*OLD, *NEW], 2)
+    make_images(nest / "val", [*OLD, *NEW], 2)
     assert extend(bundle, nest, tmp_path / "more", "--check", str(nest)) == 0
-    model, said = cifnet_pl.load(tmp_path / "more"), capsys.readouterr()
+    model = cifnet_pl.load(tmp_path / "more")
+    said = capsys.readouterr()
     assert [model.counts[name] for name in NEW] == [5, 5]
     assert model.class_names[-2:] == NEW
-    assert f"old classes, {2 * len(OLD)} photos of {nest}: " in said.out
+    assert f"old classes, {2 * len(OLD)} images of {nest}: " in said.out
     assert f"note: {nest} has train and val: taking train" in said.err
 
 
-def test_a_class_with_one_photo(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert extend(bundle, make_photos(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
+def test_a_class_with_one_image(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert extend(bundle, make_images(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
     shown = capsys.readouterr().out
-    assert "learned 1 photo of 1 class in " in shown
-    assert "held-back" not in shown
+    assert "learned 1 image of 1 class in " in shown
+    assert "held-out" not in shown
     assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
     assert cifnet_pl.load(tmp_path / "c").history[-1].accuracy is None
 
 
-def test_only_held_back_photos_can_be_read(bundle: Path, tmp_path: Path):
+def test_only_held_out_images_can_be_read(bundle: Path, tmp_path: Path):
     """Whatever the split says, the trial learns every class of which anything can be read."""
-    images = make_photos(tmp_path / "new", NEW, 6)
-    photos = ClassPhotos.find(str(images), "--images")
-    for row in np.flatnonzero(~held_back(photos)):
-        if photos.files.names[row].startswith("elk"):
-            (images / photos.files.names[row]).write_bytes(b"broken")
+    images = make_images(tmp_path / "new", NEW, 6)
+    labelled = LabelledImages.find(str(images), "--images")
+    for row in np.flatnonzero(~held_out(labelled)):
+        if labelled.files.names[row].startswith("elk"):
+            (images / labelled.files.names[row]).write_bytes(b"broken")
     assert extend(bundle, images, tmp_path / "c") == 0
     assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
-    assert cifnet_pl.load(tmp_path / "c").history[-1].photos == 7
+    assert cifnet_pl.load(tmp_path / "c").history[-1].images == 7
 
 
 REFUSED = [
@@ -173,7 +230,7 @@ REFUSED = [
 @pytest.mark.parametrize(("names", "options", "code", "reason"), REFUSED)
 def test_refusals(names, options, code, reason, bundle, tmp_path, capsys):
     (tmp_path / "new").mkdir()
-    make_photos(tmp_path / "new", names)
+    make_images(tmp_path / "new", names)
     before = sorted(tmp_path.rglob("*"))
     arguments = ["--model", str(bundle), "--output", str(tmp_path / "c")]
     arguments += [] if "--images" in options else ["--images", str(tmp_path / "new")]
@@ -185,35 +242,56 @@ def test_refusals(names, options, code, reason, bundle, tmp_path, capsys):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_no_photo_of_a_class_can_be_read(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    images = make_photos(tmp_path / "new", NEW)
+def test_no_image_of_a_class_can_be_read(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = make_images(tmp_path / "new", NEW)
     for path in (images / "fox").iterdir():
-        path.write_bytes(b"no photo")
-    assert_ends(extend(bundle, images, tmp_path / "c"), 1, "no photo of class 'fox' can be read", capsys)
+        path.write_bytes(b"no image")
+    assert_ends(
+        extend(bundle, images, tmp_path / "c"), 1, "no image of class 'fox' can be read", capsys
+    )
     assert not (tmp_path / "c").exists()
 
 
 def test_more_through_the_command_line(bundle: Path, tmp_path: Path):
-    """Photos of one name are alike in ``make_photos``, so those of ant and bee are copies, learned only with "keep"."""
-    images, keep = make_photos(tmp_path / "new", ["ant", "elk"], 5), ("--more", "--duplicates", "keep")
+    """Images of one name are alike in ``make_images``, so those of ant and bee are copies, learned
+    only with "keep".
+    """
+    images = make_images(tmp_path / "new", ["ant", "elk"], 5)
+    keep = ("--more", "--duplicates", "keep")
     assert extend(bundle, images, tmp_path / "c", *keep) == 0
     model = cifnet_pl.load(tmp_path / "c")
     assert (model.counts["ant"], model.counts["elk"], model.counts["bee"]) == (11, 5, 6)
-    assert extend(tmp_path / "c", make_photos(tmp_path / "only", ["bee"], 3), tmp_path / "d", *keep) == 0
+    assert (
+        extend(tmp_path / "c", make_images(tmp_path / "only", ["bee"], 3), tmp_path / "d", *keep)
+        == 0
+    )
     assert cifnet_pl.load(tmp_path / "d").counts["bee"] == 9
 
 
 def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
-    """Its temperature is that of a run which learned everything, and belongs to the classes that it knows now."""
-    root = make_photos(tmp_path / "all" / "train", [*OLD, *NEW], 9)
-    make_photos(tmp_path / "all" / "val", [*OLD, *NEW], 2)
-    options = ["--model.head", "RidgeHead", "--model.calibrate", "true", "--model.buffer", "CalibrationBuffer"]
+    """Its temperature is that of a run which learned everything, and belongs to the classes that it
+    knows now.
+    """
+    root = make_images(tmp_path / "all" / "train", [*OLD, *NEW], 9)
+    make_images(tmp_path / "all" / "val", [*OLD, *NEW], 2)
+    options = [
+        "--model.head",
+        "RidgeHead",
+        "--model.calibrate",
+        "true",
+        "--model.buffer",
+        "CalibrationBuffer",
+    ]
     options += ["--data.classes_per_task", "2"]
     whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
-    part = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2"))
+    part = cifnet_pl.load(
+        fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2")
+    )
     for name in OLD:
         shutil.rmtree(root / name)
-    final = learn(part, ClassPhotos.find(str(root), "--images")).model
+    final = learn(part, LabelledImages.find(str(root), "--images")).model
     assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
     assert float(final.head.odds_power) == pytest.approx(float(whole.head.odds_power), rel=1e-6)
     assert float(final.head.temperature) != float(part.head.temperature)

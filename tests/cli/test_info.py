@@ -14,13 +14,32 @@ from tests.models import learned, take_in
 
 
 def test_dates_are_whole_in_80_columns():
-    made = Event("task", 12, 12345, 99.9, seconds=1234.5, energy_kwh=1.2e-5, date="2026-11-23 09:25:15")
-    taught = Event("extend", 1234, 60, 97.2, old_accuracy_before=96.9, old_accuracy=96.8, date="2026-11-24 10:00:59")
+    made = Event(
+        "task", 12, 12345, 99.9, seconds=1234.5, energy_kwh=1.2e-5, date="2026-11-23 09:25:15"
+    )
+    taught = Event(
+        "extend",
+        1234,
+        60,
+        97.2,
+        old_accuracy_before=96.9,
+        old_accuracy=96.8,
+        date="2026-11-24 10:00:59",
+    )
     shown = io.StringIO()
-    Console(file=shown, width=80).print(history_table([made, taught], "photos"))
+    Console(file=shown, width=80).print(history_table([made, taught], "images"))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    for whole in ("2026-11-23", "09:25:15", "2026-11-24", "10:00:59", "extend", "1.2e-05", "1234.5", "12345"):
+    for whole in (
+        "2026-11-23",
+        "09:25:15",
+        "2026-11-24",
+        "10:00:59",
+        "extend",
+        "1.2e-05",
+        "1234.5",
+        "12345",
+    ):
         assert whole in shown.getvalue()
     assert "…" not in shown.getvalue()
 
@@ -28,12 +47,19 @@ def test_dates_are_whole_in_80_columns():
 def test_every_class_and_number_is_said_once(tmp_path, capsys):
     model = learned("ridge", [["anteater", "bumblebee"], ["cockatoo"]])
     model.history[0] = Event("task", 2, class_names=["anteater", "bumblebee"])
-    model.history.append(Event("extend", 3, 7, class_names=["cockatoo"], parents=["0123456789abcdef"]))
+    model.history.append(
+        Event("extend", 3, 7, class_names=["cockatoo"], parents=["0123456789abcdef"])
+    )
     model.save(tmp_path / "b")
     assert main(["info", "--model", str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
-    assert "3 classes, learned from 21 photos\n" in said
-    assert [said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 photos")] == [1, 1, 1, 1]
+    assert "3 classes, learned from 21 images\n" in said
+    assert [said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 images")] == [
+        1,
+        1,
+        1,
+        1,
+    ]
     assert "step 3, extend: cockatoo; from model 0123456789abcdef\n" in said
 
 
@@ -45,4 +71,4 @@ def test_what_was_learned_from_embeddings_are_samples(tmp_path, capsys):
     assert main(["info", "--model", str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
     assert "learned from 4 samples" in said
-    assert "photo" not in said
+    assert "image" not in said

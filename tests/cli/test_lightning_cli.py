@@ -11,13 +11,48 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifnet_pl.__main__ import main
-from tests.command_line import BUFFER, FAST, assert_ends, assert_same_model, checkpoint, fit, learned, rows
+from tests.command_line import (
+    BUFFER,
+    FAST,
+    assert_ends,
+    assert_same_model,
+    checkpoint,
+    fit,
+    learned,
+    rows,
+)
 
 COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
 energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
-SUMMARY = {"A_K", "A_bar", "A_k", "forgetting", "bwt", "max_drop", "ece", "train_seconds", "A_K_per_kwh", "nll"}
-SUMMARY |= {"energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "energy_ram_kwh", "co2_kg"}
-SUMMARY |= {"backbone_params", "state_elements", "buffer_elements", "n_tasks", "n_classes", "head", "backbone"}
+SUMMARY = {
+    "A_K",
+    "A_bar",
+    "A_k",
+    "forgetting",
+    "bwt",
+    "max_drop",
+    "ece",
+    "train_seconds",
+    "A_K_per_kwh",
+    "nll",
+}
+SUMMARY |= {
+    "energy_kwh",
+    "energy_source",
+    "energy_cpu_kwh",
+    "energy_gpu_kwh",
+    "energy_ram_kwh",
+    "co2_kg",
+}
+SUMMARY |= {
+    "backbone_params",
+    "state_elements",
+    "buffer_elements",
+    "n_tasks",
+    "n_classes",
+    "head",
+    "backbone",
+}
 SUMMARY |= {"seed", "versions", "learned_images"}
 TAGS = ["acc/seen", "acc/average", "forgetting", "ece", "nll", "memory/state_elements"]
 
@@ -38,9 +73,19 @@ class TestFolder:
         names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
         events = {name for name in names if name.startswith("events.out.tfevents")}
         assert len(events) == 1
-        expected = {"config.yaml", "checkpoints/last.ckpt", "tasks.csv", "accuracy_matrix.csv", "summary.json"}
+        expected = {
+            "config.yaml",
+            "checkpoints/last.ckpt",
+            "tasks.csv",
+            "accuracy_matrix.csv",
+            "summary.json",
+        }
         pictures = {"trajectory.png", "confusion.png"}
-        assert names - events == expected | pictures | {"class_accuracy.csv", "confusion.csv", "hparams.yaml"}
+        assert names - events == expected | pictures | {
+            "class_accuracy.csv",
+            "confusion.csv",
+            "hparams.yaml",
+        }
 
     def test_tasks(self, run):
         table = rows(run / "tasks.csv")
@@ -51,7 +96,9 @@ class TestFolder:
         # The first task cannot be forgotten yet, and nothing measured energy: empty, not nan or 0.
         assert table[0]["forgetting"] == ""
         assert float(table[1]["forgetting"]) >= 0
-        assert {row["energy_kwh"] for row in table} == {row["energy_source"] for row in table} == {""}
+        assert (
+            {row["energy_kwh"] for row in table} == {row["energy_source"] for row in table} == {""}
+        )
         mean = 0.0
         for k, row in enumerate(table):
             mean += (float(row["A_k"]) - mean) / (k + 1)
@@ -75,11 +122,26 @@ class TestFolder:
         assert summary["A_k"] == [float(row["A_k"]) for row in table]
         assert summary["A_K"] == summary["A_k"][-1]
         assert summary["A_bar"] == pytest.approx(sum(summary["A_k"]) / 5)
-        assert summary["max_drop"] == max(a - b for a, b in zip(summary["A_k"], summary["A_k"][1:], strict=False))
-        assert summary["train_seconds"] == pytest.approx(sum(float(row["train_seconds"]) for row in table))
+        assert summary["max_drop"] == max(
+            a - b for a, b in zip(summary["A_k"], summary["A_k"][1:], strict=False)
+        )
+        assert summary["train_seconds"] == pytest.approx(
+            sum(float(row["train_seconds"]) for row in table)
+        )
         assert (summary["n_tasks"], summary["n_classes"], summary["seed"]) == (5, 10, 3)
-        assert (summary["head"], summary["backbone"], summary["backbone_params"]) == ("CIFNetHead", "pixels:8", 0)
-        for key in ("energy_kwh", "energy_source", "energy_cpu_kwh", "energy_gpu_kwh", "co2_kg", "A_K_per_kwh"):
+        assert (summary["head"], summary["backbone"], summary["backbone_params"]) == (
+            "CIFNetHead",
+            "pixels:8",
+            0,
+        )
+        for key in (
+            "energy_kwh",
+            "energy_source",
+            "energy_cpu_kwh",
+            "energy_gpu_kwh",
+            "co2_kg",
+            "A_K_per_kwh",
+        ):
             assert summary[key] is None
         assert {"cifnet_pl", "torch", "lightning", "python"} <= summary["versions"].keys()
         assert sorted(summary["class_order"]) == [str(digit) for digit in range(10)]
@@ -95,11 +157,15 @@ class TestFolder:
         events = EventAccumulator(str(run))
         events.Reload()
         table = rows(run / "tasks.csv")
-        for tag, column in zip(TAGS, ["A_k", "average", "forgetting", "ece", "nll", "state_elements"], strict=True):
+        for tag, column in zip(
+            TAGS, ["A_k", "average", "forgetting", "ece", "nll", "state_elements"], strict=True
+        ):
             points = [(event.step, event.value) for event in events.Scalars(tag)]
             measured = [(int(row["task"]), float(row[column])) for row in table if row[column]]
             assert [step for step, _ in points] == [step for step, _ in measured], tag
-            assert [value for _, value in points] == pytest.approx([value for _, value in measured], rel=1e-6), tag
+            assert [value for _, value in points] == pytest.approx(
+                [value for _, value in measured], rel=1e-6
+            ), tag
         assert "energy/kwh" not in events.Tags()["scalars"]  # it was not measured
         for k, row in enumerate(table):
             points = [event.value for event in events.Scalars("seconds/train")]
@@ -107,8 +173,12 @@ class TestFolder:
         with (run / "accuracy_matrix.csv").open(newline="") as file:
             matrix = list(csv.reader(file))[1:]
         for j in range(5):
-            scalars = [(event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")]
-            assert scalars == [(k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)]
+            scalars = [
+                (event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")
+            ]
+            assert scalars == [
+                (k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)
+            ]
         assert set(events.Tags()["images"]) == {"trajectory", "confusion"}
 
 
@@ -131,7 +201,11 @@ class TestConfig:
 
     def test_seed_of_the_run_is_that_of_the_buffer(self, run, tmp_path):
         saved = yaml.safe_load((run / "config.yaml").read_text())
-        assert saved["model"]["init_args"]["buffer"]["init_args"]["seed"] == saved["seed_everything"] == 3
+        assert (
+            saved["model"]["init_args"]["buffer"]["init_args"]["seed"]
+            == saved["seed_everything"]
+            == 3
+        )
         other = learned(tmp_path, *BUFFER, "--seed_everything", "4")
         keys = [checkpoint(folder)["state_dict"]["buffer.key"] for folder in (run, other)]
         assert not torch.equal(*keys)
@@ -141,7 +215,10 @@ class TestEvaluation:
     @pytest.mark.parametrize("command", ["validate", "test"])
     @pytest.mark.parametrize("named", ["last", "file"])
     def test_gives_the_accuracy_of_the_run(self, run, command, named, capsys):
-        path = "last" if named == "last" else str(run / "checkpoints" / "last.ckpt")
+        if named == "last":
+            path = "last"
+        else:
+            path = str(run / "checkpoints" / "last.ckpt")
         assert main([command, "--config", str(run / "config.yaml"), "--ckpt_path", path]) == 0
         total = json.loads((run / "summary.json").read_text())["A_K"]
         shown = [line.split("│") for line in capsys.readouterr().out.splitlines() if "all" in line]
@@ -153,19 +230,31 @@ class TestEvaluation:
         table = rows(run / "predictions.csv")
         assert list(table[0]) == ["file", "true_class", "class", "probability"]
         right = [row["true_class"] == row["class"] for row in table]
-        assert 100 * sum(right) / len(right) == pytest.approx(json.loads((run / "summary.json").read_text())["A_K"])
+        assert 100 * sum(right) / len(right) == pytest.approx(
+            json.loads((run / "summary.json").read_text())["A_K"]
+        )
         assert len({row["file"] for row in table}) == len(table)
         assert all(0.1 <= float(row["probability"]) <= 1 for row in table)
-        assert capsys.readouterr().out.strip().endswith(f"{len(table)} predictions in {run / 'predictions.csv'}")
+        assert (
+            capsys.readouterr()
+            .out.strip()
+            .endswith(f"{len(table)} predictions in {run / 'predictions.csv'}")
+        )
 
     def test_last_is_the_run_of_the_config_else_the_newest(self, logs, run, tmp_path, capsys):
         shutil.copytree(run, tmp_path / "default" / "version_0")
-        newer = learned(tmp_path, "--data.max_tasks", "1", *BUFFER, "--seed_everything", "3", version=1)
+        newer = learned(
+            tmp_path, "--data.max_tasks", "1", *BUFFER, "--seed_everything", "3", version=1
+        )
         for config, classes in ((tmp_path / "default" / "version_0", "10"), (newer, "2")):
-            assert main(["test", "--config", str(config / "config.yaml"), "--ckpt_path", "last"]) == 0
+            assert (
+                main(["test", "--config", str(config / "config.yaml"), "--ckpt_path", "last"]) == 0
+            )
             assert f"│  all │ {classes:>7} │" in capsys.readouterr().out
         options = [*FAST, *BUFFER, "--seed_everything", "3", "--logs", str(tmp_path)]
-        assert_ends(main(["test", *options, "--ckpt_path", "last"]), 0, "│  all │       2 │", capsys)
+        assert_ends(
+            main(["test", *options, "--ckpt_path", "last"]), 0, "│  all │       2 │", capsys
+        )
 
 
 def test_the_screen_of_a_run(tmp_path, capsys):
@@ -175,7 +264,10 @@ def test_the_screen_of_a_run(tmp_path, capsys):
     shown = lines.out.splitlines()
     assert shown[0] == f"4 classes in 2 tasks on cpu; run folder {folder}"
     for task, line in enumerate(shown[1:3], 1):
-        assert re.fullmatch(rf"task {task}/2: [\d.]+ % of the test photos of {2 * task} classes are named right", line)
+        assert re.fullmatch(
+            rf"task {task}/2: [\d.]+ % of the test images of {2 * task} classes are named right",
+            line,
+        )
     header = [cell.strip() for cell in shown[6].strip("┃").split("┃")]
     assert header == ["task", "known", "(A_k)", "(Ā)", "(forgetting)", "(ECE)", "seconds"]
     summary = json.loads((folder / "summary.json").read_text())

@@ -1,4 +1,6 @@
-"""Bad input through the command line: one sentence that says what is wrong and what to do, and the right exit code."""
+"""Bad input through the command line: one sentence that says what is wrong and what to do, and the
+right exit code.
+"""
 
 import os
 import resource
@@ -12,11 +14,12 @@ from torch import nn
 import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.photos.photo import read_square
-from tests.command_line import BUFFER, FAST, assert_ends, checkpoint, fit, learned, make_photos
+from cifnet_pl.images.image import read_square
+from tests.command_line import BUFFER, FAST, assert_ends, checkpoint, fit, learned, make_images
 from tests.killing import in_a_process
 
-RUN, USAGE = 1, 2
+RUN = 1
+USAGE = 2
 
 # fmt: off
 REFUSED = [
@@ -52,7 +55,9 @@ REFUSED = [
 
 
 def one_sentence(capsys, longest: int = 500) -> str:
-    """The error that was printed: one line, and neither a traceback nor the package's way to say it twice."""
+    """The error that was printed: one line, and neither a traceback nor the package's way to say it
+    twice.
+    """
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown.startswith("cifnet: error: "), shown
@@ -61,7 +66,9 @@ def one_sentence(capsys, longest: int = 500) -> str:
     return shown
 
 
-@pytest.mark.parametrize(("options", "code", "fragments"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+@pytest.mark.parametrize(
+    ("options", "code", "fragments"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED]
+)
 def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert fit(tmp_path / "logs", *options) == code
@@ -78,14 +85,29 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     [
         ("model: [unclosed", ["not YAML"]),
         ("- a list", ["list", "sections"]),
-        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: {head: {class_path: RidgeHed}}}", ["RidgeHead"]),
+        (
+            (
+                "model: {class_path: cifnet_pl.CIFNetModule, init_args: {head: {class_path:"
+                " RidgeHed}}}"
+            ),
+            ["RidgeHead"],
+        ),
         ("model: {init_args: {head: RidgeHed}}", ["'RidgeHed'", "RidgeHead"]),
-        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: {backbon: pixels}}", ["--model.backbon"]),
+        (
+            "model: {class_path: cifnet_pl.CIFNetModule, init_args: {backbon: pixels}}",
+            ["--model.backbon"],
+        ),
         ("data: {batch_size: many}", ["--data.batch_size", "'many'"]),
         ("trainer: {max_epochs: 3}", ["--trainer.max_epochs", "--data.max_tasks"]),
-        ("photos: here", ["photos"]),
-        ("model: {class_path: cifnet_pl.CIFNetModule, init_args: }", ["init_args of cifnet_pl.CIFNetModule is empty"]),
-        ("model: {init_args: {head: {class_path: RidgeHead, init_args: }}}", ["init_args of RidgeHead is empty"]),
+        ("images: here", ["images"]),
+        (
+            "model: {class_path: cifnet_pl.CIFNetModule, init_args: }",
+            ["init_args of cifnet_pl.CIFNetModule is empty"],
+        ),
+        (
+            "model: {init_args: {head: {class_path: RidgeHead, init_args: }}}",
+            ["init_args of RidgeHead is empty"],
+        ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -105,7 +127,9 @@ def test_evaluation_needs_a_checkpoint(tmp_path, capsys):
 
 
 def test_buffer_is_refused_before_any_image_is_embedded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cifnet_pl.backbones.Backbone, "forward", lambda *_: pytest.fail("an image was embedded"))
+    monkeypatch.setattr(
+        cifnet_pl.backbones.Backbone, "forward", lambda *_: pytest.fail("an image was embedded")
+    )
     assert fit(tmp_path, *BUFFER, "--model.buffer.capacity", "9") == USAGE
     assert "10 classes" in one_sentence(capsys)
 
@@ -126,25 +150,43 @@ class Blinding(nn.Module):
 @pytest.mark.parametrize("part", ["train", "val"])
 def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, capsys):
     for name in ("train", "val"):
-        make_photos(tmp_path / "photos" / name, ["ant", "bee"], per_class=40)
-    light = read_square(tmp_path / "photos" / part / "bee" / "7.png", 8).sum() / 255
+        make_images(tmp_path / "images" / name, ["ant", "bee"], per_class=40)
+    light = read_square(tmp_path / "images" / part / "bee" / "7.png", 8).sum() / 255
     if part == "val":  # else it would be met in learning: both parts hold the same pictures
-        (tmp_path / "photos" / "train" / "bee" / "7.png").unlink()
+        (tmp_path / "images" / "train" / "bee" / "7.png").unlink()
     shape = Preprocessing(8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    monkeypatch.setitem(cifnet_pl.backbones.BACKBONES, "blinding", lambda *_: (Blinding(float(light)), 192, shape))
-    options = ["--data.source", "folder", "--data.root", str(tmp_path / "photos"), "--data.classes_per_task", "2"]
+    monkeypatch.setitem(
+        cifnet_pl.backbones.BACKBONES, "blinding", lambda *_: (Blinding(float(light)), 192, shape)
+    )
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(tmp_path / "images"),
+        "--data.classes_per_task",
+        "2",
+    ]
     # Batches of 32 images: 40 ants, then the bees.
     assert fit(tmp_path, *options, "--model.backbone", "blinding", "--data.batch_size", "32") == RUN
     shown = one_sentence(capsys)
-    assert ("batch 2, image bee/7.png" if part == "train" else "evaluation, image bee/7.png") in shown
+    assert (
+        "batch 2, image bee/7.png" if part == "train" else "evaluation, image bee/7.png"
+    ) in shown
     assert "NaN" in shown
 
 
 def test_class_without_a_readable_image(tmp_path, capsys):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow"])
-    for path in (photos / "bee").iterdir():
+    images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
+    for path in (images / "bee").iterdir():
         path.write_bytes(b"not an image")
-    options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "3"]
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(images),
+        "--data.classes_per_task",
+        "3",
+    ]
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys, 2000)  # longer than other errors, as it names all ten
     assert all(f"bee/{i}.png: no image of a known format" in shown for i in range(10)), shown
@@ -154,12 +196,19 @@ def test_class_without_a_readable_image(tmp_path, capsys):
 
 
 def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"])
-    (photos / "dog" / "3.png").write_bytes(b"not an image")
-    options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "2"]
+    images = make_images(tmp_path / "images", ["ant", "bee", "cow", "dog"])
+    (images / "dog" / "3.png").write_bytes(b"not an image")
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(images),
+        "--data.classes_per_task",
+        "2",
+    ]
     assert_ends(fit(tmp_path, *options), RUN, "dog/3.png: no image of a known format", capsys)
     assert checkpoint(tmp_path / "default" / "version_0")["cifnet"]["task_sizes"] == [2]
-    (photos / "dog" / "3.png").unlink()
+    (images / "dog" / "3.png").unlink()
     assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
 
 
@@ -180,7 +229,9 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
     before = (folder / "checkpoints" / "last.ckpt").read_bytes()
     limit = len(before) + 1000
     # In a process of its own: the limit would meet the log of the tests as well.
-    assert in_a_process(partial(go_on_with_files_up_to, limit, tmp_path), tmp_path / "output") == RUN
+    assert (
+        in_a_process(partial(go_on_with_files_up_to, limit, tmp_path), tmp_path / "output") == RUN
+    )
     said = (tmp_path / "output").read_text()
     assert "cannot write" in said
     assert "Traceback" not in said
@@ -193,8 +244,15 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\nb", "red\x1b[31m"])
 def test_class_folders_with_control_characters(name, tmp_path, capsys):
-    make_photos(tmp_path / "photos", ["ant", name])
-    options = ["--data.source", "folder", "--data.root", str(tmp_path / "photos"), "--data.classes_per_task", "1"]
+    make_images(tmp_path / "images", ["ant", name])
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(tmp_path / "images"),
+        "--data.classes_per_task",
+        "1",
+    ]
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys)
     assert "\x1b" not in shown
@@ -205,6 +263,9 @@ def test_interrupted_command(monkeypatch, capsys):
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
     assert main(["info", "--model", "x"]) == 130
-    assert capsys.readouterr().err == "cifnet: stopped; no file is left half written. Give the command again\n"
+    assert (
+        capsys.readouterr().err
+        == "cifnet: stopped; no file is left half written. Give the command again\n"
+    )
     monkeypatch.setattr("cifnet_pl.cli.lightning_cli.run", interrupt)
-    assert_ends(main(["fit", "--data.root", "photos"]), 130, "--ckpt_path last", capsys)
+    assert_ends(main(["fit", "--data.root", "images"]), 130, "--ckpt_path last", capsys)

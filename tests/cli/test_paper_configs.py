@@ -1,4 +1,6 @@
-"""Sweeps of the paper's tables and figures: all of their configurations are valid, and some are run and reported."""
+"""Sweeps of the paper's tables and figures: all of their configurations are valid, and some are run
+and reported.
+"""
 
 from pathlib import Path
 
@@ -56,10 +58,15 @@ def test_every_trained_method_is_in(name: str) -> None:
     trained = [p for p in read_points(PAPER / f"{name}.yaml") if p.labels["head"] in methods]
     assert {p.labels["head"] for p in trained} == methods
     for point in trained:
-        published = yaml.safe_load((PAPER.parent / "iterative" / f"{point.labels['head']}.yaml").read_text())
+        published = yaml.safe_load(
+            (PAPER.parent / "iterative" / f"{point.labels['head']}.yaml").read_text()
+        )
         assert point.config["model"]["class_path"] == published["model"]["class_path"]
-        data, model = point.config["data"], point.config["model"]["init_args"]
-        different = {key for key, value in published["model"]["init_args"].items() if model[key] != value}
+        data = point.config["data"]
+        model = point.config["model"]["init_args"]
+        different = {
+            key for key, value in published["model"]["init_args"].items() if model[key] != value
+        }
         if data["source"] == "cifar100":
             assert different == set()
             assert data["batch_size"] == published["data"]["batch_size"]
@@ -72,32 +79,52 @@ def test_every_trained_method_is_in(name: str) -> None:
 
 
 def test_trained_methods_are_compared_at_equal_epochs() -> None:
-    """The sweep of docs/results.md: all methods with the same regime, and heads on the same classes beside them."""
+    """The sweep of docs/results.md: all methods with the same regime, and heads on the same classes
+    beside them.
+    """
     points = read_points(SWEEPS / "trained.yaml", [("data.root", "x")])
     methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
     assert {p.labels["method"] for p in points} == methods
     assert len(points) == 2 * len(methods)
-    same = ("epochs", "learning_rate", "weight_decay", "schedule", "milestones", "flip", "crop_padding", "brightness")
+    same = (
+        "epochs",
+        "learning_rate",
+        "weight_decay",
+        "schedule",
+        "milestones",
+        "flip",
+        "crop_padding",
+        "brightness",
+    )
     assert len({tuple(p.config["model"]["init_args"][name] for name in same) for p in points}) == 1
     assert {p.config["model"]["init_args"].get("exemplars") for p in points} == {None, 400}
     heads = read_points(SWEEPS / "trained_heads.yaml", [("data.root", "x")])
     shared = ("source", "root", "classes_per_task", "max_tasks", "class_order", "batch_size")
-    streams = [{tuple(p.config["data"].get(name) for name in shared) for p in result} for result in (points, heads)]
+    streams = [
+        {tuple(p.config["data"].get(name) for name in shared) for p in result}
+        for result in (points, heads)
+    ]
     assert streams[0] == streams[1]
 
 
 def unlike() -> list[Point]:
-    """Points of all sweeps that differ in more than seed and data; trained methods with one of their networks."""
+    """Points of all sweeps that differ in more than seed and data; trained methods with one of
+    their networks.
+    """
     result = {}
     for name in POINTS:
         for point in read_points(PAPER / f"{name}.yaml"):
             parts = {**point.config["model"]["init_args"], "trainer": point.config.get("trainer")}
-            result.setdefault(point.labels["head"] if "preset" in parts else yaml.safe_dump(parts), point)
+            result.setdefault(
+                point.labels["head"] if "preset" in parts else yaml.safe_dump(parts), point
+            )
     return list(result.values())
 
 
 @pytest.mark.parametrize("point", unlike(), ids=lambda point: point.name)
-def test_configurations_are_valid(point: Point, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configurations_are_valid(
+    point: Point, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "point.yaml").write_text(yaml.safe_dump(point.config))
     with pytest.raises(SystemExit) as stop:
         main(["fit", "--config", str(tmp_path / "point.yaml"), "--print_config"])
@@ -116,10 +143,17 @@ def test_configurations_are_valid(point: Point, tmp_path: Path, capsys: pytest.C
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A part of the ablation and the effect of calibration, on digits."""
     logs = tmp_path_factory.mktemp("runs")
-    overrides = [*TINY, ("data.class_order", "1"), ("data.classes_per_task", "2"), ("data.max_tasks", "3")]
+    overrides = [
+        *TINY,
+        ("data.class_order", "1"),
+        ("data.classes_per_task", "2"),
+        ("data.max_tasks", "3"),
+    ]
     overrides.append(("seed_everything", "1"))
     for name, kept in (("ablation", "no_oversampling"), ("calibration", "with")):
-        for point in (p for p in read_points(PAPER / f"{name}.yaml", overrides) if p.name.startswith(kept)):
+        for point in (
+            p for p in read_points(PAPER / f"{name}.yaml", overrides) if p.name.startswith(kept)
+        ):
             config = {**point.config, "experiment": point.name, "logs": str(logs)}
             (logs / "point.yaml").write_text(yaml.safe_dump(config))
             assert main(["fit", "--config", str(logs / "point.yaml")]) == 0

@@ -1,4 +1,6 @@
-"""Sums of shards: the same bits whoever makes them and in whatever order they come, and each sample once."""
+"""Sums of shards: the same bits whoever makes them and in whatever order they come, and each sample
+once.
+"""
 
 import json
 import shutil
@@ -15,10 +17,10 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.model.sums import KEY, Shard, parts_of, read_sums
+from cifnet_pl.model.partial_sums import KEY, Shard, parts_of, read_sums
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import assert_ends, make_photos
+from tests.command_line import assert_ends, make_images
 from tests.heads.suite import QUICK, TOLERANCES
 from tests.models import tensors_equal
 
@@ -54,9 +56,16 @@ def merged(folder: Path, *files: Path | str) -> cifnet_pl.Classifier:
 
 @pytest.mark.parametrize("head", REGISTERED)
 def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path: Path):
-    """Parts in any order against one fit; heads of which a part is not a sum are refused before anything is read."""
+    """Parts in any order against one fit; heads of which a part is not a sum are refused before
+    anything is read.
+    """
     arguments = QUICK.get(head, {})
-    given = options(vectors, "--model.head", head, *(f"--model.head.{key}={value}" for key, value in arguments.items()))
+    given = options(
+        vectors,
+        "--model.head",
+        head,
+        *(f"--model.head.{key}={value}" for key, value in arguments.items()),
+    )
     parts = [Shard(i, 3) for i in (2, 1, 3)]
     if not REGISTERED[head](12, **arguments).pools:
         with pytest.raises(CifnetError, match=head):
@@ -65,7 +74,8 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
         return
     make(tmp_path / "sums", parts, given)
     paths = sorted((tmp_path / "sums").glob("*.sums"))
-    model, again = reduce_sums(paths).solved(), reduce_sums(paths[::-1]).solved()
+    model = reduce_sums(paths).solved()
+    again = reduce_sums(paths[::-1]).solved()
     assert tensors_equal(model.tensors(), again.tensors())
     with pytest.raises(UsageError, match="would count twice"):
         reduce_sums([*paths, paths[1]])
@@ -76,46 +86,64 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     columns = [other.class_names.index(name) for name in model.class_names]
     tolerance = TOLERANCES.get(head, 1e-9)
-    torch.testing.assert_close(model.head(z), other.head(z)[:, columns], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        model.head(z), other.head(z)[:, columns], rtol=tolerance, atol=tolerance
+    )
 
 
 def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    left, right = tmp_path / "left.sums", tmp_path / "right.sums"
-    assert_ends(main(["merge", *map(str, shards[:2]), "--output", str(left)]), 0, "1 part is missing", capsys)
+    left = tmp_path / "left.sums"
+    right = tmp_path / "right.sums"
+    assert_ends(
+        main(["merge", *map(str, shards[:2]), "--output", str(left)]),
+        0,
+        "1 part is missing",
+        capsys,
+    )
     assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
     assert len(parts_of(left)) == len(parts_of(right)) == 1
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
-    tree, line = merged(tmp_path / "tree", left, right), merged(tmp_path / "line", *shards)
+    tree = merged(tmp_path / "tree", left, right)
+    line = merged(tmp_path / "line", *shards)
     assert tree.counts == line.counts
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
 
 
-def test_photos_are_embedded(tmp_path: Path):
-    """All of them: there is no score for which some would be held back."""
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cat"], 9)
-    shutil.copy(photos / "ant" / "0.png", photos / "loose.png")
-    given = ["--data.root", str(photos), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
+def test_images_are_embedded(tmp_path: Path):
+    """All of them: there is no score for which some would be held out."""
+    images = make_images(tmp_path / "images", ["ant", "bee", "cat"], 9)
+    shutil.copy(images / "ant" / "0.png", images / "loose.png")
+    given = ["--data.root", str(images), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
     for i in (1, 2):
         assert main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given]) == 0
     model = merged(tmp_path / "m", tmp_path / "s")
     assert model.counts == {"ant": 9, "bee": 9, "cat": 9}
-    (photos / "loose.png").unlink()
-    found = [prediction.classes[0] for prediction in model.classify(str(photos))]
+    (images / "loose.png").unlink()
+    found = [prediction.classes[0] for prediction in model.classify(str(images))]
     assert found == sorted(found)
-    result = model.extend(make_photos(tmp_path / "more", ["dog"], 9))
+    result = model.extend(make_images(tmp_path / "more", ["dog"], 9))
     assert result.model.class_names == ["ant", "bee", "cat", "dog"]
 
 
 # ---------------------------------------------------------------------- each sample once
 
 
-def test_copies_and_photos_in_two_classes_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_copies_and_images_in_two_classes_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """Whatever the shard in which they lie; as a run leaves them out."""
-    photos = make_photos(tmp_path / "photos" / "train", ["ant", "bee"], 6)
-    make_photos(tmp_path / "photos" / "val", ["ant", "bee"], 2)
-    shutil.copy(photos / "ant" / "5.png", photos / "ant" / "0 copy.png")
-    shutil.copy(photos / "bee" / "3.png", photos / "ant" / "wrong.png")
-    given = ["--data.root", str(photos.parent), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
+    images = make_images(tmp_path / "images" / "train", ["ant", "bee"], 6)
+    make_images(tmp_path / "images" / "val", ["ant", "bee"], 2)
+    shutil.copy(images / "ant" / "5.png", images / "ant" / "0 copy.png")
+    shutil.copy(images / "bee" / "3.png", images / "ant" / "wrong.png")
+    given = [
+        "--data.root",
+        str(images.parent),
+        "--model.backbone",
+        "pixels:8",
+        "--data.num_workers",
+        "0",
+    ]
     for i in (1, 2, 3):
         assert main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given]) == 0
     assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
@@ -126,13 +154,19 @@ def test_overlapping_shards_are_refused(vectors: Path, shards: list[Path], tmp_p
     make(tmp_path, [Shard(1, 2)], options(vectors))
     with pytest.raises(UsageError, match="which would count twice"):
         reduce_sums([tmp_path / "shard-1-of-2.sums", shards[1]])
-    reduce_sums([tmp_path / "shard-1-of-2.sums", shards[4]])  # 2 and 5 of different cuts do not overlap
+    reduce_sums(
+        [tmp_path / "shard-1-of-2.sums", shards[4]]
+    )  # 2 and 5 of different cuts do not overlap
 
 
-def test_another_set_with_the_same_samples_is_refused(vectors: Path, shards: list[Path], tmp_path: Path):
+def test_another_set_with_the_same_samples_is_refused(
+    vectors: Path, shards: list[Path], tmp_path: Path
+):
     """A part of the same vectors in another file, so that positions say nothing."""
     stored = np.load(vectors)
-    np.savez(tmp_path / "part.npz", embeddings=stored["embeddings"][:80], labels=stored["labels"][:80])
+    np.savez(
+        tmp_path / "part.npz", embeddings=stored["embeddings"][:80], labels=stored["labels"][:80]
+    )
     make(tmp_path, [Shard(1, 1)], options(tmp_path / "part.npz"))
     with pytest.raises(UsageError, match=r"have \d+ samples in common"):
         reduce_sums([*shards, tmp_path / "shard-1-of-1.sums"])
@@ -142,12 +176,18 @@ def test_another_set_with_the_same_samples_is_refused(vectors: Path, shards: lis
     assert sum(both.model.counts.values()) == 2 * sum(reduce_sums(shards).model.counts.values())
 
 
-def test_missing_shards_are_named(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_missing_shards_are_named(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert main(["merge", *map(str, shards[1:4]), "--output", str(tmp_path / "m")]) == 2
     total = parts_of(shards[0])[0].total
-    first, last = parts_of(shards[0])[0], parts_of(shards[4])[0]
+    first = parts_of(shards[0])[0]
+    last = parts_of(shards[4])[0]
     said = capsys.readouterr().err
-    assert f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of {total} are" in said
+    assert (
+        f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of"
+        f" {total} are" in said
+    )
     assert not (tmp_path / "m").exists()
 
 
@@ -177,13 +217,19 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, 
 )
 def test_what_does_not_fit_is_one_sentence(words, sentence, vectors, tmp_path, capsys):
     unsupported = "CIFNetHead" in words
-    assert main(["sums", "--output", str(tmp_path), *words, *options(vectors)]) == (1 if unsupported else 2)
+    assert main(["sums", "--output", str(tmp_path), *words, *options(vectors)]) == (
+        1 if unsupported else 2
+    )
     assert sentence in one_sentence(capsys)
 
 
-def test_a_model_is_not_merged_with_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_model_is_not_merged_with_sums(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     merged(tmp_path / "m", *shards)
-    assert main(["merge", str(shards[0]), str(tmp_path / "m"), "--output", str(tmp_path / "o")]) == 2
+    assert (
+        main(["merge", str(shards[0]), str(tmp_path / "m"), "--output", str(tmp_path / "o")]) == 2
+    )
     assert "is no file of sums" in capsys.readouterr().err
 
 

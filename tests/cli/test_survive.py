@@ -1,4 +1,6 @@
-"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives the same result."""
+"""Kills, rivals and full disks: nothing half-written is ever read as whole, and trying again gives
+the same result.
+"""
 
 import os
 import resource
@@ -17,7 +19,7 @@ from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder
-from tests.command_line import assert_ends, make_photos
+from tests.command_line import assert_ends, make_images
 from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
 
@@ -30,7 +32,9 @@ NEW = "ncm"
 
 def content(folder: Path) -> dict[str, bytes]:
     """The files of a bundle that a reader sees."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")
+    }
 
 
 def write(step: str, number: int, after: bool, target: Path) -> int:
@@ -45,7 +49,8 @@ def write(step: str, number: int, after: bool, target: Path) -> int:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("old", [False, True])
 def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_path: Path):
-    new, before = learned(NEW), learned("ridge")
+    new = learned(NEW)
+    before = learned("ridge")
     new.save(tmp_path / "expected")
     for number in range(1, 20):
         target = tmp_path / f"{number}"
@@ -93,7 +98,9 @@ def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: P
 
 
 @contextmanager
-def another_writer(target: Path, folder: Path, work: Callable[[Path, Path], int] = hold) -> Iterator[None]:
+def another_writer(
+    target: Path, folder: Path, work: Callable[[Path, Path], int] = hold
+) -> Iterator[None]:
     """A process that is writing ``target``, killed at the end."""
     ready = folder / "ready"
     process = start(partial(work, target, ready), folder / "output")
@@ -108,9 +115,11 @@ def another_writer(target: Path, folder: Path, work: Callable[[Path, Path], int]
 
 
 @pytest.mark.parametrize("name", ["export", "extend", "forget", "classify", "onnx"])
-def test_the_second_writer_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_second_writer_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     learned("ridge").save(tmp_path / "b")
-    make_photos(tmp_path / "new", ["yak"], 2)
+    make_images(tmp_path / "new", ["yak"], 2)
     target = tmp_path / "out"
     options = {
         "export": ["export"],
@@ -153,7 +162,7 @@ def full_disk(limit: int) -> Iterator[None]:
 @pytest.mark.parametrize("limit", [0, 100, 2000])
 def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned("ridge").save(tmp_path / "b")
-    make_photos(tmp_path / "new", ["yak"], 60)
+    make_images(tmp_path / "new", ["yak"], 60)
     (tmp_path / "old.csv").write_text("mine")
     learned("ncm").save(tmp_path / "old")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -49,7 +49,9 @@ AXES = {
 
 
 def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
-    points = read_points(write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2}))
+    points = read_points(
+        write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2})
+    )
     assert [p.name.rsplit("-", 1)[0] for p in points] == [
         "a-200-s1", "a-200-s2", "a-500-s1", "a-500-s2", "b_c-200-s1", "b_c-200-s2", "b_c-500-s1", "b_c-500-s2",
     ]  # fmt: skip
@@ -57,7 +59,8 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
     last = points[-1].config
     assert last["seed_everything"] == last["data"]["class_order"] == 2
     assert last["data"]["classes_per_task"] == 2
-    # A class takes the place of the one before; a plain option is merged, with init_args left out of its name.
+    # A class takes the place of the one before; a plain option is merged, with init_args left out
+    # of its name.
     assert last["model"]["init_args"]["head"] == {"class_path": "RidgeHead"}
     assert last["model"]["init_args"]["buffer"]["init_args"] == {"capacity": 500}
     assert points[0].config["model"]["init_args"]["head"]["init_args"] == {"ridge": 1.0}
@@ -66,9 +69,18 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
 def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     for name in ("slow", "quick"):
         model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"preset": name}}
-        content = {"experiment": name, "seed_everything": 7, "model": model, "data": {"source": "x", "batch_size": 9}}
+        content = {
+            "experiment": name,
+            "seed_everything": 7,
+            "model": model,
+            "data": {"source": "x", "batch_size": 9},
+        }
         (tmp_path / f"m_{name}.yaml").write_text(yaml.safe_dump(content))
-    options = [{"label": "a"}, {"config": "m_*.yaml", "model.epochs": 3}, {"label": "again", "config": "m_slow.yaml"}]
+    options = [
+        {"label": "a"},
+        {"config": "m_*.yaml", "model.epochs": 3},
+        {"label": "again", "config": "m_slow.yaml"},
+    ]
     path = write(tmp_path, axes={"head": options, "n": [{"label": "2", "data.classes_per_task": 2}]}, seeds=[1],
                  fixed={"data.source": "digits"})  # fmt: skip
     points = read_points(path)
@@ -77,19 +89,34 @@ def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     quick = points[1].config
     assert quick["model"]["class_path"] == "cifnet_pl.iterative.FinetuneModule"
     assert quick["model"]["init_args"] == {"preset": "quick", "epochs": 3}
-    # Its data section is the base's but for what it says itself; the sweep's own options win over both.
-    assert quick["data"] == {"source": "digits", "classes_per_task": 2, "batch_size": 9, "class_order": 1}
+    # Its data section is the base's but for what it says itself; the sweep's own options win over
+    # both.
+    assert quick["data"] == {
+        "source": "digits",
+        "classes_per_task": 2,
+        "batch_size": 9,
+        "class_order": 1,
+    }
     assert quick["seed_everything"] == 1
     assert "experiment" not in quick
     assert "epochs" not in points[3].config["model"]["init_args"]
 
 
 def test_a_point_keeps_what_its_option_says_against_overrides(tmp_path: Path) -> None:
-    model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"backbone": "random:resnet18"}}
+    model = {
+        "class_path": "cifnet_pl.iterative.FinetuneModule",
+        "init_args": {"backbone": "random:resnet18"},
+    }
     (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
     kept = {"config": "slow.yaml", "keep": ["model.backbone", "model.architecture"]}
-    path = write(tmp_path, axes={"head": [{"label": "a"}, kept, {"label": "free", "config": "slow.yaml"}]})
-    given = [("model.init_args.backbone", "file:x.pth"), ("model.architecture", "resnet18"), ("model.epochs", "2")]
+    path = write(
+        tmp_path, axes={"head": [{"label": "a"}, kept, {"label": "free", "config": "slow.yaml"}]}
+    )
+    given = [
+        ("model.init_args.backbone", "file:x.pth"),
+        ("model.architecture", "resnet18"),
+        ("model.epochs", "2"),
+    ]
     a, slow, free = read_points(path, given)
     assert [p.config["model"]["init_args"]["backbone"] for p in (a, slow, free)] == [
         "file:x.pth", "random:resnet18", "file:x.pth",
@@ -132,7 +159,10 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
-        ({"axes": {"head": [{"label": "a", "keep": "model.backbone"}]}}, "axes.head.0.keep: .* list"),
+        (
+            {"axes": {"head": [{"label": "a", "keep": "model.backbone"}]}},
+            "axes.head.0.keep: .* list",
+        ),
         ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
     ],
 )
@@ -158,12 +188,19 @@ def fake_run(job: Job) -> int:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` with points that take no time; what was said."""
+    """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` with points that take no time; what was
+    said.
+    """
     monkeypatch.setattr(sweeping, "run_process", fake_run)
 
     def sweep(*options: str, code: int = 0) -> str:
         capsys.readouterr()
-        assert main(["sweep", str(tmp_path / "sweep.yaml"), "--logs", str(tmp_path / "logs"), *options]) == code
+        assert (
+            main(
+                ["sweep", str(tmp_path / "sweep.yaml"), "--logs", str(tmp_path / "logs"), *options]
+            )
+            == code
+        )
         said = capsys.readouterr()
         return said.out + said.err
 
@@ -172,12 +209,17 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run):
     def learned(job: Job) -> int:
-        write_run(job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000})
+        write_run(
+            job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000}
+        )
         return 0
 
     monkeypatch.setattr(sweeping, "run_process", learned)
     write(tmp_path, seeds=[1, 2])
-    assert run().count("note: 1,000 images were learned, about as many as an embedding has numbers") == 1
+    assert (
+        run().count("note: 1,000 images were learned, about as many as an embedding has numbers")
+        == 1
+    )
 
 
 def test_failures_do_not_stop_the_others(tmp_path, run):
@@ -219,8 +261,11 @@ class Forked:
         self.process.terminate()
 
 
-def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(tmp_path, monkeypatch, capfd):
-    path, logs = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]), tmp_path / "logs"
+def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
+    tmp_path, monkeypatch, capfd
+):
+    path = write(tmp_path, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
+    logs = tmp_path / "logs"
     (point,) = read_points(path)
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
     (tmp_path / "point.yaml").write_text(yaml.safe_dump(config))
@@ -234,7 +279,9 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(tmp_pat
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
     path = write(tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
-    assert "unknown data source 'digit'" in capfd.readouterr().out  # the error of the point that fails is repeated
+    assert (
+        "unknown data source 'digit'" in capfd.readouterr().out
+    )  # the error of the point that fails is repeated
     assert complete_run(logs / point.name) == run
     assert len(list(run.parent.glob("version_*"))) == 1
     after = (run / "tasks.csv").read_text().splitlines()
@@ -242,10 +289,13 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(tmp_pat
     assert len(after) == 6
 
 
-def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sweeps_never_run_one_point_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # An orphan of a killed sweep: its process holds the lock as long as it lives.
     hold = (
-        "import filelock, sys, time\nwith filelock.FileLock(sys.argv[1]):\n print('held', flush=True)\n time.sleep(60)"
+        "import filelock, sys, time\nwith filelock.FileLock(sys.argv[1]):\n print('held',"
+        " flush=True)\n time.sleep(60)"
     )
     words = [sys.executable, "-c", hold, str(tmp_path / ".running")]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
@@ -253,12 +303,16 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, monkeypatch: pyt
         assert orphan.stdout.readline() == b"held\n"
     threading.Timer(0.5, orphan.kill).start()
     write_run(tmp_path / "version_0")
-    monkeypatch.setattr("cifnet_pl.__main__.main", lambda words: pytest.fail("it is complete already"))
+    monkeypatch.setattr(
+        "cifnet_pl.__main__.main", lambda words: pytest.fail("it is complete already")
+    )
     assert run_point(tmp_path / "point.yaml") == 0
     assert orphan.wait(0.1) == -signal.SIGKILL
 
 
-def test_a_point_holds_its_lock_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_holds_its_lock_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[list[str]] = []
 
     def fit(words: list[str]) -> int:
@@ -308,7 +362,9 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
-    assert "--model.head.width fits no point" in run("--model.head.width", "64", "--only", "own", code=2)
+    assert "--model.head.width fits no point" in run(
+        "--model.head.width", "64", "--only", "own", code=2
+    )
 
 
 def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
@@ -329,7 +385,11 @@ def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
         (143, "stopped after task 2", "killed by SIGTERM"),
         (2, "cifnet: error: no data at x\n", "exit code 2: no data at x"),
         (1, "Traceback (most recent call last):\nValueError: a\nbye", "exit code 1: ValueError: a"),
-        (1, "torch.OutOfMemoryError: out of memory", "exit code 1: torch.OutOfMemoryError: out of memory"),
+        (
+            1,
+            "torch.OutOfMemoryError: out of memory",
+            "exit code 1: torch.OutOfMemoryError: out of memory",
+        ),
         (3, "task 1: A_k 90 %", "exit code 3, without saying why"),
     ],
 )

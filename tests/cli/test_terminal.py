@@ -12,7 +12,7 @@ import torch
 
 from cifnet_pl.__main__ import SPINS
 from cifnet_pl.utilities.memory import keep_freed_memory, matrices_given_back
-from tests.command_line import FAST, call_in_turn, command, environment, make_photos
+from tests.command_line import FAST, call_in_turn, command, environment, make_images
 from tests.killing import in_a_process
 
 CHANGES_THE_ERROR = """
@@ -30,12 +30,26 @@ CLASSES = ["Süßes", "→", "Ā 猫"]
 @pytest.mark.system
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
-    photos = make_photos(tmp_path / "photos", CLASSES, 5)
-    options = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--data.classes_per_task", "3"]
-    options += ["--model.head", "RidgeHead", "--model.head.ridge", "1", "--logs", str(tmp_path / "logs")]
+    images = make_images(tmp_path / "images", CLASSES, 5)
+    options = [
+        "--model.backbone",
+        "pixels:4",
+        "--data.image_size",
+        "4",
+        "--data.classes_per_task",
+        "3",
+    ]
+    options += [
+        "--model.head",
+        "RidgeHead",
+        "--model.head.ridge",
+        "1",
+        "--logs",
+        str(tmp_path / "logs"),
+    ]
     options += ["--energy.enabled", "false", "--data.num_workers", "0"]
     fit, info, missing = call_in_turn(
-        ["fit", "--data.root", str(photos), *options],
+        ["fit", "--data.root", str(images), *options],
         ["info", "--model", str(tmp_path / "logs" / "default")],
         ["info", "--model", str(tmp_path / "none ß →")],
         PYTHONIOENCODING=encoding,
@@ -51,18 +65,28 @@ def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
 @pytest.mark.system
 @pytest.mark.parametrize("when", ["starting", "importing", "learning"])
 def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
-    """While importing as well, where compiled modules turn the interrupt into an error of their own."""
+    """While importing as well, where compiled modules turn the interrupt into an error of their
+    own.
+    """
     # A shell that starts programs in the background has them ignore the signal.
     slow = "import signal, time, torch; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     slow += "def wait(*a, **k):\n    print('solving', flush=True); time.sleep(60)\n"
-    slow += "torch.linalg.cholesky_ex = wait\n" if when == "learning" else "print('begun', flush=True)\n"
+    slow += (
+        "torch.linalg.cholesky_ex = wait\n"
+        if when == "learning"
+        else "print('begun', flush=True)\n"
+    )
     if when == "importing":
         (tmp_path / "lightning.py").write_text(CHANGES_THE_ERROR)
         slow = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + slow
     args = ["fit", *FAST, "--logs", str(tmp_path)]
     code = slow + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
     with subprocess.Popen(
-        [*command()[:1], "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command()[:1], "-c", code],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[when]
         while sign not in process.stdout.readline():
@@ -80,7 +104,9 @@ SIZE = 2**26
 
 
 def comes_back() -> bool:
-    """Whether a large block that was freed is handed out again as it was; the system would have cleared it."""
+    """Whether a large block that was freed is handed out again as it was; the system would have
+    cleared it.
+    """
     used_before = False
     for _ in range(8):  # the first few may lie side by side
         block = torch.empty(SIZE, dtype=torch.uint8)
@@ -110,11 +136,24 @@ def test_large_blocks_stay_with_the_process(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("given", "turns"),
-    [({}, str(SPINS)), ({"GOMP_SPINCOUNT": "70000"}, "70000"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+    [
+        ({}, str(SPINS)),
+        ({"GOMP_SPINCOUNT": "70000"}, "70000"),
+        ({"OMP_WAIT_POLICY": "passive"}, "None"),
+    ],
 )
 def test_threads_wait_briefly_unless_told_otherwise(given, turns):
-    """How many turns GNU's OpenMP is told to wait for, in a process that begins as the command line does."""
-    code = "import os; from cifnet_pl.__main__ import main; main(['configs']); print(os.environ.get('GOMP_SPINCOUNT'))"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True)
+    """How many turns GNU's OpenMP is told to wait for, in a process that begins as the command line
+    does.
+    """
+    code = (
+        "import os; from cifnet_pl.__main__ import main; main(['configs']);"
+        " print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True
+    )
     assert done.stdout.split()[-1] == turns

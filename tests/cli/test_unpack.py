@@ -36,8 +36,16 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
-def test_refusals(options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_refusals(
+    options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "mine").touch()
-    arguments = ["--source", "digits", "--output", str(tmp_path / "d"), *(o.format(tmp=tmp_path) for o in options)]
+    arguments = [
+        "--source",
+        "digits",
+        "--output",
+        str(tmp_path / "d"),
+        *(o.format(tmp=tmp_path) for o in options),
+    ]
     assert_ends(main(["unpack", *arguments]), 2, reason, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,4 +1,6 @@
-"""``cifnet watch``: a row and a JSON object for each new photo, none lost, none twice, and nothing anywhere else."""
+"""``cifnet watch``: a row and a JSON object for each new image, none lost, none twice, and nothing
+anywhere else.
+"""
 
 import json
 import re
@@ -13,7 +15,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
-from tests.serving.services import photo, saved
+from tests.serving.services import image, saved
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
@@ -30,7 +32,11 @@ class Receiver:
             def do_POST(handler):
                 content = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
                 status = answers.pop(0) if answers else 200
-                (self.got.append((handler.path, content)) if status == 200 else self.refused.append(content))
+                (
+                    self.got.append((handler.path, content))
+                    if status == 200
+                    else self.refused.append(content)
+                )
                 handler.send_response(status)
                 if elsewhere:
                     handler.send_header("location", elsewhere)
@@ -54,16 +60,28 @@ class Receiver:
 
 @pytest.fixture
 def place(tmp_path):
-    """A model, and a folder with a red and a blue photo and one that cannot be read."""
+    """A model, and a folder with a red and a blue image and one that cannot be read."""
     saved(tmp_path / "model")
-    (tmp_path / "photos" / "day").mkdir(parents=True)
-    for name, content in {"day/red.png": photo("red", 60), "blue.png": photo("blue", 60), "bad.png": b"no"}.items():
-        (tmp_path / "photos" / name).write_bytes(content)
+    (tmp_path / "images" / "day").mkdir(parents=True)
+    for name, content in {
+        "day/red.png": image("red", 60),
+        "blue.png": image("blue", 60),
+        "bad.png": b"no",
+    }.items():
+        (tmp_path / "images" / name).write_bytes(content)
     return tmp_path
 
 
 def watched(place: Path, *options: str) -> int:
-    words = ["watch", "--model", str(place / "model"), "--images", str(place / "photos"), "--every", "0.1"]
+    words = [
+        "watch",
+        "--model",
+        str(place / "model"),
+        "--images",
+        str(place / "images"),
+        "--every",
+        "0.1",
+    ]
     return main([*words, "--output", str(place / "a.csv"), "--once", *options])
 
 
@@ -74,23 +92,29 @@ def rows(place: Path) -> dict[str, dict[str, str]]:
     return named
 
 
-def test_each_photo_has_one_row_also_after_a_new_start(place):
+def test_each_image_has_one_row_also_after_a_new_start(place):
     assert watched(place) == 0
     found = rows(place)
-    assert (found["red.png"]["class"], found["red.png"]["known"], found["red.png"]["answers"]) == ("red", "true", "red")
+    assert (found["red.png"]["class"], found["red.png"]["known"], found["red.png"]["answers"]) == (
+        "red",
+        "true",
+        "red",
+    )
     assert (found["blue.png"]["class"], found["blue.png"]["known"]) == ("", "false")
     assert found["bad.png"]["unreadable"] == "no image of a known format"
     with open(place / "a.csv", "ab") as file:
         file.write(b"2026-01-01,0123")  # what a killed process left
-    (place / "photos" / "copy.png").write_bytes(photo("red", 60))
-    (place / "photos" / "green.png").write_bytes(photo("green", 60))
+    (place / "images" / "copy.png").write_bytes(image("red", 60))
+    (place / "images" / "green.png").write_bytes(image("green", 60))
     assert watched(place) == 0
     assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "green.png"}
     assert {name: row for name, row in rows(place).items() if name != "green.png"} == found
 
 
 def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
-    """Refused twice, then a receiver that is gone, then one that takes the rest: each photo once, in order."""
+    """Refused twice, then a receiver that is gone, then one that takes the rest: each image once,
+    in order.
+    """
     with Receiver(500, 503) as receiver:
         assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
         assert [path for path, _ in receiver.got] == ["/hook"] * 3
@@ -100,7 +124,7 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
         assert (red["known"], red["answers"], red["probability"] > 0.9) == (True, ["red"], True)
         assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
         assert len(receiver.got) == 3
-    (place / "photos" / "green.png").write_bytes(photo("green", 60))
+    (place / "images" / "green.png").write_bytes(image("green", 60))
     assert watched(place) == 0  # answered while nobody received anything
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
@@ -109,13 +133,17 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
-    """Photos that arrive while it runs are answered and wait; after a kill they are sent, each once."""
-    words = ["--model", str(place / "model"), "--images", str(place / "photos"), "--every", "0.1"]
+    """Images that arrive while it runs are answered and wait; after a kill they are sent, each
+    once.
+    """
+    words = ["--model", str(place / "model"), "--images", str(place / "images"), "--every", "0.1"]
     words += ["--output", str(place / "a.csv"), "--webhook", "http://127.0.0.1:1/"]
-    process = subprocess.Popen(command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True
+    )
     try:
         assert "watching" in process.stdout.readline()
-        (place / "photos" / "late.png").write_bytes(photo("green", 61))
+        (place / "images" / "late.png").write_bytes(image("green", 61))
         until = time.monotonic() + 60
         while "late.png" not in (place / "a.csv").read_text() and time.monotonic() < until:
             time.sleep(0.05)
@@ -124,7 +152,9 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         process.wait()
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
-        assert sorted(Path(content["file"]).name for _, content in receiver.got) == sorted(rows(place))
+        assert sorted(Path(content["file"]).name for _, content in receiver.got) == sorted(
+            rows(place)
+        )
         assert "late.png" in rows(place)
 
 
@@ -153,12 +183,16 @@ def test_wrong_options(options, sentence, place, capsys, monkeypatch):
 
 
 def test_the_examples_of_the_documentation_work(place):
-    """The trigger's names for Home Assistant are those of the JSON, and curl sends what a receiver gets."""
+    """The trigger's names for Home Assistant are those of the JSON, and curl sends what a receiver
+    gets.
+    """
     text = DOCS.read_text(encoding="utf-8")
     with Receiver() as receiver:
         (line,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
         shell = line.replace("http://homeassistant.local:8123", receiver.url)
-        subprocess.run(["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"], check=True, timeout=60)
+        subprocess.run(
+            ["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"], check=True, timeout=60
+        )
         (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
         assert words.split()[-2] == "--webhook"
         address = words.split()[-1].replace("http://homeassistant.local:8123", receiver.url)

@@ -1,4 +1,5 @@
-"""What the shared source suite tests: a tiny data set on disk for each source, in that source's own layout.
+"""What the shared source suite tests: a tiny data set on disk for each source, in that source's own
+layout.
 
 To add a source, add one line to ``CASES``.
 """
@@ -22,7 +23,7 @@ from torchvision import datasets
 
 from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from tests.data.tree import COLOURS, class_tree, fill, photo
+from tests.data.tree import COLOURS, class_tree, fill, image
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def part(count: int) -> dict[str, Any]:
         labels = rng.permutation(np.repeat(np.arange(100), count)).tolist()
-        return {"data": rng.integers(0, 256, (100 * count, 3072), dtype=np.uint8), "fine_labels": labels}
+        return {
+            "data": rng.integers(0, 256, (100 * count, 3072), dtype=np.uint8),
+            "fine_labels": labels,
+        }
 
     monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", write("train", part(2))]])
     monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", write("test", part(1))]])
@@ -93,13 +97,25 @@ def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two files of the hub, with names of the classes in their description; three of the hundred occur."""
-    features = {"img": {"_type": "Image"}, "fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"}}
+    """The two files of the hub, with names of the classes in their description; three of the
+    hundred occur.
+    """
+    features = {
+        "img": {"_type": "Image"},
+        "fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"},
+    }
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     for split, first, count in (("train", 0, 9), ("test", 50, 3)):
-        images = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in range(first, first + count)]
-        table = pyarrow.table({"img": images, "fine_label": [40 * (i % 3) for i in range(first, first + count)]})
-        pyarrow.parquet.write_table(table.replace_schema_metadata(about), root / f"{split}.parquet", row_group_size=4)
+        images = [
+            {"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None}
+            for i in range(first, first + count)
+        ]
+        table = pyarrow.table(
+            {"img": images, "fine_label": [40 * (i % 3) for i in range(first, first + count)]}
+        )
+        pyarrow.parquet.write_table(
+            table.replace_schema_metadata(about), root / f"{split}.parquet", row_group_size=4
+        )
 
 
 def cifar100_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +133,8 @@ def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = base / f"GTSRB/Training/{c:05d}"
         folder.mkdir(parents=True)
         for i in range(3):
-            photo(colour, seed=i).save(folder / f"{i}.ppm")
-        photo(colour, seed=50).save(base / f"GTSRB/Final_Test/Images/{c}.ppm")
+            image(colour, seed=i).save(folder / f"{i}.ppm")
+        image(colour, seed=50).save(base / f"GTSRB/Final_Test/Images/{c}.ppm")
         rows.append(f"{c}.ppm;{c}")
     (base / "GT-final_test.csv").write_text("\n".join(rows) + "\n")
 
@@ -136,7 +152,7 @@ def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             folder = root / "imagenette2" / split / wnid
             folder.mkdir(parents=True)
             for i in range(first, first + count):
-                photo(list(COLOURS.values())[c], seed=i).save(folder / f"{i}.JPEG".lower())
+                image(list(COLOURS.values())[c], seed=i).save(folder / f"{i}.JPEG".lower())
 
 
 def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +162,7 @@ def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def domain_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two domains; the second one lacks a class."""
-    class_tree(root / "photo", 5)
+    class_tree(root / "image", 5)
     for i, name in enumerate(("blue", "green")):
         fill(root / "sketch" / name, COLOURS[name], 5, first=100 * (i + 1))
 
@@ -157,8 +173,10 @@ def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(24):
         name = THREE[i % 3]
         (root / "images").mkdir(exist_ok=True)
-        photo(COLOURS[name], seed=i).save(root / "images" / f"{i}.png")
-        rows.append(f"images/{i}.png,{name},{'test' if i >= 18 else 'train'},{10 if i % 2 else 9},{'ab'[i % 2]}")
+        image(COLOURS[name], seed=i).save(root / "images" / f"{i}.png")
+        rows.append(
+            f"images/{i}.png,{name},{'test' if i >= 18 else 'train'},{10 if i % 2 else 9},{'ab'[i % 2]}"
+        )
     (root / "table.csv").write_text("\n".join(rows))
 
 
@@ -180,7 +198,7 @@ def add_sample(shard: tarfile.TarFile, key: str, members: dict[str, bytes]) -> N
 def encoded(colour: tuple[int, int, int], seed: int) -> bytes:
     """The bytes of a PNG file."""
     buffer = io.BytesIO()
-    photo(colour, seed=seed).save(buffer, "PNG")
+    image(colour, seed=seed).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -191,7 +209,9 @@ def shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with tarfile.open(root / f"part-{number:03d}.tar", "w") as shard:
             for i in (next(counts) for _ in range(size)):
                 name = THREE[(5 * i) % 3]
-                add_sample(shard, f"s{i:04d}", {"png": encoded(COLOURS[name], i), "txt": name.encode()})
+                add_sample(
+                    shard, f"s{i:04d}", {"png": encoded(COLOURS[name], i), "txt": name.encode()}
+                )
 
 
 def shards_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +220,19 @@ def shards_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / split).mkdir()
         with tarfile.open(root / split / "0.tar", "w") as shard:
             for i in range(first, first + count):
-                label = {"json": b'{"label": %d}' % (i % 3)} if i % 2 else {"cls": b"%d\n" % (i % 3)}
+                if i % 2:
+                    label = {"json": b'{"label": %d}' % (i % 3)}
+                else:
+                    label = {"cls": b"%d\n" % (i % 3)}
                 add_sample(shard, f"{i}", {"png": encoded(COLOURS[THREE[i % 3]], i), **label})
 
 
 # ---------------------------------------------------------------------- embeddings
 
 
-def vectors(count: int = 30, width: int = 4, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def vectors(
+    count: int = 30, width: int = 4, classes: int = 3, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings (n, d) float32 around one point per class, and their labels (n,) in turn."""
     draw = np.random.default_rng(seed)
     labels = np.arange(count) % classes
@@ -225,7 +250,10 @@ def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = vectors(18)
     split = np.repeat(["train", "test"], [12, 6])
     np.savez_compressed(
-        root / "embeddings.npz", embeddings=z.astype(np.float64), labels=np.array(THREE)[y], split=split
+        root / "embeddings.npz",
+        embeddings=z.astype(np.float64),
+        labels=np.array(THREE)[y],
+        split=split,
     )
 
 
@@ -254,11 +282,23 @@ CASES = [
     Case("cifar100", cifar100_folders, THREE, (9, 3)),
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
     Case("torchvision:Country211", country211, THREE, (12, 6)),
-    Case("imagenette", imagenette, ("tench, Tinca tinca", "English springer, English springer spaniel"), (6, 2)),
+    Case(
+        "imagenette",
+        imagenette,
+        ("tench, Tinca tinca", "English springer, English springer spaniel"),
+        (6, 2),
+    ),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
     Case("domains", domain_folders, THREE, (20, 5)),
     Case("manifest", listed, THREE, (18, 6), file="table."),
-    Case("manifest", listed_in_parquet, THREE, (12, 3), file="table.", options=(("path", "file"), ("label", "kind"))),
+    Case(
+        "manifest",
+        listed_in_parquet,
+        THREE,
+        (12, 3),
+        file="table.",
+        options=(("path", "file"), ("label", "kind")),
+    ),
     Case("webdataset", shards, THREE, (9, 3)),
     Case("webdataset", shards_in_parts, NUMBERED, (9, 3)),
     Case("embeddings", npz, NUMBERED, (24, 6), images=False),

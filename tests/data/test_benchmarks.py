@@ -1,4 +1,6 @@
-"""Benchmark sets as they are handed out: what is read, which options they have, and what is refused."""
+"""Benchmark sets as they are handed out: what is read, which options they have, and what is
+refused.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +31,15 @@ def build(source: str, root: Path | None, **own: Any) -> Source:
         ("core50", r"core50_128x128\.zip from vlomonaco\.github\.io/core50"),
         ("imagenet100", r"image-net\.org.*train/<class>"),
         ("tinyimagenet", r"tiny-imagenet-200\.zip \(from cs231n\.stanford\.edu\)"),
-        ("cifar100", "set --data.root to the folder that holds it, or fetch it with --data.download true"),
+        (
+            "cifar100",
+            "set --data.root to the folder that holds it, or fetch it with --data.download true",
+        ),
     ],
 )
-def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source: str, archive: str, tmp_path: Path) -> None:
+def test_a_missing_set_says_what_to_fetch_and_where_it_goes(
+    source: str, archive: str, tmp_path: Path
+) -> None:
     for root in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError, match=archive) as caught:
             build(source, root)
@@ -44,7 +51,9 @@ def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source: str, archive
 
 
 def frames(root: Path, sessions: int = 11, objects: int = 4, each: int = 20) -> Path:
-    """A tree of CORe50's shape, with 4 x 4 pixels whose red value is the session and green the object."""
+    """A tree of CORe50's shape, with 4 x 4 pixels whose red value is the session and green the
+    object.
+    """
     for s in range(1, sessions + 1):
         for o in range(1, objects + 1):
             folder = root / "core50_128x128" / f"s{s}" / f"o{o}"
@@ -65,10 +74,14 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
     assert source.class_names == ["o1", "o2", "o3", "o4"]
     assert (len(source.train), len(source.val)) == (8 * 4 * 2, 3 * 4 * 2)
     assert {name.split("/")[0] for name in source.val.names} == {"s3", "s7", "s10"}
-    assert source.val.names[:3] == ["s3/o1/C_03_01_009.png", "s3/o1/C_03_01_019.png", "s3/o2/C_03_02_009.png"]
+    assert source.val.names[:3] == [
+        "s3/o1/C_03_01_009.png",
+        "s3/o1/C_03_01_019.png",
+        "s3/o2/C_03_02_009.png",
+    ]
     for split, group in ((source.train, source.domains.train), (source.val, source.domains.val)):
         for index in range(0, len(split), 7):
-            red, green, _ = split.photo(index).square(4)[0, 0]  # type: ignore[attr-defined]
+            red, green, _ = split.image(index).square(4)[0, 0]  # type: ignore[attr-defined]
             assert split.names[index].startswith(f"s{red}/o{green}/")
             assert split.labels[index] == green - 1
             assert source.domains.names[group[index]] == f"s{red}"
@@ -132,7 +145,9 @@ TINY_CLASSES = ["n01443537", "n01629819", "n01641577"]
 
 
 def tiny(root: Path) -> Path:
-    """A tree of Tiny-ImageNet-200's shape: boxes beside the training images, validation images in one folder."""
+    """A tree of Tiny-ImageNet-200's shape: boxes beside the training images, validation images in
+    one folder.
+    """
     home = root / "tiny-imagenet-200"
     for c, name in enumerate(TINY_CLASSES):
         for i in range(3):
@@ -157,7 +172,9 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
     assert np.bincount(source.train.labels).tolist() == [3, 3, 3]
     assert np.bincount(source.val.labels).tolist() == [2, 2, 2]
     for split in (source.train, source.val):
-        assert [split.photo(i).square(2)[0, 0, 0] // 10 for i in range(len(split))] == split.labels.tolist()  # type: ignore[attr-defined]
+        assert [
+            split.image(i).square(2)[0, 0, 0] // 10 for i in range(len(split))
+        ] == split.labels.tolist()  # type: ignore[attr-defined]
 
 
 def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
@@ -166,7 +183,10 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
     damages: list[tuple[Callable[[], object], str]] = [
         (lambda: None, r"lists val_4\.JPEG, which is not in"),
         (lambda: annotations.write_text(""), "lists no image"),
-        (annotations.unlink, r"no val/val_annotations\.txt: set --data\.root to the unpacked tiny-imagenet"),
+        (
+            annotations.unlink,
+            r"no val/val_annotations\.txt: set --data\.root to the unpacked tiny-imagenet",
+        ),
     ]
     for damage, sentence in damages:
         damage()
@@ -174,7 +194,8 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
             build("tinyimagenet", tmp_path)
 
 
-# ---------------------------------------------------------------------- CIFAR-100 and torchvision's sets
+# ---------------------------------------------------------------------- CIFAR-100 and torchvision's
+# sets
 
 
 def cut(root: Path) -> None:
@@ -188,12 +209,27 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda root: (root / "test.parquet").unlink(), "has no test.parquet, which belongs to the other Parquet file"),
+        (
+            lambda root: (root / "test.parquet").unlink(),
+            "has no test.parquet, which belongs to the other Parquet file",
+        ),
         (cut, "cannot read .*/train.parquet: "),
-        (with_columns({"image": [b""], "fine_label": [0]}), "test.parquet has no 'img', it has image, fine_label"),
-        (with_columns({"img": [{"bytes": b""}], "label": [0]}), "has no 'fine_label', it has img, label"),
-        (with_columns({"img": ["a.png"], "fine_label": [0]}), "row 0 of column img .* holds no image"),
-        (with_columns({"img": [{"bytes": b""}], "fine_label": [None]}), r"the label in row 9 .* is missing"),
+        (
+            with_columns({"image": [b""], "fine_label": [0]}),
+            "test.parquet has no 'img', it has image, fine_label",
+        ),
+        (
+            with_columns({"img": [{"bytes": b""}], "label": [0]}),
+            "has no 'fine_label', it has img, label",
+        ),
+        (
+            with_columns({"img": ["a.png"], "fine_label": [0]}),
+            "row 0 of column img .* holds no image",
+        ),
+        (
+            with_columns({"img": [{"bytes": b""}], "fine_label": [None]}),
+            r"the label in row 9 .* is missing",
+        ),
         (
             with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),
             "a label is 100, but there are names of 0 to 99",
@@ -265,7 +301,9 @@ def test_sets_without_one_label_an_image(targets, tmp_path, monkeypatch):
         build("SVHN", tmp_path)
 
 
-def test_an_item_that_is_no_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_that_is_no_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets, "SVHN", _Fake)
     source = build("SVHN", tmp_path)
     with pytest.raises(DataError, match=r"item 0 is an image of shape .*, expected uint8 pixels"):

@@ -1,4 +1,6 @@
-"""The data module between runs: nothing of one learner reaches the next, and no process outlives its run."""
+"""The data module between runs: nothing of one learner reaches the next, and no process outlives
+its run.
+"""
 
 import threading
 from pathlib import Path
@@ -7,14 +9,16 @@ import pytest
 
 from cifnet_pl import CIFNetDataModule
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.learning.callbacks import CopiesReport
+from cifnet_pl.learning.callbacks import DuplicatesReport
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import class_tree
 from tests.lightning_runs import digits, module, trainer
 
 
 def accuracy(data: CIFNetDataModule, tmp_path: Path, invert: bool = False) -> list[float | None]:
-    """Accuracies on the five tasks at the end of a run; ``invert`` embeds every image as its negative."""
+    """Accuracies on the five tasks at the end of a run; ``invert`` embeds every image as its
+    negative.
+    """
     model = module(head=RidgeHead, buffer=None)
     if invert:
         model.backbone.scale.neg_()
@@ -24,7 +28,9 @@ def accuracy(data: CIFNetDataModule, tmp_path: Path, invert: bool = False) -> li
 
 
 def test_embeddings_of_one_backbone_are_not_used_for_another(tmp_path: Path) -> None:
-    """An affine change of the embeddings changes nothing as long as it is the same in learning and evaluation."""
+    """An affine change of the embeddings changes nothing as long as it is the same in learning and
+    evaluation.
+    """
     shared = digits()
     first = accuracy(shared, tmp_path)
     second = accuracy(shared, tmp_path, invert=True)
@@ -35,7 +41,8 @@ def test_embeddings_of_one_backbone_are_not_used_for_another(tmp_path: Path) -> 
 def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
     """Both have ten classes at the end, in another order."""
     data = digits()
-    one, two = module(head=RidgeHead, buffer=None), module(head=RidgeHead, buffer=None)
+    one = module(head=RidgeHead, buffer=None)
+    two = module(head=RidgeHead, buffer=None)
     trainer(tmp_path).fit(one, datamodule=data)
     trainer(tmp_path).fit(two, datamodule=digits(class_order=3))
     assert one.class_names != two.class_names
@@ -44,29 +51,39 @@ def test_labels_of_one_learner_are_not_used_for_another(tmp_path: Path) -> None:
     assert two.evaluation.accuracy == known
 
 
-@pytest.mark.parametrize(("options", "left"), [({}, 7), ({"initial_classes": 2}, 5), ({"max_tasks": 1}, 0)])
+@pytest.mark.parametrize(
+    ("options", "left"), [({}, 7), ({"initial_classes": 2}, 5), ({"max_tasks": 1}, 0)]
+)
 def test_classes_that_no_task_learns_are_counted(tmp_path, caplog, options, left):
     data = digits(classes_per_task=[1, 2], **options)
-    logged = trainer(tmp_path, CopiesReport(), max_epochs=1)
+    logged = trainer(tmp_path, DuplicatesReport(), max_epochs=1)
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         logged.fit(module(head=RidgeHead, buffer=None), datamodule=data)
-    said = f"classes_per_task [1, 2] leaves {left} of 10 classes that no task learns, the first is '{10 - left}'"
+    said = (
+        f"classes_per_task [1, 2] leaves {left} of 10 classes that no task learns, the first is"
+        f" '{10 - left}'"
+    )
     assert (said in caplog.text) == bool(left)
     assert bool(data.notes) == bool(left)
 
 
 def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
-    model, data = module(head=RidgeHead, buffer=None), digits()
+    model = module(head=RidgeHead, buffer=None)
+    data = digits()
     counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
     assert sum(counts) == len(data.source.train) + len(data.source.val)
 
 
 def test_no_thread_outlives_its_run(tmp_path: Path) -> None:
-    before = set(threading.enumerate())  # those of services and loaders of other tests may still be ending
-    root = class_tree(tmp_path / "photos")
+    before = set(
+        threading.enumerate()
+    )  # those of services and loaders of other tests may still be ending
+    root = class_tree(tmp_path / "images")
     (root / "red" / "bad.png").write_bytes(b"")
     broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=2)
     with pytest.raises(DataError, match=r"bad\.png"):
         trainer(tmp_path, max_epochs=1).fit(module(head=RidgeHead, buffer=None), datamodule=broken)
-    assert not [one for one in threading.enumerate() if one.name.startswith("decode") and one not in before]
+    assert not [
+        one for one in threading.enumerate() if one.name.startswith("decode") and one not in before
+    ]

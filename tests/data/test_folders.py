@@ -1,4 +1,6 @@
-"""Folders of photos as people have them, through the command line: learned, or refused in one sentence."""
+"""Folders of images as people have them, through the command line: learned, or refused in one
+sentence.
+"""
 
 import csv
 import io
@@ -12,12 +14,13 @@ import pytest
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import about_nesting
-from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
-from tests.data.tree import COLOURS, class_tree, fill, photo, run, summary
-from tests.photos.test_photo import bomb
+from tests.data.tree import COLOURS, class_tree, fill, image, run, summary
+from tests.images.test_image import bomb
 
-GREEN, RED = COLOURS["green"], COLOURS["red"]
+GREEN = COLOURS["green"]
+RED = COLOURS["red"]
 
 
 def predictions(logs: Path) -> list[dict[str, str]]:
@@ -49,12 +52,15 @@ NAMES = [
 
 
 def test_names_of_all_kinds(tmp_path: Path) -> None:
-    root, logs = tmp_path / "fotos à moi", tmp_path / "logs"
+    root = tmp_path / "fotos à moi"
+    logs = tmp_path / "logs"
     for i, name in enumerate(NAMES):
         folder = root / name / "nested" / name
         folder.mkdir(parents=True)
         for k in range(5):
-            photo(((i & 1) * 255, (i >> 1 & 1) * 255, (i >> 2 & 1) * 255), seed=k).save(folder / f"{k} {name}.png")
+            image(((i & 1) * 255, (i >> 1 & 1) * 255, (i >> 2 & 1) * 255), seed=k).save(
+                folder / f"{k} {name}.png"
+            )
     rows = learn_and_predict(root, logs)
     assert sorted(row["true_class"] for row in rows) == sorted(NAMES)
     assert [row["class"] for row in rows] == [row["true_class"] for row in rows]
@@ -63,16 +69,22 @@ def test_names_of_all_kinds(tmp_path: Path) -> None:
 
 def test_names_that_are_not_text(tmp_path, capsys, caplog):
     """Bytes that are not UTF-8, as old archives and memory cards leave them."""
-    root, logs = tmp_path / "photos", tmp_path / "logs"
+    root = tmp_path / "images"
+    logs = tmp_path / "logs"
     latin = os.fsdecode(b"K\xe4tzchen")
     try:
         fill(root / latin, RED, 5)
     except OSError:
-        assert not (root / latin).exists()  # this file system takes no such names: then nobody can have them here
+        assert not (
+            root / latin
+        ).exists()  # this file system takes no such names: then nobody can have them here
         return
     fill(root / "green", GREEN, 5)
     (root / latin / "0.png").rename(root / latin / os.fsdecode(b"\xff\xfe.png"))
-    for file, content in ((b"copy \xe9.png", (root / latin / "1.png").read_bytes()), (b"bad \xe9.png", b"no photo")):
+    for file, content in (
+        (b"copy \xe9.png", (root / latin / "1.png").read_bytes()),
+        (b"bad \xe9.png", b"no image"),
+    ):
         (root / latin / os.fsdecode(file)).write_bytes(content)
     rows = learn_and_predict(root, logs, "--data.on_corrupt", "skip")
     assert {row["class"] for row in rows} == {latin, "green"}
@@ -91,7 +103,7 @@ def test_names_that_are_not_text(tmp_path, capsys, caplog):
 
 def truncated_jpeg() -> bytes:
     file = io.BytesIO()
-    photo(RED, size=(200, 200)).save(file, "JPEG")
+    image(RED, size=(200, 200)).save(file, "JPEG")
     return file.getvalue()[: len(file.getvalue()) // 2]
 
 
@@ -100,18 +112,22 @@ UNREADABLE = {
     "truncated.jpg": (truncated_jpeg(), "image file is truncated"),
     "bomb.png": (bomb(), "more than 178 million pixels, which may be an attack"),
 }
-"""Name → content and reason; the formats are those of tests/photos."""
+"""Name → content and reason; the formats are those of tests/images."""
 
 
-@pytest.mark.parametrize(("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")])
+@pytest.mark.parametrize(
+    ("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")]
+)
 def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     """An error that names the file; or, if told so, it is left out and counted."""
     content, reason = UNREADABLE[name]
-    root = class_tree(tmp_path / "photos")
+    root = class_tree(tmp_path / "images")
     (root / "blue" / name).write_bytes(content)
     options = ("--data.num_workers", workers, "--data.split_seed", "3")
     assert run(root, tmp_path / "logs", *options) == 1
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cifnet: error:")]
+    (error,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("cifnet: error:")
+    ]
     shown = f"{root}/blue/{name}".replace("\n", "\\n")
     assert error.startswith(f"cifnet: error: cannot read image {shown}: {reason}")
     assert error.endswith(": repair or remove it, or use --data.on_corrupt skip")
@@ -122,30 +138,42 @@ def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
 
 
 def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, caplog):
-    root = class_tree(tmp_path / "pictures" / "photos", 4)
+    root = class_tree(tmp_path / "pictures" / "images", 4)
     assert run(root.parent, tmp_path / "logs") == 0
-    said = f"with photos in 3 sub-folders: if those are the classes, name the folder {root}"
+    said = f"with images in 3 sub-folders: if those are the classes, name the folder {root}"
     assert said in caplog.text
-    assert about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]) is None
+    assert (
+        about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"])
+        is None
+    )
     assert about_nesting(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("held", ["val", "test"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_photos_to_learn_and_to_test_with_are_told_apart(tmp_path: Path, held: str, packed: bool) -> None:
-    """By the source of ``fit`` as by what ``extend`` and ``evaluate`` read; photos beside class folders are counted."""
-    root = tmp_path / "photos"
+def test_images_to_learn_and_to_test_with_are_told_apart(
+    tmp_path: Path, held: str, packed: bool
+) -> None:
+    """By the source of ``fit`` as by what ``extend`` and ``evaluate`` read; images beside class
+    folders are counted.
+    """
+    root = tmp_path / "images"
     class_tree(root / "train", 4)
     class_tree(root / held, 2)
-    photo(RED).save(root / "train" / "b.png")
-    photo(RED).save(root / "train" / "a.png")
+    image(RED).save(root / "train" / "b.png")
+    image(RED).save(root / "train" / "a.png")
     if packed:
         root = Path(shutil.make_archive(str(root), "zip", root))
-    strays = f"note: 2 photos beside the class folders are passed over, the first is {root}/train/a.png: move each into"
+    strays = (
+        f"note: 2 images beside the class folders are passed over, the first is {root}/train/a.png:"
+        " move each into"
+    )
     source = build_source("folder", SourceOptions(root))
     assert (len(source.train), len(source.val)) == (12, 6)
     assert source.notes[0].startswith(strays)
-    learned, tested = (ClassPhotos.find(root, "--images", tested=tested) for tested in (False, True))
+    learned, tested = (
+        LabelledImages.find(root, "--images", tested=tested) for tested in (False, True)
+    )
     assert learned.class_names == tested.class_names == ["blue", "green", "red"]
     assert (len(learned.files), len(tested.files)) == (12, 6)
     assert learned.notes[0] == f"note: {root} has train and {held}: taking train"
@@ -190,16 +218,33 @@ def train_is_empty(root: Path) -> None:
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (empty_class, "class folder {root}/amber holds no image (.avif"),
     (no_folders, "{root} has no sub-folders: expected one folder of images per class"),
-    (no_root, "no folder {root}: set --data.root to a folder or Zip archive with one sub-folder of images per class"),
-    (into_train, "{root} has train, expected train and val: call the held-out folder val, or set --data.root to"),
-    (unknown_class_in_val, "class 'violet' is in {root}/val but not in {root}/train: add its training images, or"),
+    (
+        no_root,
+        (
+            "no folder {root}: set --data.root to a folder or Zip archive with one sub-folder of"
+            " images per class"
+        ),
+    ),
+    (
+        into_train,
+        (
+            "{root} has train, expected train and val: call the held-out folder val, or set"
+            " --data.root to"
+        ),
+    ),
+    (
+        unknown_class_in_val,
+        "class 'violet' is in {root}/val but not in {root}/train: add its training images, or",
+    ),
     (train_is_empty, "{root}/train has no sub-folders: expected one folder of images per class"),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "sentence"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("spoil", "sentence"), REFUSED, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_refused_in_one_sentence(spoil, sentence, tmp_path, capsys):
-    root = class_tree(tmp_path / "photos", 2)
+    root = class_tree(tmp_path / "images", 2)
     spoil(root)
     assert run(root, tmp_path / "logs") == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -212,7 +257,14 @@ def test_refused_in_one_sentence(spoil, sentence, tmp_path, capsys):
 
 def test_what_is_passed_over(tmp_path: Path) -> None:
     root = class_tree(tmp_path, 3)
-    for stray in ("notes.txt", ".hidden.png", "Thumbs.db", "blue/notes.txt", "blue/.DS_Store", "blue/._0.png"):
+    for stray in (
+        "notes.txt",
+        ".hidden.png",
+        "Thumbs.db",
+        "blue/notes.txt",
+        "blue/.DS_Store",
+        "blue/._0.png",
+    ):
         (root / stray).write_text("not an image")
     for folder in (".git", "__MACOSX", "blue/.cache"):
         (root / folder).mkdir()
@@ -223,7 +275,7 @@ def test_what_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
-    root = class_tree(tmp_path / "photos", 3)
+    root = class_tree(tmp_path / "images", 3)
     elsewhere = tmp_path / "disk" / "amber"
     fill(elsewhere / "2024", COLOURS["white"], 4)
     (root / "amber").symlink_to(elsewhere)  # a class folder elsewhere
@@ -234,7 +286,10 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     source = build_source("folder", SourceOptions(root))
     assert source.class_names == ["amber", "blue", "green", "red"]
     names = [*source.train.names, *source.val.names]
-    assert sorted(name.split("/")[0] for name in names) == ["amber"] * 4 + ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
+    assert (
+        sorted(name.split("/")[0] for name in names)
+        == ["amber"] * 4 + ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
+    )
     assert "amber/2024/0.png" in names
 
 
@@ -262,5 +317,7 @@ def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot read .*Permission denied: .*green.; give this account access"):
+    with pytest.raises(
+        DataError, match=r"cannot read .*Permission denied: .*green.; give this account access"
+    ):
         build_source("folder", SourceOptions(root))

@@ -1,4 +1,6 @@
-"""From positions to batches: exact shards, images decoded in threads ahead of the reader, memory."""
+"""From positions to batches: exact shards, images decoded in threads ahead of the reader,
+memory.
+"""
 
 import os
 import time
@@ -11,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from cifnet_pl.backbones.cache import EvaluationMemory
 from cifnet_pl.data import loading
-from cifnet_pl.data.loading import EmbeddingBatch, ImageBatch, ImageLoader, StoredLoader, shard_batches
+from cifnet_pl.data.loading import (
+    EmbeddingBatch,
+    ImageBatch,
+    ImageLoader,
+    StoredLoader,
+    shard_batches,
+)
 from cifnet_pl.data.sets import FileSet, ImageSet
-from cifnet_pl.photos.cache import EvaluationMemory
-from cifnet_pl.photos.photo import UnreadableImage, cores
-from tests.command_line import make_photos
+from cifnet_pl.images.image import UnreadableImage, cores
+from tests.command_line import make_images
 
 
 class Numbers(ImageSet):
@@ -45,9 +53,13 @@ class Numbers(ImageSet):
 def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> None:
     rows = np.random.default_rng(count).permutation(1000)[:count]
     shards = [shard_batches(rows, batch_size, rank, world) for rank in range(world)]
-    joined = np.concatenate([rows[:0], *(part for step in zip(*shards, strict=True) for part in step)])
+    joined = np.concatenate(
+        [rows[:0], *(part for step in zip(*shards, strict=True) for part in step)]
+    )
     assert joined.tolist() == rows.tolist()  # in order, too
-    assert {len(shard) for shard in shards} == {-(-count // (batch_size * world))}  # else ranks would wait for ever
+    assert {len(shard) for shard in shards} == {
+        -(-count // (batch_size * world))
+    }  # else ranks would wait for ever
     assert all(len(batch) <= batch_size for shard in shards for batch in shard)
     for step in zip(*shards, strict=True):
         assert max(map(len, step)) - min(map(len, step)) <= 1
@@ -91,8 +103,12 @@ def test_decoding_starts_with_the_first_batch() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_batches_are_whole_and_in_order_whatever_the_reader_does(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """It is slow or fast, leaves a task midway, and the threads of a network make the decoders wait for it."""
+def test_batches_are_whole_and_in_order_whatever_the_reader_does(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """It is slow or fast, leaves a task midway, and the threads of a network make the decoders wait
+    for it.
+    """
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     loader = ImageLoader(Numbers(250), 2, 1.0, 3)
     for count, size, pause in ((60, 7, 0.005), (250, 1, 0), (250, 3, 0), (4, 7, 0)):
@@ -104,15 +120,19 @@ def test_batches_are_whole_and_in_order_whatever_the_reader_does(monkeypatch: py
     loader.close()
 
 
-def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Known ones come first, and many are cut short."""
-    make_photos(tmp_path, ["ant"], 3)
+    make_images(tmp_path, ["ant"], 3)
     for name in ("b.png", "c.png"):
         (tmp_path / "ant" / name).write_bytes(b"no image")
     files = FileSet(tmp_path, ["ant/0.png", "ant/b.png", "ant/c.png"], [0, 0, 0])
     loader = ImageLoader(files, 8, 1.0, 2)
     broken = list(loader.unreadable())
-    assert [line.split(": ")[0] for line in broken] == [str(tmp_path / "ant" / n) for n in ("b.png", "c.png")]
+    assert [line.split(": ")[0] for line in broken] == [
+        str(tmp_path / "ant" / n) for n in ("b.png", "c.png")
+    ]
     text = loading.name_unreadable(broken[1:], [loader])
     assert text.startswith(f"cannot read these images: {broken[1]}; {broken[0]}: repair")
     monkeypatch.setattr(loading, "NAMED", 1)
@@ -124,14 +144,18 @@ def test_unreadable_images_are_named_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 @given(st.integers(1, 40), st.integers(0, 45), st.integers(1, 7), st.data())
-def test_memory_holds_what_fits_and_gives_it_back(images: int, room: int, width: int, data: st.DataObject) -> None:
+def test_memory_holds_what_fits_and_gives_it_back(
+    images: int, room: int, width: int, data: st.DataObject
+) -> None:
     limit_mb = room * width * 4 / 1e6
     memory = EvaluationMemory(limit_mb)
     z = torch.randn(images, width, generator=torch.Generator().manual_seed(images))
     offered: set[int] = set()
     for _ in range(data.draw(st.integers(1, 5))):
         rows = data.draw(st.lists(st.integers(0, images - 1), unique=True, max_size=images))
-        memory.add(torch.tensor(rows, dtype=torch.int64), z[rows].double() if len(rows) % 2 else z[rows])
+        memory.add(
+            torch.tensor(rows, dtype=torch.int64), z[rows].double() if len(rows) % 2 else z[rows]
+        )
         offered.update(rows)
         known = np.flatnonzero(memory.known(np.arange(images)))
         assert set(known.tolist()) <= offered
@@ -148,13 +172,23 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     memory = EvaluationMemory(1.0)
     memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
     decoder = ImageLoader(images, 2, 1.0, 0)
-    plan = [(np.array([6, 4]), None), (np.array([1, 0]), memory), (np.array([7]), None), (np.array([3]), memory)]
+    plan = [
+        (np.array([6, 4]), None),
+        (np.array([1, 0]), memory),
+        (np.array([7]), None),
+        (np.array([3]), memory),
+    ]
     loader = StoredLoader(images, plan, decoder, learned=True)
     other = StoredLoader(images, [(np.array([5]), None)], decoder, learned=False)
     assert (len(loader), len(other)) == (4, 1)
     for _ in range(2):  # a loader can be run through again, whatever was made since
         batches = list(loader)
-        assert [type(b) for b in batches] == [ImageBatch, EmbeddingBatch, ImageBatch, EmbeddingBatch]
+        assert [type(b) for b in batches] == [
+            ImageBatch,
+            EmbeddingBatch,
+            ImageBatch,
+            EmbeddingBatch,
+        ]
         assert [b.row.tolist() for b in batches] == [[6, 4], [1, 0], [7], [3]]
         assert [b.label.tolist() for b in batches] == [[0, 0], [1, 0], [1], [1]]
         stored = batches[1]

@@ -1,4 +1,6 @@
-"""Plans: every class once, nothing that was learned ever moves, and a split for tuning leaves test images alone."""
+"""Plans: every class once, nothing that was learned ever moves, and a split for tuning leaves test
+images alone.
+"""
 
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import TaskStream, order_classes, task_sizes, without_test_images
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import make_photos
+from tests.command_line import make_images
 
 names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=25, unique=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -112,35 +114,46 @@ def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence)
         ([2, 0], "lists 2 of 3 classes: list all of them"),
     ],
 )
-def test_impossible_orders_are_usage_errors(order: int | list[int] | list[str], sentence: str) -> None:
+def test_impossible_orders_are_usage_errors(
+    order: int | list[int] | list[str], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         order_classes(["a", "b", "c"], order)
 
 
-# ---------------------------------------------------------------------- choosing settings without the test images
+# ---------------------------------------------------------------------- choosing settings without
+# the test images
 
 
 def test_the_test_images_are_left_alone() -> None:
     whole, tuned = (CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2))
-    learned, measured = set(tuned.train.names), set(tuned.val.names)
+    learned = set(tuned.train.names)
+    measured = set(tuned.val.names)
     assert learned | measured == set(whole.train.names)
     assert not learned & measured
     assert not measured & set(whole.val.names)
     for label, rows in whole.train.rows_of.items():
         assert len(tuned.val.rows_of[label]) == round(0.2 * len(rows))
     again = CIFNetDataModule("digits", tune=0.2).source
-    assert (again.val.names, again.val.labels.tolist()) == (tuned.val.names, tuned.val.labels.tolist())
+    assert (again.val.names, again.val.labels.tolist()) == (
+        tuned.val.names,
+        tuned.val.labels.tolist(),
+    )
 
 
 def test_domains_and_tasks_go_with_their_samples() -> None:
     labels = np.repeat([0, 1], 20)
     domain = np.tile([0, 1], 20)
     images = ArraySet(lambda row: None, labels.tolist())  # type: ignore[arg-type,return-value]
-    source = Source(["a", "b"], images, images.subset(np.arange(2)), Grouping(["x", "y"], domain, domain[:2]))
+    source = Source(
+        ["a", "b"], images, images.subset(np.arange(2)), Grouping(["x", "y"], domain, domain[:2])
+    )
     tuned = without_test_images(source, 0.5, 0)
     for split, domains in ((tuned.train, tuned.domains.train), (tuned.val, tuned.domains.val)):
         assert domains.tolist() == [int(name) % 2 for name in split.names]
-        assert [np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)] == [5] * 4
+        assert [np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)] == [
+            5
+        ] * 4
 
 
 @pytest.mark.parametrize(
@@ -151,8 +164,10 @@ def test_domains_and_tasks_go_with_their_samples() -> None:
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
     ],
 )
-def test_what_cannot_be_split_is_said(tmp_path: Path, options: dict[str, object], said: str) -> None:
+def test_what_cannot_be_split_is_said(
+    tmp_path: Path, options: dict[str, object], said: str
+) -> None:
     source = "folder" if "group" in options else "digits"
-    root = make_photos(tmp_path, ["ant", "bee"], per_class=4)
+    root = make_images(tmp_path, ["ant", "bee"], per_class=4)
     with pytest.raises(UsageError, match=said):
         CIFNetDataModule(source, root=str(root), classes_per_task=1, **options)  # type: ignore[arg-type]

@@ -42,7 +42,11 @@ class Pictures(Dataset[Any]):
 
 CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
     ((PIXELS, LABELS), ("0", "1", "2"), (9, 3)),
-    ((torch.from_numpy(PIXELS).permute(0, 3, 1, 2), [("c", "a", "b")[i] for i in LABELS]), ("a", "b", "c"), (9, 3)),
+    (
+        (torch.from_numpy(PIXELS).permute(0, 3, 1, 2), [("c", "a", "b")[i] for i in LABELS]),
+        ("a", "b", "c"),
+        (9, 3),
+    ),
     (Pictures(12), ("ant", "bee", "cat"), (9, 3)),
     ((Pictures(12), Pictures(6, listed=False)), ("ant", "bee", "cat"), (12, 6)),
     (((PIXELS, LABELS), (PIXELS[:6], LABELS[:6])), ("0", "1", "2"), (12, 6)),
@@ -57,9 +61,13 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
     for images in (source.train, source.val):
         assert isinstance(images, ImageSet)
         for i, name in enumerate(images.names):
-            original = Image.fromarray(PIXELS[int(name)]).resize((4, 4), Image.Resampling.BICUBIC, (0, 1, 4, 5))
-            assert (images.photo(i).square(4) == np.asarray(original)).all()
-            assert images.labels[i] == (LABELS[int(name)] if classes[0] != "a" else (2, 0, 1)[LABELS[int(name)]])
+            original = Image.fromarray(PIXELS[int(name)]).resize(
+                (4, 4), Image.Resampling.BICUBIC, (0, 1, 4, 5)
+            )
+            assert (images.image(i).square(4) == np.asarray(original)).all()
+            assert images.labels[i] == (
+                LABELS[int(name)] if classes[0] != "a" else (2, 0, 1)[LABELS[int(name)]]
+            )
 
 
 def test_embeddings_learn_in_a_run_and_in_a_loop_of_ones_own(tmp_path: Path) -> None:
@@ -81,8 +89,12 @@ def test_embeddings_learn_in_a_run_and_in_a_loop_of_ones_own(tmp_path: Path) -> 
     torch.testing.assert_close(head.weights, learner.head.weights)
 
 
-@pytest.mark.parametrize("given", [{"source": "digits", "image_size": 8}, {"source": vectors(120, 6, 4)}])
-def test_a_model_learns_a_stream_without_a_trainer_as_with_one(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given", [{"source": "digits", "image_size": 8}, {"source": vectors(120, 6, 4)}]
+)
+def test_a_model_learns_a_stream_without_a_trainer_as_with_one(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
     name = "pixels:8" if "image_size" in given else "none:6"
     stream = CIFNetDataModule(classes_per_task=2, class_order=1, num_workers=0, **given)
     backbone = build_backbone(name)
@@ -90,28 +102,38 @@ def test_a_model_learns_a_stream_without_a_trainer_as_with_one(given: dict[str, 
     for task in stream:
         model.learn(task)
     learner = module(backbone=name, head=CIFNetHead, buffer=CalibrationBuffer(60))
-    trainer(tmp_path).fit(learner, datamodule=CIFNetDataModule(classes_per_task=2, class_order=1, **given))
+    trainer(tmp_path).fit(
+        learner, datamodule=CIFNetDataModule(classes_per_task=2, class_order=1, **given)
+    )
     assert model.class_names == learner.class_names
     assert model.counts == learner.model.counts
     z = torch.rand(20, backbone.features, dtype=torch.float64)
     torch.testing.assert_close(model.head(z), learner.head(z))
-    assert torch.equal(model.photos.content, learner.photos.content)
+    assert torch.equal(model.images.content, learner.images.content)
     with pytest.raises(UsageError, match="give the tasks of one stream in their order"):
         model.learn(task)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_photos_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
-    root = class_tree(tmp_path / "photos", 5)
+def test_images_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
+    root = class_tree(tmp_path / "images", 5)
     copied = root / "red" / "copy.png"
     copied.write_bytes((root / "red" / "0.png").read_bytes())
-    stream = CIFNetDataModule(root=str(root), classes_per_task=2, image_size=8, num_workers=workers, batch_size=3)
+    stream = CIFNetDataModule(
+        root=str(root), classes_per_task=2, image_size=8, num_workers=workers, batch_size=3
+    )
     tasks = list(stream)
-    assert [(task.class_names, task.labels) for task in tasks] == [(["blue", "green"], [0, 1]), (["red"], [2])]
+    assert [(task.class_names, task.labels) for task in tasks] == [
+        (["blue", "green"], [0, 1]),
+        (["red"], [2]),
+    ]
     (images, labels), *_ = tasks[1].train
     assert images.shape == (3, 3, 8, 8)
     assert labels.tolist() == [2, 2, 2]
-    assert sum(len(labels) for task in tasks for _, labels in task.train) == len(stream.source.train) - 1
+    assert (
+        sum(len(labels) for task in tasks for _, labels in task.train)
+        == len(stream.source.train) - 1
+    )
     assert sum(len(labels) for _, labels in tasks[1].test) == len(stream.source.val)
     copied.write_bytes(b"")
     (root / "red" / "1.png").write_bytes(b"")
@@ -122,7 +144,9 @@ def test_photos_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
 
 def test_classes_return_with_the_labels_that_they_have() -> None:
     seen: set[int] = set()
-    for task in CIFNetDataModule("digits", classes_per_task=2, image_size=8, num_workers=0, stream=Returning()):
+    for task in CIFNetDataModule(
+        "digits", classes_per_task=2, image_size=8, num_workers=0, stream=Returning()
+    ):
         labels = {int(label) for _, batch in task.train for label in batch}
         assert labels == seen | set(task.labels)
         seen = labels
@@ -132,14 +156,23 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
     ("given", "sentence"),
     [
         (5, "the data source is a int, expected a name, arrays"),
-        ((PIXELS, LABELS[:3]), r"X has shape \(12, 6, 4, 3\) and y \(3,\), expected a label for each sample"),
-        ((PIXELS / 255, LABELS), r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8"),
+        (
+            (PIXELS, LABELS[:3]),
+            r"X has shape \(12, 6, 4, 3\) and y \(3,\), expected a label for each sample",
+        ),
+        (
+            (PIXELS / 255, LABELS),
+            r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8",
+        ),
         ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
         ((PIXELS, LABELS, PIXELS, LABELS), "the data source is a tuple, expected a name, arrays"),
         (["ant.png", "bee.png"], "the data are no pairs of sample and label"),
         ([3, 4, 5], "the data are no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of sample and label"),
-        ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out"),
+        (
+            [(PIXELS[0] / 255, 0)] * 4,
+            r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out",
+        ),
     ],
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import Source
-from cifnet_pl.photos.copies import held_back
+from cifnet_pl.images.duplicates import held_out
 from cifnet_pl.utilities.errors import UsageError
 from tests.data.layouts import CASES, Case
 
@@ -49,7 +49,10 @@ class TestEverySource:
             assert sum(map(len, images.rows_of.values())) == len(images)
 
     def test_no_image_is_in_both_sets(self, source: Source) -> None:
-        contents = [set(images.hashes(np.arange(len(images))).tolist()) for images in (source.train, source.val)]
+        contents = [
+            set(images.hashes(np.arange(len(images))).tolist())
+            for images in (source.train, source.val)
+        ]
         assert len(contents[0]) == len(source.train)  # so that the next line means something
         assert contents[0].isdisjoint(contents[1])
 
@@ -59,7 +62,9 @@ class TestEverySource:
         for one, two in ((source.train, again.train), (source.val, again.val)):
             assert list(one.names) == list(two.names)
             assert one.labels.tolist() == two.labels.tolist()
-            assert [one.mark(i) for i in range(5) if i < len(one)] == [two.mark(i) for i in range(5) if i < len(two)]
+            assert [one.mark(i) for i in range(5) if i < len(one)] == [
+                two.mark(i) for i in range(5) if i < len(two)
+            ]
             assert one.content_hash(0) == two.content_hash(0)
 
     def test_subset_keeps_names_and_contents(self, source: Source) -> None:
@@ -72,14 +77,18 @@ class TestEverySource:
 
     def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
         for groups in (source.domains, source.tasks):
-            for images, group in [] if groups is None else [(source.train, groups.train), (source.val, groups.val)]:
+            for images, group in (
+                [] if groups is None else [(source.train, groups.train), (source.val, groups.val)]
+            ):
                 assert group.shape == (len(images),)
                 assert set(group.tolist()) <= set(range(len(groups.names)))
 
 
 class TestEverySourceOfImages:
     @pytest.fixture(params=[case for case in CASES if case.images], ids=_id)
-    def case(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    def case(
+        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Case:
         made: Case = request.param
         made.write(tmp_path, monkeypatch)
         return made
@@ -87,36 +96,49 @@ class TestEverySourceOfImages:
     def test_squares(self, source: Source) -> None:
         for images in (source.train, source.val):
             for size, crop in ((5, 1.0), (16, 0.875)):
-                image = images.photo(len(images) - 1).square(size, crop)
+                image = images.image(len(images) - 1).square(size, crop)
                 assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
 
     def test_workers_change_nothing(self, source: Source) -> None:
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
-        here, there = (list(ImageLoader(source.train, 6, 0.875, workers).decode(batches)) for workers in (0, 2))
+        here, there = (
+            list(ImageLoader(source.train, 6, 0.875, workers).decode(batches)) for workers in (0, 2)
+        )
         assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
         for one, two in zip(here, there, strict=True):
             for a, b in zip(one[:4], two[:4], strict=True):
                 assert torch.equal(a, b)
             assert one.unreadable == two.unreadable == ()
         assert torch.cat([batch.row for batch in here]).tolist() == rows.tolist()
-        assert torch.cat([batch.key for batch in here]).tolist() == source.train.hashes(rows).tolist()
+        assert (
+            torch.cat([batch.key for batch in here]).tolist() == source.train.hashes(rows).tolist()
+        )
 
 
 # ---------------------------------------------------------------------- splits
 
 
-@given(st.lists(st.text(max_size=5), unique=True, max_size=30), st.floats(0.01, 0.99), st.integers(0, 5), st.randoms())
-def test_held_back_share(names: list[str], fraction: float, seed: int, random: Random) -> None:
-    held = {name for name, flag in zip(names, held_back(names, fraction, seed), strict=True) if flag}
-    assert len(held) == (min(max(round(len(names) * fraction), 1), len(names) - 1) if len(names) > 1 else 0)
+@given(
+    st.lists(st.text(max_size=5), unique=True, max_size=30),
+    st.floats(0.01, 0.99),
+    st.integers(0, 5),
+    st.randoms(),
+)
+def test_held_out_share(names: list[str], fraction: float, seed: int, random: Random) -> None:
+    held = {name for name, flag in zip(names, held_out(names, fraction, seed), strict=True) if flag}
+    assert len(held) == (
+        min(max(round(len(names) * fraction), 1), len(names) - 1) if len(names) > 1 else 0
+    )
     mixed = random.sample(names, len(names))
-    assert {name for name, flag in zip(mixed, held_back(mixed, fraction, seed), strict=True) if flag} == held
+    assert {
+        name for name, flag in zip(mixed, held_out(mixed, fraction, seed), strict=True) if flag
+    } == held
 
 
 def test_another_seed_holds_back_others() -> None:
     names = [f"{i}.jpg" for i in range(100)]
-    one, two = (held_back(names, 0.3, seed) for seed in (0, 1))
+    one, two = (held_out(names, 0.3, seed) for seed in (0, 1))
     assert one.sum() == two.sum() == 30
     assert 3 <= (one & two).sum() <= 17  # 9 expected by chance
 
@@ -124,4 +146,4 @@ def test_another_seed_holds_back_others() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, float("nan")])
 def test_fraction_must_be_inside(fraction: float) -> None:
     with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"):
-        held_back(["a", "b"], fraction, 0)
+        held_out(["a", "b"], fraction, 0)

@@ -1,4 +1,6 @@
-"""Streams: every kind divides the samples as it says, the same way each time, and no sample comes twice."""
+"""Streams: every kind divides the samples as it says, the same way each time, and no sample comes
+twice.
+"""
 
 import numpy as np
 import pytest
@@ -7,14 +9,25 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.plan import Plan
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
-from cifnet_pl.data.streams import Blurry, Disjoint, Domains, Listed, LongTailed, Returning, Stream, TaskFree
+from cifnet_pl.data.streams import (
+    Blurry,
+    Disjoint,
+    Domains,
+    Listed,
+    LongTailed,
+    Returning,
+    Stream,
+    TaskFree,
+)
 from cifnet_pl.utilities.errors import DataError, UsageError
 
 CLASSES = [f"c{i}" for i in range(8)]
 
 
 def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
-    """Samples in memory: ``sizes`` of each class for training, 5 for testing; groups in turn within a class."""
+    """Samples in memory: ``sizes`` of each class for training, 5 for testing; groups in turn within
+    a class.
+    """
     counts = sizes or [40] * len(CLASSES)
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     tests = [label for label in range(len(counts)) for _ in range(5)]
@@ -65,7 +78,9 @@ def test_going_on_is_the_same_plan(kind: Stream) -> None:
 def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
     made = plan(None)
     for part, task in zip(rows(made), made.tasks(()).tasks, strict=True):
-        assert part.tolist() == [i for name in task for i in range(40 * int(name[1]), 40 * int(name[1]) + 40)]
+        assert part.tolist() == [
+            i for name in task for i in range(40 * int(name[1]), 40 * int(name[1]) + 40)
+        ]
 
 
 def test_returning_classes_come_in_every_later_task() -> None:
@@ -76,7 +91,10 @@ def test_returning_classes_come_in_every_later_task() -> None:
             assert counts[k][label] == (16 if k < 3 else 40)
             assert [counts[j][label] for j in range(k)] == [0] * k
             if k < 3:
-                assert {counts[j][label] for j in range(k + 1, 4)} <= {24 // (3 - k), -(-24 // (3 - k))}
+                assert {counts[j][label] for j in range(k + 1, 4)} <= {
+                    24 // (3 - k),
+                    -(-24 // (3 - k)),
+                }
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))
@@ -99,7 +117,9 @@ def test_task_free_solves_every_so_many_samples() -> None:
     assert [len(part) for part in result] == [33] * 9 + [23]
     labels = source().train.labels
     firsts = [labels[np.concatenate(result)[start : start + 80]] for start in range(0, 320, 80)]
-    assert all(len(set(part.tolist())) == 2 for part in firsts)  # mixed within a task, not between tasks
+    assert all(
+        len(set(part.tolist())) == 2 for part in firsts
+    )  # mixed within a task, not between tasks
 
 
 @pytest.mark.parametrize("order", ["shuffled", "descending"])
@@ -134,8 +154,14 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
         (lambda: TaskFree(0), "every is 0, expected at least 1 sample"),
         (lambda: LongTailed(0.5), "ratio is 0.5, expected at least 1"),
         (lambda: LongTailed(10, "up"), "unknown order of a long-tailed stream 'up'"),
-        (lambda: plan(Domains()).tasks(()), "this data source knows no domains: use a manifest with a column domain"),
-        (lambda: plan(Listed()).tasks(()), "this data source knows no tasks: use a manifest with a column task"),
+        (
+            lambda: plan(Domains()).tasks(()),
+            "this data source knows no domains: use a manifest with a column domain",
+        ),
+        (
+            lambda: plan(Listed()).tasks(()),
+            "this data source knows no tasks: use a manifest with a column task",
+        ),
         (lambda: plan(Domains(["g0"]), source(groups=2)).tasks(()), "expected each of g0, g1 once"),
     ],
 )

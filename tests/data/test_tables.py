@@ -1,4 +1,6 @@
-"""Tables of embeddings and of image files: what is read, what is refused, and a model of given embeddings."""
+"""Tables of embeddings and of image files: what is read, what is refused, and a model of given
+embeddings.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -62,15 +64,24 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"labels": np.linspace(0, 1, 30)}, r"the label in row 0 .* is 0\.0 \(float\), expected integers or names"),
+        (
+            {"labels": np.linspace(0, 1, 30)},
+            r"the label in row 0 .* is 0\.0 \(float\), expected integers or names",
+        ),
         ({"labels": np.zeros(29, dtype=int)}, r"'labels' has shape \(29,\), expected \(30,\)"),
         ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' cannot be the name of a class"),
         ({"labels": np.array([None] * 30)}, "holds Python objects, which are never loaded"),
-        ({"embeddings": np.zeros(30)}, r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats"),
+        (
+            {"embeddings": np.zeros(30)},
+            r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats",
+        ),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
         ({"split": np.array(["train"] * 30)}, "the test part has no sample"),
-        ({"split": np.where(np.arange(30) % 3 == 1, "test", "train")}, "class '1' has no training sample"),
+        (
+            {"split": np.where(np.arange(30) % 3 == 1, "test", "train")},
+            "class '1' has no training sample",
+        ),
     ],
 )
 def test_bad_arrays(arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path) -> None:
@@ -95,7 +106,9 @@ def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> No
         ({"labels": [0.5, 1.5] * 4}, "is 0.5 (float)"),
     ],
 )
-def test_tables_with_holes_or_other_types(columns: dict[str, list[Any]], sentence: str, tmp_path: Path) -> None:
+def test_tables_with_holes_or_other_types(
+    columns: dict[str, list[Any]], sentence: str, tmp_path: Path
+) -> None:
     whole = pyarrow.table({"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, **columns})
     pyarrow.parquet.write_table(whole, tmp_path / "a.parquet")
     assert sentence in refused(tmp_path / "a.parquet")
@@ -115,9 +128,15 @@ class Executed:
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_objects_are_never_unpickled(array: str, save: Any, tmp_path: Path) -> None:
     z, y = vectors()
-    arrays = {"embeddings": z, "labels": y, array: np.array([Executed(tmp_path / "executed")] * len(z), dtype=object)}
+    arrays = {
+        "embeddings": z,
+        "labels": y,
+        array: np.array([Executed(tmp_path / "executed")] * len(z), dtype=object),
+    }
     save(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match=r"Python objects, which are never loaded|allow_pickle=False"):
+    with pytest.raises(
+        DataError, match=r"Python objects, which are never loaded|allow_pickle=False"
+    ):
         build_source("embeddings", SourceOptions(tmp_path / "a.npz"))
     assert not (tmp_path / "executed").exists()
 
@@ -130,7 +149,9 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     for name, content in {"cut.npz": whole[:200], "a.parquet": b"no"}.items():
         (tmp_path / name).write_bytes(content)
         assert f"cannot read {tmp_path / name}" in refused(tmp_path / name)
-    with pytest.raises(UsageError, match=r"no file was given: set --data\.root to a file of embeddings"):
+    with pytest.raises(
+        UsageError, match=r"no file was given: set --data\.root to a file of embeddings"
+    ):
         build_source("embeddings", SourceOptions())
 
 
@@ -142,17 +163,22 @@ def test_tasks_and_domains_of_a_table(tmp_path: Path, monkeypatch: pytest.Monkey
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     assert source.tasks.names == ["9", "10"]  # as numbers
     plan = Plan(source, Listed(), None, 3, None, None)
-    numbers = [sorted(int(Path(source.train.names[i]).stem) for i in plan.rows(k, ())) for k in (0, 1)]
+    numbers = [
+        sorted(int(Path(source.train.names[i]).stem) for i in plan.rows(k, ())) for k in (0, 1)
+    ]
     assert numbers == [list(range(0, 18, 2)), list(range(1, 18, 2))]
     domains = Plan(source, Domains(["b", "a"]), None, 3, None, None)
     assert [int(Path(source.train.names[i]).stem) % 2 for i in domains.rows(0, ())] == [1] * 9
 
 
-def test_the_same_photos_as_folders_are_the_same_classes_and_split_share(tmp_path: Path) -> None:
+def test_the_same_images_as_folders_are_the_same_classes_and_split_share(tmp_path: Path) -> None:
     root = class_tree(tmp_path, 5)
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    (root / "all.csv").write_text("\ufeffpath,label\n" + "".join(f"{name},{name.split('/')[0]}\n" for name in files))
-    one, two = build_source("manifest", SourceOptions(root / "all.csv")), build_source("folder", SourceOptions(root))
+    (root / "all.csv").write_text(
+        "\ufeffpath,label\n" + "".join(f"{name},{name.split('/')[0]}\n" for name in files)
+    )
+    one = build_source("manifest", SourceOptions(root / "all.csv"))
+    two = build_source("folder", SourceOptions(root))
     assert one.class_names == two.class_names
     for mine, other in ((one.train, two.train), (one.val, two.val)):
         assert list(mine.names) == list(other.names)
@@ -169,10 +195,16 @@ def test_the_same_photos_as_folders_are_the_same_classes_and_split_share(tmp_pat
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
         ('path,label\n"blue/0.png","a\nb"\n', r"row 1 has control characters, 'a\\nb' for label"),
         ("path,label\nblue/0.png,a\nblue/0.png,b\n", r"lists an image twice \(blue/0.png\)"),
-        ("path,label\nblue/0.png,a\nblue/99.png,b\n", "lists 1 files that are not there, the first is .*blue/99.png"),
+        (
+            "path,label\nblue/0.png,a\nblue/99.png,b\n",
+            "lists 1 files that are not there, the first is .*blue/99.png",
+        ),
         ("path,label,split\nblue/0.png,a,dev\n", "has split 'dev', expected train or test"),
         ("path,label,split\nblue/0.png,a,train\n", "the test part has no image"),
-        ("path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n", "class 'a' has no training image"),
+        (
+            "path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n",
+            "class 'a' has no training image",
+        ),
     ],
 )
 def test_bad_tables(table: str, sentence: str, tmp_path: Path) -> None:
@@ -207,8 +239,12 @@ def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
         with pytest.raises(DataError, match=sentence):
             build_source("manifest", SourceOptions(tmp_path / "t.parquet"))
-    pyarrow.parquet.write_table(pyarrow.table({"path": paths, "label": labels, "note": notes}), tmp_path / "t.parquet")
-    assert len(build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names) == len(set(labels))
+    pyarrow.parquet.write_table(
+        pyarrow.table({"path": paths, "label": labels, "note": notes}), tmp_path / "t.parquet"
+    )
+    assert len(build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names) == len(
+        set(labels)
+    )
 
 
 # ---------------------------------------------------------------------- through the command line
@@ -216,8 +252,27 @@ def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
 
 def fit(path: Path, logs: Path, *options: str) -> int:
     """The documented line."""
-    line = ["fit", "--data.source", "embeddings", "--data.root", str(path), "--data.classes_per_task", "5"]
-    return main([*line, "--model.head", "RidgeHead", "--logs", str(logs), "--energy.enabled", "false", *options])
+    line = [
+        "fit",
+        "--data.source",
+        "embeddings",
+        "--data.root",
+        str(path),
+        "--data.classes_per_task",
+        "5",
+    ]
+    return main(
+        [
+            *line,
+            "--model.head",
+            "RidgeHead",
+            "--logs",
+            str(logs),
+            "--energy.enabled",
+            "false",
+            *options,
+        ]
+    )
 
 
 def test_learn_export_and_classify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +280,8 @@ def test_learn_export_and_classify(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "vectors.npz"
     np.savez(path, embeddings=z, labels=y, ids=np.array([f"s{i}" for i in range(200)]))
     assert fit(path, tmp_path) == 0
-    bundle, table = str(tmp_path / "bundle"), tmp_path / "classes.csv"
+    bundle = str(tmp_path / "bundle")
+    table = tmp_path / "classes.csv"
     assert main(["export", "--model", str(tmp_path / "default"), "--output", bundle]) == 0
     assert main(["classify", "--model", bundle, "--images", str(path), "--output", str(table)]) == 0
     rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
@@ -233,15 +289,35 @@ def test_learn_export_and_classify(tmp_path: Path, capsys: pytest.CaptureFixture
     assert np.mean([row[1] == str(label) for row, label in zip(rows, y, strict=True)]) > 0.9
     capsys.readouterr()
     gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
-    assert main(["classify", "--model", bundle, "--images", str(path), "--output", str(table), *gallery]) == 2
-    assert "--gallery needs photos, but this model classifies embeddings" in capsys.readouterr().err
+    assert (
+        main(
+            ["classify", "--model", bundle, "--images", str(path), "--output", str(table), *gallery]
+        )
+        == 2
+    )
+    assert "--gallery needs images, but this model classifies embeddings" in capsys.readouterr().err
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
-    assert main(["classify", "--model", bundle, "--images", str(narrow), "--output", str(tmp_path / "b.csv")]) == 1
+    assert (
+        main(
+            [
+                "classify",
+                "--model",
+                bundle,
+                "--images",
+                str(narrow),
+                "--output",
+                str(tmp_path / "b.csv"),
+            ]
+        )
+        == 1
+    )
     assert "expected (n, 16)" in capsys.readouterr().err
 
 
-def test_a_backbone_is_refused_and_a_configuration_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backbone_is_refused_and_a_configuration_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path)
     few = ["--data.classes_per_task", "2"]
     assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 2

@@ -1,4 +1,6 @@
-"""Tar shards: the same photos as in folders, each once, and one sentence for what is wrong with them."""
+"""Tar shards: the same images as in folders, each once, and one sentence for what is wrong with
+them.
+"""
 
 import json
 import os
@@ -14,7 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import FAST, make_photos
+from tests.command_line import FAST, make_images
 from tests.data.layouts import add_sample, encoded
 
 CLASSES = ["ant", "bee", "cat"]
@@ -33,25 +35,38 @@ def write(path: Path, samples: list[tuple[str, dict[str, bytes]]]) -> Path:
 
 
 def good(count: int = 6) -> list[tuple[str, dict[str, bytes]]]:
-    return [(f"s{i}", {"png": encoded((40 * i, 9, 9), i), "cls": str(i % 2).encode()}) for i in range(count)]
+    return [
+        (f"s{i}", {"png": encoded((40 * i, 9, 9), i), "cls": str(i % 2).encode()})
+        for i in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photos of three classes in folders, in a table and in uneven shards, in no order of classes."""
-    root = tmp_path_factory.mktemp("photos")
-    make_photos(root / "folder" / "train", CLASSES, 12)
-    make_photos(root / "folder" / "val", CLASSES, 15)
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of three classes in folders, in a table and in uneven shards, in no order of
+    classes.
+    """
+    root = tmp_path_factory.mktemp("images")
+    make_images(root / "folder" / "train", CLASSES, 12)
+    make_images(root / "folder" / "val", CLASSES, 15)
     rows = ["path,label,split"]
     for split, word in (("train", "train"), ("val", "test")):
         for path in (root / "folder" / split).rglob("*.png"):
             if split == "val" and int(path.stem) < 12:
                 path.unlink()  # the same noise as for training
-        files = sorted((root / "folder" / split).rglob("*.png"), key=lambda path: (path.stem, path.parent.name))
-        cuts = [0, 1, 20, len(files)] if split == "train" else [0, len(files)]
+        files = sorted(
+            (root / "folder" / split).rglob("*.png"), key=lambda path: (path.stem, path.parent.name)
+        )
+        if split == "train":
+            cuts = [0, 1, 20, len(files)]
+        else:
+            cuts = [0, len(files)]
         for number, (a, b) in enumerate(pairwise(cuts)):
             samples = [
-                (f"{f.parent.name}-{f.stem}", {"png": f.read_bytes(), "txt": f.parent.name.encode()})
+                (
+                    f"{f.parent.name}-{f.stem}",
+                    {"png": f.read_bytes(), "txt": f.parent.name.encode()},
+                )
                 for f in files[a:b]
             ]
             write(root / "shards" / f"{word}-{number}.tar", samples)
@@ -60,34 +75,51 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-OPTIONS = [*FAST[:2], "--model.head", "RidgeHead", "--model.engine", "torch", "--data.image_size", "8"]
+OPTIONS = [
+    *FAST[:2],
+    "--model.head",
+    "RidgeHead",
+    "--model.engine",
+    "torch",
+    "--data.image_size",
+    "8",
+]
 OPTIONS += ["--data.classes_per_task", "1", "--energy.enabled", "false"]
 
 
-def test_folder_table_and_shards_are_the_same_run(photos: Path, tmp_path: Path):
+def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
     result = {}
     for source, root in (("folder", "folder"), ("manifest", "table.csv"), ("webdataset", "shards")):
-        options = ["--data.source", source, "--data.root", str(photos / root), "--data.num_workers", "0"]
-        assert main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", source]) == 0
+        options = [
+            "--data.source",
+            source,
+            "--data.root",
+            str(images / root),
+            "--data.num_workers",
+            "0",
+        ]
+        assert (
+            main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", source]) == 0
+        )
         run = tmp_path / source / "version_0"
         result[source] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
     model, summary = result["folder"]
     for other, about in result.values():
         assert about["A_k"] == summary["A_k"]
         assert other.counts == model.counts
-        assert other.photos.content.tolist() == model.photos.content.tolist()
+        assert other.images.content.tolist() == model.images.content.tolist()
         np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12)
 
 
-def test_a_task_is_read_in_the_order_of_the_shards(photos: Path):
-    assert build(photos / "shards").train.sequential
-    assert not build_source("folder", SourceOptions(photos / "folder")).train.sequential
+def test_a_task_is_read_in_the_order_of_the_shards(images: Path):
+    assert build(images / "shards").train.sequential
+    assert not build_source("folder", SourceOptions(images / "folder")).train.sequential
 
 
-def test_patterns(photos: Path):
-    whole = build(photos / "shards")
+def test_patterns(images: Path):
+    whole = build(images / "shards")
     for pattern in ("*.tar", "t*-[0-9].tar"):
-        assert list(build(photos / "shards" / pattern).train.names) == list(whole.train.names)
+        assert list(build(images / "shards" / pattern).train.names) == list(whole.train.names)
 
 
 def test_names_of_classes_from_a_list(tmp_path: Path):
@@ -132,7 +164,10 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
         ([("a", {"png": b"x", "json": b"{}"})], "sample a has no readable label 'label' in .json"),
         ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
         ([("a", {"png": b"x", "txt": b"a\nb"})], "cannot be the name of a class"),
-        ([("a", {"png": b"x", "json": b'{"label": 1.5}'})], "is 1.5 (float), expected integers or names"),
+        (
+            [("a", {"png": b"x", "json": b'{"label": 1.5}'})],
+            "is 1.5 (float), expected integers or names",
+        ),
         ([], "has no samples"),
     ],
 )
@@ -152,9 +187,12 @@ def test_the_same_sample_twice(tmp_path: Path):
 
 
 def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
-    members = [(key, {ending: content}) for key, sample in good() for ending, content in sample.items()]
+    members = [
+        (key, {ending: content}) for key, sample in good() for ending, content in sample.items()
+    ]
     write(tmp_path / "together" / "a.tar", good())
     write(tmp_path / "apart" / "a.tar", members[::2] + members[1::2])
-    one, other = build(tmp_path / "together").train, build(tmp_path / "apart").train
+    one = build(tmp_path / "together").train
+    other = build(tmp_path / "apart").train
     assert list(one.names) == list(other.names)
     assert [one.given(i) for i in range(len(one))] == [other.given(i) for i in range(len(other))]

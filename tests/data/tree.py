@@ -1,4 +1,6 @@
-"""Class folders and images that tests write, and the quick run over them through the command line."""
+"""Class folders and images that tests write, and the quick run over them through the command
+line.
+"""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +13,16 @@ from PIL import Image
 from cifnet_pl.__main__ import main
 from tests.command_line import FAST
 
-COLOURS = {"red": (220, 30, 40), "green": (30, 200, 60), "blue": (40, 50, 230), "white": (250, 250, 250)}
+COLOURS = {
+    "red": (220, 30, 40),
+    "green": (30, 200, 60),
+    "blue": (40, 50, 230),
+    "white": (250, 250, 250),
+}
 """Classes that even raw pixels tell apart, and their mean colours."""
 
 
-def photo(colour: Sequence[int], seed: int = 0, size: tuple[int, int] = (24, 16)) -> Image.Image:
+def image(colour: Sequence[int], seed: int = 0, size: tuple[int, int] = (24, 16)) -> Image.Image:
     """A noisy image (width, height) around one colour; another seed gives another image."""
     noise = np.random.default_rng(seed).integers(-25, 26, (size[1], size[0], 3))
     return Image.fromarray((np.asarray(colour) + noise).clip(0, 255).astype(np.uint8))
@@ -25,10 +32,12 @@ def fill(folder: Path, colour: Sequence[int], count: int, first: int = 0) -> Non
     """``count`` images of one class as ``0.png``, ``1.png``, …"""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(first, first + count):
-        photo(colour, seed=i).save(folder / f"{i}.png")
+        image(colour, seed=i).save(folder / f"{i}.png")
 
 
-def class_tree(root: Path, count: int = 5, classes: Sequence[str] = ("blue", "green", "red")) -> Path:
+def class_tree(
+    root: Path, count: int = 5, classes: Sequence[str] = ("blue", "green", "red")
+) -> Path:
     """``root/<class>/<i>.png``, ``count`` images a class."""
     for name in classes:
         fill(root / name, COLOURS[name], count)

@@ -1,7 +1,8 @@
-"""What the shared head suite tests: every registered head, some with other arguments, and the streams that they learn.
+"""What the shared head suite tests: every registered head, some with other arguments, and the
+streams that they learn.
 
-A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its default arguments; add a line to
-``VARIANTS`` for each other set of arguments that changes what it keeps or can do.
+A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its default arguments; add
+a line to ``VARIANTS`` for each other set of arguments that changes what it keeps or can do.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,16 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KNNHead, NCMHead, RidgeHead, SLDAHead
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    Head,
+    KNNHead,
+    NCMHead,
+    RidgeHead,
+    SLDAHead,
+)
 from cifnet_pl.heads.acil import draw_projection
 from cifnet_pl.testing import Case
 
@@ -44,7 +54,11 @@ VARIANTS = [
     head("cifnet-gcv-locked", lambda d: CIFNetHead(d, ridge="gcv", update_past=False), locked=True),
     head("cifnet-released", lambda d: CIFNetHead(d, weighting="released")),
     head("cifnet-released-gcv", lambda d: CIFNetHead(d, weighting="released", ridge="gcv")),
-    head("cifnet-released-locked", lambda d: CIFNetHead(d, weighting="released", update_past=False), locked=True),
+    head(
+        "cifnet-released-locked",
+        lambda d: CIFNetHead(d, weighting="released", update_past=False),
+        locked=True,
+    ),
     head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
     head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
@@ -59,7 +73,9 @@ VARIANTS = [
     head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
     head("acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))),
-    head("acil-float32", lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"), tolerance=1e-4),
+    head(
+        "acil-float32", lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"), tolerance=1e-4
+    ),
     head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv")),
     head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),
     head("slda-fixed", lambda d: SLDAHead(d, shrinkage=0.1)),
@@ -75,8 +91,13 @@ def scans() -> tuple[Tensor, Tensor]:
 
 
 def teach(learner, z, y, weight=None, classes=None):
-    """Learn one task of all these samples and return the head; the labels rise unless ``classes`` are given."""
-    classes = torch.unique(y).tolist() if classes is None else classes
+    """Learn one task of all these samples and return the head; the labels rise unless ``classes``
+    are given.
+    """
+    if classes is None:
+        classes = torch.unique(y).tolist()
+    else:
+        classes = classes
     learner.begin_task(classes, [int((y == label).sum()) for label in classes])
     learner.observe(z, y, weight)
     learner.solve()

@@ -21,7 +21,9 @@ PROJECTION = torch.from_numpy(GOLDEN["projection"])
 X, Y = scans()
 
 
-def golden_steps(head: Head, batch: int, name: str) -> Iterator[tuple[Tensor, Tensor, float, float]]:
+def golden_steps(
+    head: Head, batch: int, name: str
+) -> Iterator[tuple[Tensor, Tensor, float, float]]:
     """After each task: our scores, the golden ones, our accuracy and the golden one in percent."""
     train, test = (torch.from_numpy(GOLDEN[f"{split}_rows"]) for split in ("train", "test"))
     order = torch.from_numpy(GOLDEN["class_order"])
@@ -34,10 +36,17 @@ def golden_steps(head: Head, batch: int, name: str) -> Iterator[tuple[Tensor, Te
         head.solve()
         seen = test[torch.isin(Y[test], order[: 2 * k + 2])]
         accuracy = 100 * (head.predict(X[seen]) == Y[seen]).double().mean().item()
-        yield head(X[seen]), torch.from_numpy(GOLDEN[f"{name}_test_scores{k + 1}"]), accuracy, GOLDEN[f"{name}_acc"][k]
+        yield (
+            head(X[seen]),
+            torch.from_numpy(GOLDEN[f"{name}_test_scores{k + 1}"]),
+            accuracy,
+            GOLDEN[f"{name}_acc"][k],
+        )
 
 
-def learn_random(head: Head, tasks: int = 3, per_task: int = 40, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+def learn_random(
+    head: Head, tasks: int = 3, per_task: int = 40, seed: int = 0
+) -> list[tuple[Tensor, Tensor]]:
     """Learn ``tasks`` tasks of three classes of normal embeddings; returns what was learned."""
     generator = torch.Generator().manual_seed(seed)
     seen = []
@@ -50,12 +59,16 @@ def learn_random(head: Head, tasks: int = 3, per_task: int = 40, seed: int = 0) 
 
 
 def matrices_alive(run: Callable[[], object], width: int) -> float:
-    """The most memory that is in use at a time, in matrices of ``width²`` float64; blocks of half that count."""
+    """The most memory that is in use at a time, in matrices of ``width²`` float64; blocks of half
+    that count.
+    """
     block = 8 * width**2
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     alive = most = 0
-    for event in recorded.profiler.kineto_results.events():  # allocations inside of operations are here only
+    for event in (
+        recorded.profiler.kineto_results.events()
+    ):  # allocations inside of operations are here only
         change = event.nbytes() if event.name() == "[memory]" else 0
         if abs(change) >= block // 2:
             alive += change
@@ -69,7 +82,9 @@ HEADS = {"acil": ACILHead, "dsal": DSALHead}
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("batch", [37, 10_000])
 def test_scores_of_the_official_recursion(name: str, batch: int) -> None:
-    for scores, golden, accuracy, expected in golden_steps(HEADS[name](64, projection=PROJECTION), batch, name):
+    for scores, golden, accuracy, expected in golden_steps(
+        HEADS[name](64, projection=PROJECTION), batch, name
+    ):
         assert (scores - golden).norm() < 1e-7 * golden.norm()
         assert (scores - golden).abs().max() < 1e-7 * golden.abs().max()
         assert accuracy == pytest.approx(expected)
@@ -77,10 +92,17 @@ def test_scores_of_the_official_recursion(name: str, batch: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "ridge", "least", "most"),
-    [(ACILHead, 0.1, 2, 3.6), (ACILHead, "gcv", 2, 4.1), (DSALHead, 0.1, 4, 5.1), (DSALHead, "gcv", 4, 7.1)],
+    [
+        (ACILHead, 0.1, 2, 3.6),
+        (ACILHead, "gcv", 2, 4.1),
+        (DSALHead, 0.1, 4, 5.1),
+        (DSALHead, "gcv", 4, 7.1),
+    ],
 )
 def test_few_matrices_of_the_full_width_are_alive_at_a_time(kind, ridge, least, most):
-    """The sums before the task, as triangles, and what the task adds to them; of two streams the cross product, too."""
+    """The sums before the task, as triangles, and what the task adds to them; of two streams the
+    cross product, too.
+    """
 
     def run() -> None:
         head = kind(6, width=300, ridge=ridge)
@@ -98,16 +120,19 @@ def test_float32_gives_the_same_decisions() -> None:
         assert accuracy == pytest.approx(expected, abs=0.5)
 
 
-# ---------------------------------------------------------------------- generalised cross-validation
+# ---------------------------------------------------------------------- generalised
+# cross-validation
 
 
 def test_gcv_takes_the_ridge_with_the_least_score_of_the_hat_matrix() -> None:
     head = ACILHead(6, width=30, ridge="gcv")
     (z, y), *rest = learn_random(head, tasks=2, per_task=45)
-    z, y = torch.cat([z, rest[0][0]]), torch.cat([y, rest[0][1]])
+    z = torch.cat([z, rest[0][0]])
+    y = torch.cat([y, rest[0][1]])
     h = torch.relu(z @ head.projection.T)
     targets = torch.nn.functional.one_hot(y, 6).double()
-    n, chosen = len(z), head.ridge_used.item()
+    n = len(z)
+    chosen = head.ridge_used.item()
 
     def score(ridge: float) -> float:
         hat = h @ torch.linalg.inv(h.T @ h + ridge * torch.eye(30, dtype=torch.float64)) @ h.T
@@ -124,7 +149,9 @@ def test_gcv_takes_the_ridge_with_the_least_score_of_the_hat_matrix() -> None:
     assert score(chosen) <= min(score(chosen * step), score(chosen / step))
     assert score(chosen) < min(score(chosen * 10), score(chosen / 10))
     system = h.T @ h + chosen * torch.eye(30, dtype=torch.float64)
-    assert torch.allclose(head.weights, torch.linalg.solve(system, h.T @ targets), rtol=1e-8, atol=1e-10)
+    assert torch.allclose(
+        head.weights, torch.linalg.solve(system, h.T @ targets), rtol=1e-8, atol=1e-10
+    )
 
 
 # ---------------------------------------------------------------------- projection
@@ -143,7 +170,8 @@ def test_the_projection_of_a_seed_never_changes() -> None:
 
 
 def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
-    drawn, options = ACILHead(4, width=10, seed=3), ACILHead(4, projection=draw_projection(10, 4, seed=3))
+    drawn = ACILHead(4, width=10, seed=3)
+    options = ACILHead(4, projection=draw_projection(10, 4, seed=3))
     assert "projection" not in drawn.state_dict()
     assert torch.equal(options.state_dict()["projection"], drawn.projection)
     for head in (drawn, options):
@@ -207,7 +235,9 @@ class Recursion:
 
     def update(self, x: Tensor, targets: Tensor) -> None:
         missing = targets.shape[1] - self.weights.shape[1]
-        self.weights = torch.cat([self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1)
+        self.weights = torch.cat(
+            [self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1
+        )
         gain = torch.linalg.inv(torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T)
         self.inverse = self.inverse - self.inverse @ x.T @ gain @ x @ self.inverse
         self.weights = self.weights + self.inverse @ x.T @ (targets - x @ self.weights)
@@ -216,7 +246,8 @@ class Recursion:
 @pytest.mark.parametrize("ratio", [0.6, 1.5])
 def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
     head = DSALHead(6, width=50, ridge=0.5, seed=4, compensation_ratio=ratio)
-    main, compensation = Recursion(50, 0.5), Recursion(50, 0.5)
+    main = Recursion(50, 0.5)
+    compensation = Recursion(50, 0.5)
     tasks = learn_random(head, tasks=4, per_task=25)
     for k, (z, y) in enumerate(tasks):
         projected = z @ head.projection.T
@@ -239,7 +270,10 @@ def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
         y = 2 * k + torch.arange(40) % 2
         weight = 1 + torch.arange(40).double() % 3
         teach(head, z, y, weight)
-        residual = torch.nn.functional.one_hot(y, 2 * k + 2).double() - (z @ head.projection.T).relu() @ head.weights
+        residual = (
+            torch.nn.functional.one_hot(y, 2 * k + 2).double()
+            - (z @ head.projection.T).relu() @ head.weights
+        )
         energy += (weight[:, None] * residual[:, -2:].square()).sum().item()
         assert head.residual_energy.sum().item() == pytest.approx(energy, rel=1e-9)
     assert head.compensation_ridge > 0
@@ -256,12 +290,15 @@ def test_a_removed_class_takes_its_column_and_its_energy_along() -> None:
     scores = head(z)
     head.remove_classes([0, 4, 5, 8])
     assert torch.allclose(head(z), scores[:, [1, 2, 3, 6, 7]], rtol=1e-12)
-    assert head.residual_energy.sum().item() == pytest.approx(sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9)
+    assert head.residual_energy.sum().item() == pytest.approx(
+        sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9
+    )
     head.solve()
 
 
 def test_removing_the_classes_of_the_task_under_way_leaves_the_others_alone() -> None:
-    head, other = DSALHead(6, width=20), DSALHead(6, width=20)
+    head = DSALHead(6, width=20)
+    other = DSALHead(6, width=20)
     for each in (head, other):
         learn_random(each, tasks=1)
     before = head.compensation.class_sums.clone()
@@ -274,14 +311,16 @@ def test_removing_the_classes_of_the_task_under_way_leaves_the_others_alone() ->
     assert head.cross.numel() == 0
 
 
-WIDTH, LEARNED = 600, 900
+WIDTH = 600
+LEARNED = 900
 """About 90 samples a digit: the sixth or seventh task reaches the width."""
 
 
 def trajectory(head: Head) -> list[float]:
     """A_k in percent of ten tasks of one digit, on pixels."""
     order = np.random.default_rng(0).permutation(len(Y))
-    z, y = X[order], Y[order]
+    z = X[order]
+    y = Y[order]
     result = []
     for digit in range(10):
         rows = (y[:LEARNED] == digit).nonzero().flatten()
@@ -293,11 +332,15 @@ def trajectory(head: Head) -> list[float]:
 
 def deepest_dip(values: list[float]) -> tuple[float, int]:
     """How far a task lies below the lower of its neighbours, at most, and which one (from 1)."""
-    return max((min(values[k - 1], values[k + 1]) - values[k], k + 1) for k in range(1, len(values) - 1))
+    return max(
+        (min(values[k - 1], values[k + 1]) - values[k], k + 1) for k in range(1, len(values) - 1)
+    )
 
 
 @pytest.mark.parametrize("kind", [ACILHead, DSALHead])
-def test_a_small_ridge_collapses_where_samples_pass_the_width_and_gcv_does_not(kind: type[ACILHead]) -> None:
+def test_a_small_ridge_collapses_where_samples_pass_the_width_and_gcv_does_not(
+    kind: type[ACILHead],
+) -> None:
     points, task = deepest_dip(trajectory(kind(64, width=WIDTH, ridge=1e-6)))
     assert points > 3
     assert task in (6, 7)

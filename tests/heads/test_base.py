@@ -1,4 +1,4 @@
-"""What all heads have in common: abilities, and the sizes of stored tensors."""
+"""What all heads have in common: capabilities, and the sizes of stored tensors."""
 
 import pytest
 
@@ -20,27 +20,42 @@ ABILITIES = {
     "LogisticHead": "uses_buffer counterexamples",
     "SGDHead": "uses_buffer counterexamples",
 }
-ALL = ["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty", "uses_buffer", "counterexamples"]
+ALL = [
+    "merges",
+    "pools",
+    "subtracts",
+    "reduces",
+    "leaves_one_out",
+    "tells_novelty",
+    "uses_buffer",
+    "counterexamples",
+]
 
 
 def declared(head: Head | type[Head]) -> str:
     return " ".join(name for name in ALL if getattr(head, name))
 
 
-def test_abilities_are_those_of_the_table() -> None:
+def test_capabilities_are_those_of_the_table() -> None:
     assert {name: declared(kind) for name, kind in HEADS.items()} == ABILITIES
 
 
-def test_an_argument_takes_abilities_away_from_that_head_only() -> None:
+def test_an_argument_takes_capabilities_away_from_that_head_only() -> None:
     locked = CIFNetHead(WIDTH, update_past=False)
-    assert declared(locked).split() == [each for each in ABILITIES["CIFNetHead"].split() if each != "tells_novelty"]
+    assert declared(locked).split() == [
+        each for each in ABILITIES["CIFNetHead"].split() if each != "tells_novelty"
+    ]
     assert declared(CIFNetHead(WIDTH)) == ABILITIES["CIFNetHead"]
     with pytest.raises(UnsupportedError, match="CIFNetHead cannot"):
         locked.require("tells_novelty")
 
 
 def test_a_head_says_why_it_cannot() -> None:
-    with pytest.raises(UnsupportedError, match=r"CIFNetHead cannot merge whole sites.*: its oversampling"):
+    with pytest.raises(
+        UnsupportedError, match=r"CIFNetHead cannot merge whole sites.*: its oversampling"
+    ):
         HEADS["CIFNetHead"](WIDTH).require("pools")
-    with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out: it has no closed form"):
+    with pytest.raises(
+        UnsupportedError, match="NCMHead cannot leave samples out: it has no closed form"
+    ):
         HEADS["NCMHead"](WIDTH).require("leaves_one_out")

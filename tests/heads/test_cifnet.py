@@ -1,4 +1,6 @@
-"""CIFNetHead against the paper's equations word by word, and against golden vectors of the authors' released code."""
+"""CIFNetHead against the paper's equations word by word, and against golden vectors of the authors'
+released code.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,16 +36,23 @@ def released_slope(target: Array) -> Array:
     return target * (1 - target)
 
 
-SLOPES: dict[str, Callable[[Array], Array]] = {"derivative": paper_slope, "released": released_slope}
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "derivative": paper_slope,
+    "released": released_slope,
+}
 
 
 class Neuron:
     """Statistics (U, S, m) of one class."""
 
     def __init__(self, width: int):
-        self.u, self.s, self.m = np.zeros((width, 0)), np.zeros(0), np.zeros(width)
+        self.u = np.zeros((width, 0))
+        self.s = np.zeros(0)
+        self.m = np.zeros(width)
 
-    def update(self, z: Array, positive: NDArray[np.bool_], epsilon: float, slope: Callable[[Array], Array]) -> None:
+    def update(
+        self, z: Array, positive: NDArray[np.bool_], epsilon: float, slope: Callable[[Array], Array]
+    ) -> None:
         """Stages 1 and 2 for one batch, then eq:moment_update and eq:svd_update."""
         x = np.concatenate([np.ones((1, len(z))), z.T])
         clipped = np.clip(positive.astype(float), epsilon, 1 - epsilon)
@@ -51,7 +60,9 @@ class Neuron:
         f = np.diag(slope(target))
         u, s, _ = np.linalg.svd(x @ f, full_matrices=False)
         self.m = self.m + x @ f.T @ f @ target
-        self.u, self.s, _ = np.linalg.svd(np.concatenate([self.u * self.s, u * s], axis=1), full_matrices=False)
+        self.u, self.s, _ = np.linalg.svd(
+            np.concatenate([self.u * self.s, u * s], axis=1), full_matrices=False
+        )
 
     def weights(self, ridge: float) -> Array:
         """Stage 3, eq:weights_rrls."""
@@ -61,13 +72,22 @@ class Neuron:
 class LiteralCIFNet:
     """All neurons, and who sees what: Algorithm 1 of the paper."""
 
-    def __init__(self, features: int, ridge: float, epsilon: float, update_past: bool, weighting: str):
-        self.features, self.ridge, self.epsilon, self.update_past = features, ridge, epsilon, update_past
+    def __init__(
+        self, features: int, ridge: float, epsilon: float, update_past: bool, weighting: str
+    ):
+        self.features = features
+        self.ridge = ridge
+        self.epsilon = epsilon
+        self.update_past = update_past
         self.slope = SLOPES[weighting]
         self.neurons: dict[int, Neuron] = {}
 
-    def learn_task(self, classes: Sequence[int], batches: Sequence[Batch], buffer: Batch, copies: Ints) -> None:
-        """Learn one task; sample i of the buffer comes ``copies[i]`` times, to the new neurons only."""
+    def learn_task(
+        self, classes: Sequence[int], batches: Sequence[Batch], buffer: Batch, copies: Ints
+    ) -> None:
+        """Learn one task; sample i of the buffer comes ``copies[i]`` times, to the new neurons
+        only.
+        """
         if self.update_past:
             self._show(list(self.neurons), batches)
         for label in classes:
@@ -91,7 +111,9 @@ WEIGHTINGS = ["derivative", "released"]
 
 @dataclass(frozen=True)
 class Stream:
-    """Random tasks: classes, samples and the calibration samples with their weights, all float64."""
+    """Random tasks: classes, samples and the calibration samples with their weights, all
+    float64.
+    """
 
     features: int
     classes: list[list[int]]
@@ -109,19 +131,26 @@ class Stream:
 
 @st.composite
 def streams(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Stream:
-    """Streams of one to three tasks with one to three classes of ``least_samples`` to eight more samples."""
+    """Streams of one to three tasks with one to three classes of ``least_samples`` to eight more
+    samples.
+    """
     features = draw(st.integers(1, most_features))
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = rng.permutation(np.arange(-3, 9))[: sum(sizes)].tolist()
-    classes, z, y, past = [], [], [], []
+    classes = []
+    z = []
+    y = []
+    past = []
     for size in sizes:
         own = [labels.pop() for _ in range(size)]
         counts = least_samples + rng.integers(0, 9, size)
-        samples = rng.normal(size=(counts.sum(), features)) * rng.choice([0.3, 1, 5], features) + rng.normal(
-            size=features
-        )
-        kept = [(a[b == c][:2], b[b == c][:2]) for a, b in zip(z, y, strict=True) for c in np.unique(b)]
+        samples = rng.normal(size=(counts.sum(), features)) * rng.choice(
+            [0.3, 1, 5], features
+        ) + rng.normal(size=features)
+        kept = [
+            (a[b == c][:2], b[b == c][:2]) for a, b in zip(z, y, strict=True) for c in np.unique(b)
+        ]
         past_z = np.concatenate([np.zeros((0, features)), *(a for a, _ in kept)])
         past_y = np.concatenate([np.zeros(0, np.int64), *(b for _, b in kept)])
         past.append((past_z, past_y, rng.integers(1, 5, len(past_y))))
@@ -144,13 +173,17 @@ def learn(stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any) -> CI
 
 def distance(ours: Any, theirs: Any) -> float:
     """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm, over the whole matrix."""
-    return float(np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / np.linalg.norm(np.asarray(theirs)))
+    return float(
+        np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / np.linalg.norm(np.asarray(theirs))
+    )
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
 @given(stream=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0]))
-def test_agrees_with_a_literal_svd_per_class_and_batch(stream, pieces, ridge, update_past, weighting):
+def test_agrees_with_a_literal_svd_per_class_and_batch(
+    stream, pieces, ridge, update_past, weighting
+):
     literal = LiteralCIFNet(stream.features, ridge, EPSILON, update_past, weighting)
     for k, classes in enumerate(stream.classes):
         z, y, copies = stream.past[k]
@@ -171,9 +204,12 @@ def samples_of_cohort(stream: Stream, j: int, update_past: bool) -> tuple[Array,
 
 
 def hat_matrix_gcv(z: Array, target: Array, omega: Array) -> list[tuple[float, Array]]:
-    """GCV score and weights (d+1, C) of every candidate ridge, from the data matrix and its hat matrix."""
+    """GCV score and weights (d+1, C) of every candidate ridge, from the data matrix and its hat
+    matrix.
+    """
     n = len(z)
-    mean, target_mean = omega @ z / omega.sum(), omega @ target / omega.sum()
+    mean = omega @ z / omega.sum()
+    target_mean = omega @ target / omega.sum()
     centred = z - mean
     gram = centred.T @ (omega[:, None] * centred)
     candidates = []
@@ -182,7 +218,10 @@ def hat_matrix_gcv(z: Array, target: Array, omega: Array) -> list[tuple[float, A
         hat = omega[None] / omega.sum() + centred @ inverse @ centred.T * omega[None]
         residual = target - hat @ target
         freedom = np.trace(hat)
-        score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2 if freedom <= n / 2 else np.inf
+        if freedom <= n / 2:
+            score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2
+        else:
+            score = np.inf
         slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
         candidates.append((score, np.concatenate([(target_mean - mean @ slopes)[None], slopes])))
     return candidates
@@ -191,14 +230,21 @@ def hat_matrix_gcv(z: Array, target: Array, omega: Array) -> list[tuple[float, A
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
 @given(stream=streams(most_features=4, least_samples=8))
-def test_gcv_is_a_search_with_the_hat_matrix(stream: Stream, update_past: bool, weighting: str) -> None:
-    # More samples than features: else the hat matrix itself leaves only rounding (see test_statistics for that case).
+def test_gcv_is_a_search_with_the_hat_matrix(
+    stream: Stream, update_past: bool, weighting: str
+) -> None:
+    # More samples than features: else the hat matrix itself leaves only rounding (see
+    # test_statistics for that case).
     head = learn(stream, ridge="gcv", update_past=update_past, weighting=weighting)
     limit = np.log((1 - EPSILON) / EPSILON)
     for j, classes in enumerate(stream.classes):
         z, y, weight = samples_of_cohort(stream, j, update_past)
-        # One ridge for a cohort; with the released slopes every class has a Gram matrix, and so a ridge, of its own.
-        groups = [classes] if weighting == "derivative" else [[c] for c in classes]
+        # One ridge for a cohort; with the released slopes every class has a Gram matrix, and so a
+        # ridge, of its own.
+        if weighting == "derivative":
+            groups = [classes]
+        else:
+            groups = [[c] for c in classes]
         for group in groups:
             target = np.stack([np.where(y == c, limit, -limit) for c in group], axis=1)
             if np.ptp(target, axis=0).max() == 0:
@@ -208,22 +254,30 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Stream, update_past: bool, 
             best = min(score for score, _ in candidates)
             ours = head.weights()[:, [head.classes.index(c) for c in group]]
             # Where candidates are equally good to rounding, any of them is right.
-            assert min(distance(ours, w) for score, w in candidates if score <= best * (1 + 1e-9)) < 1e-8
+            assert (
+                min(distance(ours, w) for score, w in candidates if score <= best * (1 + 1e-9))
+                < 1e-8
+            )
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("ridge", [1e-6, "gcv"])
 @pytest.mark.parametrize("count", [1, 2, 30])
-def test_one_class_alone_scores_its_target_everywhere(count: int, ridge: float | str, weighting: str) -> None:
+def test_one_class_alone_scores_its_target_everywhere(
+    count: int, ridge: float | str, weighting: str
+) -> None:
     z = torch.randn(count, 50, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
     head = teach(CIFNetHead(50, ridge=ridge, weighting=weighting), z, torch.full((count,), 3))
-    assert torch.allclose(head(z), torch.full((count, 1), head.limit, dtype=torch.float64), rtol=1e-3)
+    assert torch.allclose(
+        head(z), torch.full((count, 1), head.limit, dtype=torch.float64), rtol=1e-3
+    )
     if ridge == "gcv":  # the bias is free, so nothing is left for the features to explain
         assert head.weights()[1:].norm() < 1e-8
 
 
 def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences() -> None:
-    z, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4)
+    z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0, 1] * 4)
     first = teach(CIFNetHead(3), z, y)
     shards = []
     for rows in (slice(0, 2), slice(2, 4), slice(0, 0)):
@@ -253,7 +307,8 @@ def test_impossible_arguments_are_refused(wrong: dict[str, Any], words: str) -> 
         CIFNetHead(3, **wrong)
 
 
-# ---------------------------------------------------------------------- golden vectors of the released code
+# ---------------------------------------------------------------------- golden vectors of the
+# released code
 
 GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz"))
 TASKS = [[int(c) for c in GOLDEN["class_order"][2 * k : 2 * k + 2]] for k in range(5)]
@@ -268,7 +323,8 @@ VARIANTS = {
 }
 
 images, targets = load_digits(return_X_y=True)
-X, Y = torch.from_numpy(images / 16), torch.from_numpy(targets).long()
+X = torch.from_numpy(images / 16)
+Y = torch.from_numpy(targets).long()
 
 
 def task_rows(k: int) -> NDArray[np.int64]:
@@ -279,7 +335,10 @@ def task_rows(k: int) -> NDArray[np.int64]:
 def buffer_rows(k: int) -> tuple[NDArray[np.int64], float]:
     """Rows of all digits before task k, and their weight ⌊n_max/10⌋."""
     earlier = [c for task in TASKS[:k] for c in task]
-    rows = np.concatenate([GOLDEN["buffer_rows"][c] for c in earlier]) if earlier else np.zeros(0)
+    if earlier:
+        rows = np.concatenate([GOLDEN["buffer_rows"][c] for c in earlier])
+    else:
+        rows = np.zeros(0)
     n_max = max(int((targets[task_rows(k)] == c).sum()) for c in TASKS[k])
     return rows.astype(np.int64), float(n_max // 10)
 
@@ -307,14 +366,17 @@ def held_out(k: int) -> torch.Tensor:
 def true_weights(weighting: str, update_past: bool) -> list[NDArray[np.longdouble]]:
     """The same normal equations, summed and solved in extended precision.
 
-    Each solve is refined: a float64 factorisation, with residuals in extended precision, gains about eight digits a
-    step at a condition number of 2·10⁸, so that eight steps reach the last digit of the extended format.
+    Each solve is refined: a float64 factorisation, with residuals in extended precision, gains
+        about eight digits a
+    step at a condition number of 2·10⁸, so that eight steps reach the last digit of the extended
+    format.
     """
     wide = np.longdouble
     x = np.concatenate([np.ones((len(images), 1)), images / 16], axis=1).astype(wide)
     limit = np.log(wide("0.95") / wide("0.05"))
     if weighting == "released":
-        positive, negative = (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
+        positive = (limit * (1 - limit)) ** 2
+        negative = (limit * (1 + limit)) ** 2
     else:
         positive = negative = (wide("0.95") * wide("0.05")) ** 2
     sums: dict[int, tuple[Any, Any]] = {}
@@ -325,7 +387,10 @@ def true_weights(weighting: str, update_past: bool) -> list[NDArray[np.longdoubl
         for c in list(sums) + classes:
             if c in sums and not update_past:
                 continue
-            rows = own_rows if c in sums else np.concatenate([own_rows, past])
+            if c in sums:
+                rows = own_rows
+            else:
+                rows = np.concatenate([own_rows, past])
             omega = np.ones(len(rows), wide)
             omega[len(own_rows) :] = weight
             is_positive = targets[rows] == c
@@ -364,10 +429,13 @@ def test_weights_are_the_exact_solution(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["released_code", "released_locked"])
-def test_weights_of_the_released_code_agree_as_far_as_the_golden_vectors_are_exact(variant: str) -> None:
-    # The released slopes (t(1 − t) is −5.7 and −11.6) make a normal matrix of condition 2·10⁸, at which the file itself
-    # carries up to 1.34e-9 of rounding (released_code after the last task). So wherever the file is within 1e-9 of the
-    # exact solution we must be within 1e-9 of the file; and we may never be further from it than the truth is.
+def test_weights_of_the_released_code_agree_as_far_as_the_golden_vectors_are_exact(
+    variant: str,
+) -> None:
+    # The released slopes (t(1 − t) is −5.7 and −11.6) make a normal matrix of condition 2·10⁸, at
+    # which the file itself carries up to 1.34e-9 of rounding (released_code after the last task).
+    # So wherever the file is within 1e-9 of the exact solution we must be within 1e-9 of the file;
+    # and we may never be further from it than the truth is.
     truth = true_weights(**VARIANTS[variant])
     within = 0
     for k, (weights, _) in enumerate(learn_digits(50, **VARIANTS[variant])):

@@ -1,4 +1,6 @@
-"""Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what they promise."""
+"""Scores without a sample, temperatures, thresholds and sets of answers: against refits, and what
+they promise.
+"""
 
 import dataclasses
 import json
@@ -20,15 +22,15 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KLDAHead, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
-    AnswerSets,
     CalibrationSamples,
+    PredictionSets,
     Reference,
     calibrate,
     fit_probabilities,
     fit_temperature,
-    near_copies,
+    image_weights,
+    near_duplicates,
     novelty_reference,
-    photo_weights,
     set_scores,
 )
 from cifnet_pl.statistics import Discriminant
@@ -43,7 +45,9 @@ TASKS = [[7], [-3, 4], [100, 0, 1]]
 
 
 class Stream:
-    """Three uneven tasks, and a buffer that shrinks and is shown with a weight of its own for each class and task."""
+    """Three uneven tasks, and a buffer that shrinks and is shown with a weight of its own for each
+    class and task.
+    """
 
     def __init__(self, seed: int):
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +61,9 @@ class Stream:
         self.past = [{c: (5 - k, weights[k][i]) for i, c in enumerate(before[k])} for k in range(3)]
 
     def learn(self, head: Head, *left_out: tuple[int, int]) -> Head:
-        """Learn everything, but for sample number i of a class for each (class, i) in ``left_out``."""
+        """Learn everything, but for sample number i of a class for each (class, i) in
+        ``left_out``.
+        """
         for k, classes in enumerate(TASKS):
             head.begin_task(classes, [len(self.z[c]) for c in classes])
             for label in classes:
@@ -68,13 +74,17 @@ class Stream:
             head.solve()
         return head
 
-    def samples(self, label: int, count: int, left_out: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+    def samples(
+        self, label: int, count: int, left_out: tuple[tuple[int, int], ...]
+    ) -> tuple[Tensor, Tensor]:
         rows = [i for i in range(count) if (label, i) not in left_out]
         return self.z[label][rows], torch.full((len(rows),), label)
 
     def stored(self) -> tuple[Tensor, Tensor]:
         """The three samples of each class that were in the buffer all along."""
-        return torch.cat([self.z[c][:3] for c in self.z]), torch.tensor([c for c in self.z for _ in range(3)])
+        return torch.cat([self.z[c][:3] for c in self.z]), torch.tensor(
+            [c for c in self.z for _ in range(3)]
+        )
 
 
 def literal(stream: Stream, make: Callable[[], Head], groups: Tensor | None = None) -> Tensor:
@@ -89,7 +99,9 @@ def literal(stream: Stream, make: Callable[[], Head], groups: Tensor | None = No
 
 
 def grouped(stream: Stream) -> Tensor:
-    """Two of the three stored samples of each class together, and with them two of another class."""
+    """Two of the three stored samples of each class together, and with them two of another
+    class.
+    """
     _, y = stream.stored()
     groups = torch.arange(len(y))
     groups[1::3] = groups[0::3]
@@ -107,7 +119,11 @@ RIDGES = {
     "discriminant": {"decision": "discriminant"},
     "products": {"products": 1.5},
 }
-SLOPES = [(weighting, update_past) for weighting in ("derivative", "released") for update_past in (True, False)]
+SLOPES = [
+    (weighting, update_past)
+    for weighting in ("derivative", "released")
+    for update_past in (True, False)
+]
 EXACT = {
     **{
         f"{name}, {ridge}": (partial(make, D, **options), ridge)
@@ -125,26 +141,36 @@ EXACT = {
         for weighting, update_past in SLOPES
     },
 }
-"""Name → head of a ridge, and the ridge; heads that refit in closed form, at the ridge that they chose."""
+"""Name → head of a ridge, and the ridge; heads that refit in closed form, at the ridge that they
+chose.
+"""
 exact = pytest.mark.parametrize(("make", "ridge"), EXACT.values(), ids=EXACT)
 
 
 @exact
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
-def test_each_sample_left_out_as_refits_give(make: Callable[..., Head], ridge: float | str, seed: int) -> None:
+def test_each_sample_left_out_as_refits_give(
+    make: Callable[..., Head], ridge: float | str, seed: int
+) -> None:
     stream = Stream(seed)
     head = stream.learn(make(ridge=ridge))
     used = head.choices()[0].ridge
-    assert_as_refits(head.leave_one_out(*stream.stored()), literal(stream, lambda: make(ridge=used)))
+    assert_as_refits(
+        head.leave_one_out(*stream.stored()), literal(stream, lambda: make(ridge=used))
+    )
 
 
 @exact
 def test_groups_left_out_as_refits_give(make: Callable[..., Head], ridge: float | str) -> None:
     stream = Stream(7)
-    head, groups = stream.learn(make(ridge=ridge)), grouped(stream)
+    head = stream.learn(make(ridge=ridge))
+    groups = grouped(stream)
     used = head.choices()[0].ridge
-    assert_as_refits(head.leave_one_out(*stream.stored(), groups), literal(stream, lambda: make(ridge=used), groups))
+    assert_as_refits(
+        head.leave_one_out(*stream.stored(), groups),
+        literal(stream, lambda: make(ridge=used), groups),
+    )
 
 
 class Plain(RidgeHead):
@@ -186,7 +212,8 @@ def test_leaving_out_in_random_features() -> None:
 
 def test_a_group_without_which_nothing_is_known() -> None:
     """A class whose only samples are one group, and all samples as one."""
-    z, y = torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
+    z = torch.randn(6, D, dtype=torch.float64)
+    y = torch.tensor([0, 0, 0, 1, 1, 1])
     for decision in ("ridge", "discriminant"):
         head = teach(RidgeHead(D, ridge=0.3, decision=decision), z, y)
         assert head.leave_one_out(z, y, torch.zeros(6, dtype=torch.int64)).isnan().all()
@@ -197,52 +224,63 @@ def test_a_group_without_which_nothing_is_known() -> None:
 
 
 def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
-    """Each photo four times, but for a little noise: the temperature is that of leaving whole bursts out."""
+    """Each image four times, but for a little noise: the temperature is that of leaving whole
+    bursts out.
+    """
     draw = torch.Generator().manual_seed(5)
     y = torch.arange(4).repeat_interleave(6)
     moments = torch.randn(4, 30, generator=draw)[y] + 3 * torch.randn(24, 30, generator=draw)
     z = moments.repeat_interleave(4, dim=0) + 0.02 * torch.randn(96, 30, generator=draw)
-    labels, bursts = y.repeat_interleave(4), torch.arange(24).repeat_interleave(4)
+    labels = y.repeat_interleave(4)
+    bursts = torch.arange(24).repeat_interleave(4)
     head = teach(RidgeHead(30, ridge=1.0), z, labels)
     expected = fit_probabilities(head.leave_one_out(z, labels, bursts), labels)
-    calibrate(CalibrationSamples(head, z, labels, near_copies(z, labels)))
+    calibrate(CalibrationSamples(head, z, labels, near_duplicates(z, labels)))
     assert (head.temperature.item(), head.odds_power.item()) == pytest.approx(expected, rel=1e-9)
     assert expected[0] > 2 * fit_probabilities(head.leave_one_out(z, labels), labels)[0]
 
 
 @pytest.mark.parametrize("options", RIDGES.values(), ids=RIDGES)
-def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(options: dict[str, Any]) -> None:
+def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(
+    options: dict[str, Any],
+) -> None:
     stream = Stream(3)
     head = stream.learn(RidgeHead(D, ridge=0.3, **options))
     z, y = stream.stored()
     before = head.leave_one_out(z, y)
-    rows, columns = (y != -3) & (y != 100), [head.classes.index(c) for c in (7, 4, 0, 1)]
+    rows = (y != -3) & (y != 100)
+    columns = [head.classes.index(c) for c in (7, 4, 0, 1)]
     head.remove_classes([-3, 100])
-    assert torch.allclose(head.leave_one_out(z[rows], y[rows]), before[rows][:, columns], rtol=1e-9, atol=1e-9)
+    assert torch.allclose(
+        head.leave_one_out(z[rows], y[rows]), before[rows][:, columns], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_a_sample_without_which_nothing_is_known() -> None:
-    z, y = torch.randn(1, D), torch.tensor([4])
+    z = torch.randn(1, D)
+    y = torch.tensor([4])
     head = teach(RidgeHead(D), z, y)
     assert head.leave_one_out(z, y).isnan().all()
     calibrate(CalibrationSamples(head, z, y))
     assert head.temperature == head.odds_power == 1
     assert head.probabilities(z).tolist() == [[1.0]]
-    photos = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
     locked = CIFNetHead(D, ridge="gcv", update_past=False)
     for label, rows in ((0, [0]), (1, [1, 2, 3, 4, 5])):
-        teach(locked, photos[rows], torch.full((len(rows),), label))
-    calibrate(CalibrationSamples(locked, photos[:3], torch.tensor([0, 1, 1])))
+        teach(locked, images[rows], torch.full((len(rows),), label))
+    calibrate(CalibrationSamples(locked, images[:3], torch.tensor([0, 1, 1])))
     assert locked.temperature.isfinite()
 
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float) -> None:
+def test_images_that_are_nearly_alike_in_float32(make: type[Head], noise: float) -> None:
     """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(4).repeat(20)
-    z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(80, 30, generator=generator)
+    z = torch.randn(4, 30, generator=generator)[y] + noise * torch.randn(
+        80, 30, generator=generator
+    )
     options = {"width": 60} if make is ACILHead else {}
     head = teach(make(30, ridge="gcv", dtype="float32", **options), z, y)
     calibrate(CalibrationSamples(head, z, y))
@@ -251,16 +289,21 @@ def test_photos_that_are_nearly_alike_in_float32(make: type[Head], noise: float)
 
 
 def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int]) -> Tensor:
-    """Scores of one sample by ridge regression with a free bias without it: dense normal equations for every class."""
+    """Scores of one sample by ridge regression with a free bias without it: dense normal equations
+    for every class.
+    """
     sample = stream.z[left_out[0]][left_out[1]]
     columns = []
     for k, classes in enumerate(TASKS):
         parts = [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in classes]
-        parts += [(*stream.samples(c, quota, (left_out,)), w) for c, (quota, w) in stream.past[k].items()]
+        parts += [
+            (*stream.samples(c, quota, (left_out,)), w) for c, (quota, w) in stream.past[k].items()
+        ]
         if head.update_past:
             later = [c for task in TASKS[k + 1 :] for c in task]
             parts += [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in later]
-        z, y = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        z = torch.cat([p[0] for p in parts])
+        y = torch.cat([p[1] for p in parts])
         omega = torch.cat([torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts])
         x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
         for c, ridge in zip(classes, head._parts[k].ridge_used.tolist(), strict=True):
@@ -278,27 +321,35 @@ def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int])
 @pytest.mark.parametrize(("weighting", "update_past"), SLOPES)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
-def test_cifnet_with_gcv_at_the_ridges_that_it_chose(weighting: str, update_past: bool, seed: int) -> None:
+def test_cifnet_with_gcv_at_the_ridges_that_it_chose(
+    weighting: str, update_past: bool, seed: int
+) -> None:
     stream = Stream(seed)
     head = stream.learn(CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past))
     z, y = stream.stored()
     scores = head.leave_one_out(z, y)
-    expected = torch.stack([weighted_scores(stream, head, (int(y[n]), n % 3)) for n in range(len(y))])
+    expected = torch.stack(
+        [weighted_scores(stream, head, (int(y[n]), n % 3)) for n in range(len(y))]
+    )
     assert torch.allclose(scores, expected, rtol=1e-7, atol=1e-7)
 
 
 def test_dsal_is_near() -> None:
     found = []
     for seed in range(5):
-        stream, make = Stream(seed), partial(DSALHead, D, width=20, ridge=1.0)
+        stream = Stream(seed)
+        make = partial(DSALHead, D, width=20, ridge=1.0)
         head = stream.learn(make())
-        found.append((head.leave_one_out(*stream.stored()), literal(stream, make), head(stream.stored()[0])))
+        found.append(
+            (head.leave_one_out(*stream.stored()), literal(stream, make), head(stream.stored()[0]))
+        )
     result, wanted, naive = (torch.cat(parts) for parts in zip(*found, strict=True))
     # Not exact, but most of what lies between the scores with and without the sample.
     assert (result - wanted).norm() < 0.2 * (naive - wanted).norm()
 
 
-# ---------------------------------------------------------------------- what a sample's weight is known from
+# ---------------------------------------------------------------------- what a sample's weight is
+# known from
 
 
 def test_it_survives_a_file_and_removed_classes() -> None:
@@ -310,11 +361,16 @@ def test_it_survives_a_file_and_removed_classes() -> None:
     again.load_state_dict(head.state_dict())
     assert torch.equal(again.leave_one_out(z, y), before)
     again.remove_classes([-3, 0])
-    kept, columns = (y != -3) & (y != 0), [0, 2, 3, 5]
-    assert torch.allclose(again.leave_one_out(z[kept], y[kept]), before[kept][:, columns], rtol=1e-12)
+    kept = (y != -3) & (y != 0)
+    columns = [0, 2, 3, 5]
+    assert torch.allclose(
+        again.leave_one_out(z[kept], y[kept]), before[kept][:, columns], rtol=1e-12
+    )
     again.remove_classes([7])
     kept &= y != 7
-    assert torch.allclose(again.leave_one_out(z[kept], y[kept]), before[kept][:, [2, 3, 5]], rtol=1e-12)
+    assert torch.allclose(
+        again.leave_one_out(z[kept], y[kept]), before[kept][:, [2, 3, 5]], rtol=1e-12
+    )
 
 
 def test_samples_of_a_class_with_different_weights_are_refused() -> None:
@@ -325,7 +381,9 @@ def test_samples_of_a_class_with_different_weights_are_refused() -> None:
     head.observe_past(z[:1], torch.tensor([1]), torch.tensor([2.0]))
     head.observe_past(z[1:2], torch.tensor([1]), torch.tensor([3.0]))
     head.solve()
-    with pytest.raises(UnsupportedError, match="calibration samples of class 1 had different weights"):
+    with pytest.raises(
+        UnsupportedError, match="calibration samples of class 1 had different weights"
+    ):
         head.leave_one_out(z, torch.ones(6, dtype=torch.int64))
     head.leave_one_out(z, torch.full((6,), 2))  # of its own class all is known
 
@@ -359,13 +417,18 @@ def test_bad_calls_are_refused() -> None:
 
 
 def ece(probabilities: Tensor, y: Tensor) -> float:
-    return 100 * multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15).item()
+    return (
+        100
+        * multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15).item()
+    )
 
 
 def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
     """By the definition: the odds p / (1 − p) of the largest probability become their power."""
     spread = 1 / (len(y) + 2)
-    smoothed = torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread) + spread / scores.shape[1]
+    smoothed = (
+        torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread) + spread / scores.shape[1]
+    )
     p = torch.softmax(scores / temperature, dim=1)
     largest, first = p.max(dim=1, keepdim=True)
     odds = (largest / (1 - largest)) ** power
@@ -381,11 +444,16 @@ def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -
     result = fit_temperature(true * scores, y)
     assert result == pytest.approx(true, rel=0.1)
     best = nll(true * scores, y, result)
-    assert all(best <= nll(true * scores, y, result * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0))
+    assert all(
+        best <= nll(true * scores, y, result * factor)
+        for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0)
+    )
 
 
 @given(st.integers(0, 10_000), st.floats(0.3, 3), st.floats(0.2, 0.8))
-def test_the_power_that_made_the_labels_is_found(seed: int, temperature: float, power: float) -> None:
+def test_the_power_that_made_the_labels_is_found(
+    seed: int, temperature: float, power: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = 1.5 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
     p = to_probabilities(scores, temperature, power)
@@ -399,12 +467,17 @@ def test_the_power_that_made_the_labels_is_found(seed: int, temperature: float, 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 1))
 def test_a_power_keeps_the_answer_and_the_others_proportions(seed: int, power: float) -> None:
-    scores = 3 * torch.randn(50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    p, plain = to_probabilities(scores, 1.7, power), torch.softmax(scores / 1.7, dim=1)
+    scores = 3 * torch.randn(
+        50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    p = to_probabilities(scores, 1.7, power)
+    plain = torch.softmax(scores / 1.7, dim=1)
     assert torch.allclose(p.sum(dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-12)
     assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
     others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
-    assert torch.allclose(others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()], others[~others.isnan()])
+    assert torch.allclose(
+        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()], others[~others.isnan()]
+    )
     assert torch.allclose(to_probabilities(scores, 1.7, 1.0), plain, rtol=0, atol=1e-14)
 
 
@@ -427,7 +500,12 @@ def test_without_an_error_nothing_is_certain(samples: int) -> None:
 
 def test_scores_that_say_nothing_get_a_temperature_all_the_same() -> None:
     assert fit_temperature(torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])) > 0
-    assert fit_temperature(torch.full((4, 1), 2.5, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)) == 2.5
+    assert (
+        fit_temperature(
+            torch.full((4, 1), 2.5, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+        )
+        == 2.5
+    )
 
 
 HEADS = {
@@ -442,10 +520,13 @@ HEADS = {
 def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     z, y = scans()
     order = np.random.default_rng(0).permutation(len(y))
-    z, y = z[order], y[order]
-    head, buffer = make(), CalibrationBuffer(300)
+    z = z[order]
+    y = y[order]
+    head = make()
+    buffer = CalibrationBuffer(300)
     learn_digits(head, buffer, z[:900], y[:900])
-    test, labels = z[900:], y[900:]
+    test = z[900:]
+    labels = y[900:]
     raw = ece(head.probabilities(test), labels)
     calibrate(CalibrationSamples(head, *buffer.items()))
     fitted = ece(head.probabilities(test), labels)
@@ -462,7 +543,9 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
 @pytest.mark.parametrize("name", ["CIFNetHead", "RidgeHead"])
 def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     plain = learned(tmp_path / "plain", *BUFFER, "--model.head", name)
-    run = learned(tmp_path / "calibrated", *BUFFER, "--model.head", name, "--model.calibrate", "true")
+    run = learned(
+        tmp_path / "calibrated", *BUFFER, "--model.head", name, "--model.calibrate", "true"
+    )
     errors = [float(rows_of(folder / "tasks.csv")[-1]["ece"]) for folder in (run, plain)]
     assert errors[0] < 5 < 15 < errors[1]
     temperature = float(checkpoint(run)["state_dict"]["head.temperature"])
@@ -473,7 +556,7 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     stored = [summary["buffer_elements"] / 192 for summary in summaries]
     if name == "CIFNetHead":
         assert stored == [300, 300]
-    else:  # whole occasions of photos, as many as fit
+    else:  # whole groups of images, as many as fit
         assert stored[0] == 0
         assert 150 < stored[1] <= 300
 
@@ -481,7 +564,10 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--model.head", "RidgeHead"], "calibrate needs stored samples: give a calibration buffer"),
+        (
+            ["--model.head", "RidgeHead"],
+            "calibrate needs stored samples: give a calibration buffer",
+        ),
         ([*BUFFER, "--model.head", "NCMHead"], "NCMHead has no leave-one-out scores"),
     ],
 )
@@ -489,27 +575,36 @@ def test_what_cannot_be_calibrated_is_refused_at_once(options, words, tmp_path, 
     assert_ends(fit(tmp_path, *options, "--model.calibrate", "true"), 2, words, capsys)
 
 
-def test_a_class_of_photos_that_are_all_alike_is_left_out_photo_by_photo() -> None:
-    """Without all of them nothing would be known of the class; a burst in another class is still one group."""
+def test_a_class_of_images_that_are_all_alike_is_left_out_image_by_image() -> None:
+    """Without all of them nothing would be known of the class; a burst in another class is still
+    one group.
+    """
     draw = torch.Generator().manual_seed(2)
     alike = torch.randn(1, 30, generator=draw) + 0.05 * torch.randn(6, 30, generator=draw)
     others = torch.randn(6, 30, generator=draw)
     others[:2] = others[2] + 0.05 * torch.randn(2, 30, generator=draw)
-    groups = near_copies(torch.cat([alike, others]), torch.arange(12) // 6)
+    groups = near_duplicates(torch.cat([alike, others]), torch.arange(12) // 6)
     assert sorted(groups.bincount().tolist(), reverse=True)[:2] == [3, 1]
     assert groups[6] == groups[7] == groups[8]
-    assert near_copies(alike, torch.zeros(6, dtype=torch.int64)) is None
+    assert near_duplicates(alike, torch.zeros(6, dtype=torch.int64)) is None
 
 
-# ---------------------------------------------------------------------- thresholds and sets of answers
+# ---------------------------------------------------------------------- thresholds and sets of
+# answers
 
-CLASSES, WIDTH = 12, 16
+CLASSES = 12
+WIDTH = 16
 
 
 def draw(count: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``count`` samples of each of ``CLASSES`` overlapping classes, some of them wider than others."""
+    """``count`` samples of each of ``CLASSES`` overlapping classes, some of them wider than
+    others.
+    """
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 2
+    centres = (
+        torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        + 2
+    )
     y = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(count))
     noise = torch.randn(len(y), WIDTH, generator=generator, dtype=torch.float64)
     return centres[y] + (0.4 + 0.08 * y.double())[:, None] * noise, y
@@ -530,11 +625,15 @@ def test_p_values_and_thresholds_by_counting() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
-    reference = Reference.of(torch.cat([scores, torch.tensor([torch.nan])]), torch.cat([weights, weights[:1]]))
+    reference = Reference.of(
+        torch.cat([scores, torch.tensor([torch.nan])]), torch.cat([weights, weights[:1]])
+    )
     new_weight = weights.mean()
     for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):
         expected = (weights[scores >= value].sum() + new_weight) / (weights.sum() + new_weight)
-        assert float(reference.p_values(torch.tensor([value], dtype=torch.float64))) == pytest.approx(float(expected))
+        assert float(
+            reference.p_values(torch.tensor([value], dtype=torch.float64))
+        ) == pytest.approx(float(expected))
     for share in (0.1, 0.5, 0.9):
         limit = reference.threshold(share)
         assert weights[scores <= limit].sum() >= share * (weights.sum() + new_weight)
@@ -545,25 +644,33 @@ def test_p_values_and_thresholds_by_counting() -> None:
 
 def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
     y = torch.tensor([5, 5, -2, 5, 9])
-    result = photo_weights(y, torch.tensor([-2, 9, 5]), torch.tensor([7, 1, 30]))
+    result = image_weights(y, torch.tensor([-2, 9, 5]), torch.tensor([7, 1, 30]))
     assert result.tolist() == [10, 10, 7, 10, 1]
 
 
 def test_scores_of_sets_by_adding_up() -> None:
-    p = torch.softmax(2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
+    p = torch.softmax(
+        2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        dim=1,
+    )
     result = set_scores(p, 0.02)
     for row in range(20):
         for c in range(6):
             above = p[row] > p[row, c]
-            assert float(result[row, c]) == pytest.approx(float(p[row][above].sum() + 0.02 * above.sum()))
+            assert float(result[row, c]) == pytest.approx(
+                float(p[row][above].sum() + 0.02 * above.sum())
+            )
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
 def test_the_promise_about_unknown_holds(share: float) -> None:
-    """Few samples are stored of each class, and the classes differ in frequency by a factor of ten."""
+    """Few samples are stored of each class, and the classes differ in frequency by a factor of
+    ten.
+    """
     count = [300] * 3 + [30] * (CLASSES - 3)
     z, y = draw(count, seed=2)
-    head, rows = tempered(z, y), stored(y, 25)
+    head = tempered(z, y)
+    rows = stored(y, 25)
     reference = novelty_reference(CalibrationSamples(head, z[rows], y[rows]))
     new, _ = draw([20 * n for n in count], seed=3)
     called = (reference.p_values(head.novelty(new)) <= share).double().mean().item()
@@ -573,10 +680,13 @@ def test_the_promise_about_unknown_holds(share: float) -> None:
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
 def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None:
     z, y = draw([40] * CLASSES, seed=4)
-    head, rows = tempered(z, y), stored(y, 40)
+    head = tempered(z, y)
+    rows = stored(y, 40)
     new, right = draw([500] * CLASSES, seed=5)
     probabilities = head.probabilities(new)
-    sets = AnswerSets.of(CalibrationSamples(head, z[rows], y[rows]), coverage).of_probabilities(probabilities)
+    sets = PredictionSets.of(CalibrationSamples(head, z[rows], y[rows]), coverage).of_probabilities(
+        probabilities
+    )
     hit = sets.gather(1, right[:, None]).flatten().double()
     assert sets.any(dim=1).all()
     assert abs(hit.mean().item() - coverage) < 0.03 or sets.sum(dim=1).double().mean() < 1.05
@@ -584,7 +694,8 @@ def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None
 
 def test_too_few_samples_to_promise_anything() -> None:
     z, y = draw([40] * CLASSES, seed=4)
-    head, rows = tempered(z, y), stored(y, 1)
-    sets = AnswerSets.of(CalibrationSamples(head, z[rows], y[rows]), 0.99)
+    head = tempered(z, y)
+    rows = stored(y, 1)
+    sets = PredictionSets.of(CalibrationSamples(head, z[rows], y[rows]), 0.99)
     assert sets.limit == math.inf
     assert sets.of_probabilities(head.probabilities(z)).all()

@@ -1,4 +1,6 @@
-"""Every head lives on another device as it does on the CPU: a simulated one, and a real one where there is one."""
+"""Every head lives on another device as it does on the CPU: a simulated one, and a real one where
+there is one.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -82,7 +84,8 @@ def test_leaves_one_out(case: Case, here: Head, there: Head) -> None:
     if not here.leaves_one_out:
         return
     z, y = memory(TASKS[2:])[:2]  # of the last task, so never shown a second time
-    expected, result = here.leave_one_out(z, y), there.leave_one_out(*(part.to(there.labels.device) for part in (z, y)))
+    expected = here.leave_one_out(z, y)
+    result = there.leave_one_out(*(part.to(there.labels.device) for part in (z, y)))
     assert torch.allclose(result.cpu(), expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 

@@ -1,4 +1,6 @@
-"""The steps of docs/adding_a_head.md, done one by one in a copy of the package, work as the page says."""
+"""The steps of docs/adding_a_head.md, done one by one in a copy of the package, work as the page
+says.
+"""
 
 import os
 import re
@@ -20,7 +22,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package with the head that the page adds."""
     root = tmp_path_factory.mktemp("copy")
     for part in ("cifnet_pl", "tests", "configs", "docs"):
-        shutil.copytree(REPOSITORY / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / part, root / part, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(REPOSITORY / "pyproject.toml", root)
     code, line = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (configuration,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
@@ -35,7 +39,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(copy: Path, *arguments: str) -> str:
     """Run a module of the copy; its output."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200"}
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=copy, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -49,7 +59,7 @@ def test_the_shared_suites_test_it(copy: Path) -> None:
 
 @pytest.mark.system
 def test_the_configuration_runs(copy: Path) -> None:
-    (command,) = re.findall(r"^cifnet (fit .*) --data.root PHOTOS$", PAGE, re.M)
+    (command,) = re.findall(r"^cifnet (fit .*) --data.root IMAGES$", PAGE, re.M)
     tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
     assert "Ā" in run(copy, "cifnet_pl", *command.split(), *tiny)
     assert "MeanRidgeHead" in (copy / "logs/mean_ridge/version_0/summary.json").read_text()

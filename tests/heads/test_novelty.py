@@ -10,14 +10,25 @@ import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import OVERALL, RIDGE
-from cifnet_pl.heads.confidence import CalibrationSamples, near_copies, novelty_reference
-from cifnet_pl.testing import WIDTH, Case, Task, difference, halves, learn, queries, show_past, stream
+from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates, novelty_reference
+from cifnet_pl.testing import (
+    WIDTH,
+    Case,
+    Task,
+    difference,
+    halves,
+    learn,
+    queries,
+    show_past,
+    stream,
+)
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UnsupportedError
 from tests.heads.suite import HEADS, teach
 
 TASKS = stream()
 QUERIES = queries(TASKS)
-Z, Y = torch.cat([task.z for task in TASKS]), torch.cat([task.y for task in TASKS])
+Z = torch.cat([task.z for task in TASKS])
+Y = torch.cat([task.y for task in TASKS])
 TELLING = [case for case in HEADS if case.values[0].make(WIDTH).tells_novelty]
 telling = pytest.mark.parametrize("case", TELLING)
 
@@ -28,10 +39,17 @@ class Literal:
     Group −1 is no class: it counts for both scatters, and nothing is near to it.
     """
 
-    def __init__(self, rows: np.ndarray, groups: np.ndarray, weights: np.ndarray, ridge: float | None = None):
-        self.rows, self.groups, self.weights = rows, groups, weights
+    def __init__(
+        self, rows: np.ndarray, groups: np.ndarray, weights: np.ndarray, ridge: float | None = None
+    ):
+        self.rows = rows
+        self.groups = groups
+        self.weights = weights
         total = weights.sum()
-        means = {g: np.average(rows[groups == g], axis=0, weights=weights[groups == g]) for g in np.unique(groups)}
+        means = {
+            g: np.average(rows[groups == g], axis=0, weights=weights[groups == g])
+            for g in np.unique(groups)
+        }
         self.mean = np.average(rows, axis=0, weights=weights)
         width = rows.shape[1]
         within = np.zeros((width, width))
@@ -40,7 +58,10 @@ class Literal:
             within += away.T @ away
         away = (rows - self.mean) * np.sqrt(weights)[:, None]
         scatter = away.T @ away
-        self.ridge = RIDGE * np.trace(within) / width if ridge is None else ridge
+        if ridge is None:
+            self.ridge = RIDGE * np.trace(within) / width
+        else:
+            self.ridge = ridge
         self.within = total * np.linalg.inv(within + self.ridge * np.eye(width))
         self.scatter = total * np.linalg.inv(scatter + self.ridge * np.eye(width))
         self.length = np.sqrt((weights * (rows**2).sum(axis=1)).sum() / total)
@@ -60,8 +81,11 @@ class Literal:
 
 
 def literal(head: Head, tasks: list[Task], removed: int | None = None) -> Literal:
-    """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer knows."""
-    z, y = torch.cat([task.z for task in tasks]), torch.cat([task.y for task in tasks])
+    """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer
+    knows.
+    """
+    z = torch.cat([task.z for task in tasks])
+    y = torch.cat([task.y for task in tasks])
     groups = torch.unique(y, return_inverse=True)[1]
     if removed is not None:
         groups[y == removed] = -1
@@ -80,7 +104,10 @@ def test_novelty_is_that_of_the_equations(case: Case) -> None:
         found = head.novelty(QUERIES)
         assert found.shape == (len(QUERIES),)
         assert found.dtype == torch.float64
-        assert difference(found, literal(head, TASKS[: k + 1]).of(rows(head, QUERIES))) <= case.tolerance
+        assert (
+            difference(found, literal(head, TASKS[: k + 1]).of(rows(head, QUERIES)))
+            <= case.tolerance
+        )
 
 
 @telling
@@ -108,12 +135,16 @@ def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> No
             groups[own[: len(own) // 2]] = own[0]
     found = head.leave_one_out_novelty(Z, Y, groups)
     members = [(groups == group).nonzero().flatten().tolist() for group in groups]
-    expected = torch.cat([full.without(*gone).of(full.rows[i : i + 1]) for i, gone in enumerate(members)])
+    expected = torch.cat(
+        [full.without(*gone).of(full.rows[i : i + 1]) for i, gone in enumerate(members)]
+    )
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
 
 
-def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
-    """A burst of one photo says little of the next photo: with its twins in the sums it seems more known than it is."""
+def test_what_calls_images_unknown_is_measured_without_bursts() -> None:
+    """A burst of one image says little of the next image: with its twins in the sums it seems more
+    known than it is.
+    """
     draw = torch.Generator().manual_seed(3)
     single = torch.randn(60, 30, generator=draw)
     z = single.repeat_interleave(4, dim=0) + 0.05 * torch.randn(240, 30, generator=draw)
@@ -122,13 +153,17 @@ def test_what_calls_photos_unknown_is_measured_without_bursts() -> None:
     again = torch.randn(200, 30, generator=draw)
     expected = float(head.novelty(again).median())
     alone = float(head.leave_one_out_novelty(z, y).median())
-    together = float(novelty_reference(CalibrationSamples(head, z, y, near_copies(z, y))).scores.median())
+    together = float(
+        novelty_reference(CalibrationSamples(head, z, y, near_duplicates(z, y))).scores.median()
+    )
     assert abs(together - expected) < 0.1 * abs(alone - expected)
 
 
 @telling
 def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
-    head = learn(case.make(WIDTH), [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS], batch=3)
+    head = learn(
+        case.make(WIDTH), [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS], batch=3
+    )
     found = head.novelty(QUERIES)
     assert difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES)) <= case.tolerance
     assert difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found) <= case.tolerance
@@ -139,7 +174,9 @@ def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) 
 
 @telling
 def test_novelty_follows_every_change(case: Case) -> None:
-    """Merge, subtract, several processes, a file, removal: as if learned at once, and never what was before."""
+    """Merge, subtract, several processes, a file, removal: as if learned at once, and never what
+    was before.
+    """
     head = learn(case.make(WIDTH), TASKS)
     expected = literal(head, TASKS)
     assert difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES)) <= case.tolerance
@@ -156,7 +193,8 @@ def test_novelty_follows_every_change(case: Case) -> None:
             assert difference(one.novelty(QUERIES), alone) <= max(case.tolerance, 1e-8)
     if case.make(WIDTH).reduces:
         first = learn(case.make(WIDTH), TASKS[:2])
-        second, task = copy.deepcopy(first), TASKS[2]
+        second = copy.deepcopy(first)
+        task = TASKS[2]
         parts = halves(task)
         for shard, part in zip((first, second), parts, strict=True):
             shard.begin_task(task.classes, task.counts)
@@ -166,7 +204,9 @@ def test_novelty_follows_every_change(case: Case) -> None:
         first.reduce_(lambda tensor: tensor.add_(sent.pop(0)))
         show_past(first, TASKS[:2])
         first.solve()
-        assert difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+        assert (
+            difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+        )
 
 
 @telling
@@ -176,22 +216,32 @@ def test_a_removed_class_is_unknown_again(case: Case) -> None:
     before = head.novelty(own)
     head.remove_classes([0])
     after = head.novelty(own)
-    assert after.mean() > before.mean()  # not of each sample: the overall mean and scatter change, too
+    assert (
+        after.mean() > before.mean()
+    )  # not of each sample: the overall mean and scatter change, too
     if isinstance(head, FeCAMHead):  # a class leaves with its matrix
         never = [task.part(task.y != 0) for task in TASKS]
         assert difference(after, literal(head, never).of(rows(head, own))) <= case.tolerance
     elif not isinstance(head, ACILHead | SLDAHead):  # which keep no sum of what was removed
-        assert difference(after, literal(head, TASKS, removed=0).of(rows(head, own))) <= case.tolerance
+        assert (
+            difference(after, literal(head, TASKS, removed=0).of(rows(head, own))) <= case.tolerance
+        )
 
 
 @telling
 def test_a_class_with_one_sample(case: Case) -> None:
-    """Left out, it leaves no class behind: it is as far away as from the other one, and unknown where there is none."""
+    """Left out, it leaves no class behind: it is as far away as from the other one, and unknown
+    where there is none.
+    """
     z = QUERIES[:1]
     head = teach(case.make(WIDTH), z, torch.tensor([4]))
     assert head.novelty(QUERIES).isfinite().all()
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
-    task = Task([4, -3], torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]), torch.tensor([4] + [-3] * TASKS[1].counts[0]))
+    task = Task(
+        [4, -3],
+        torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]),
+        torch.tensor([4] + [-3] * TASKS[1].counts[0]),
+    )
     head = learn(case.make(WIDTH), [task])
     full = literal(head, [task])
     expected = full.without(0).of(full.rows[:1])

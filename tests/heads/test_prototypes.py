@@ -1,4 +1,6 @@
-"""Prototype heads against scikit-learn, and against what their papers compute, written out sample by sample."""
+"""Prototype heads against scikit-learn, and against what their papers compute, written out sample
+by sample.
+"""
 
 import math
 
@@ -18,13 +20,17 @@ from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import teach
 
 _images, _targets = load_digits(return_X_y=True)
-# Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and to us.
+# Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and
+# to us.
 ROWS = np.concatenate([np.flatnonzero(_targets == c)[:40] for c in range(10)])
-Z, Y = torch.from_numpy(_images[ROWS] / 16), torch.from_numpy(_targets[ROWS]).long()
+Z = torch.from_numpy(_images[ROWS] / 16)
+Y = torch.from_numpy(_targets[ROWS]).long()
 REST = torch.from_numpy(np.delete(_images, ROWS, axis=0) / 16)
 
 
-def learned(head: NCMHead | SLDAHead | RidgeHead, weight: Tensor | None = None) -> NCMHead | SLDAHead | RidgeHead:
+def learned(
+    head: NCMHead | SLDAHead | RidgeHead, weight: Tensor | None = None
+) -> NCMHead | SLDAHead | RidgeHead:
     """The head after five tasks of two digits."""
     for k in range(5):
         rows = (Y // 2).eq(k).nonzero().flatten()
@@ -38,7 +44,9 @@ def learned(head: NCMHead | SLDAHead | RidgeHead, weight: Tensor | None = None) 
 def test_ncm_scores() -> None:
     means = torch.stack([Z[Y.eq(c)].mean(dim=0) for c in range(10)])
     euclidean = learned(NCMHead(64, metric="euclidean"))(REST)
-    assert torch.allclose(euclidean, -(REST[:, None] - means).square().sum(dim=2), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        euclidean, -(REST[:, None] - means).square().sum(dim=2), rtol=1e-12, atol=1e-12
+    )
     cosine = learned(NCMHead(64))(REST)
     assert torch.allclose(cosine, torch.cosine_similarity(REST[:, None], means, dim=2), rtol=1e-12)
 
@@ -56,15 +64,19 @@ def test_ncm_refuses_another_metric_and_another_width() -> None:
         NCMHead(63).load_state_dict(learned(NCMHead(64)).state_dict())
 
 
-# ---------------------------------------------------------------------- linear discriminant analysis
+# ---------------------------------------------------------------------- linear discriminant
+# analysis
 
 
 @pytest.mark.parametrize("shrinkage", [0.05, 0.5, 1.0])
 def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
-    reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=np.full(10, 0.1))
+    reference = LinearDiscriminantAnalysis(
+        solver="lsqr", shrinkage=shrinkage, priors=np.full(10, 0.1)
+    )
     reference.fit(Z.numpy(), Y.numpy())
     head = learned(SLDAHead(64, shrinkage=shrinkage))
-    ours, theirs = head(REST), torch.from_numpy(reference.decision_function(REST.numpy()))
+    ours = head(REST)
+    theirs = torch.from_numpy(reference.decision_function(REST.numpy()))
     # Scores are fixed up to what is common to all classes.
     ours, theirs = (s - s.mean(dim=1, keepdim=True) for s in (ours, theirs + np.log(10)))
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -73,10 +85,14 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
 
 
 def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() -> None:
-    slda, ridge = learned(SLDAHead(64)), learned(RidgeHead(64))
-    alpha, scatter = slda.shrinkage_used.item(), slda.within_scatter()
+    slda = learned(SLDAHead(64))
+    ridge = learned(RidgeHead(64))
+    alpha = slda.shrinkage_used.item()
+    scatter = slda.within_scatter()
     # α of S/n is the ridge λ of the sums.
-    assert alpha / (1 - alpha) * scatter.trace().item() / 64 == pytest.approx(ridge.ridge_used.item(), rel=1e-9)
+    assert alpha / (1 - alpha) * scatter.trace().item() / 64 == pytest.approx(
+        ridge.ridge_used.item(), rel=1e-9
+    )
     # Both weights span the same space once what is common to all classes is taken out.
     ours = slda.weights[1:] - slda.weights[1:].mean(dim=1, keepdim=True)
     theirs = ridge.weights[1:]
@@ -85,7 +101,8 @@ def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() ->
 
 
 def test_slda_of_classes_of_one_sample_is_the_nearest_mean() -> None:
-    head, nearest = SLDAHead(64), NCMHead(64, metric="euclidean")
+    head = SLDAHead(64)
+    nearest = NCMHead(64, metric="euclidean")
     for each in (head, nearest):
         teach(each, Z[[0, 80]], torch.tensor([3, 5]))
     assert torch.equal(head.predict(REST), nearest.predict(REST))
@@ -93,9 +110,12 @@ def test_slda_of_classes_of_one_sample_is_the_nearest_mean() -> None:
 
 def test_a_removed_class_leaves_only_its_scatter() -> None:
     head = learned(SLDAHead(64, shrinkage=0.1))
-    scatter, scores = head.within_scatter(), head(REST)
+    scatter = head.within_scatter()
+    scores = head(REST)
     head.remove_classes([2, 9])
-    assert torch.allclose(head.within_scatter(), scatter, rtol=0, atol=1e-9 * scatter.abs().max().item())
+    assert torch.allclose(
+        head.within_scatter(), scatter, rtol=0, atol=1e-9 * scatter.abs().max().item()
+    )
     kept = [0, 1, 3, 4, 5, 6, 7, 8]
     assert torch.equal(head(REST), scores[:, kept])
     head.solve()
@@ -103,7 +123,9 @@ def test_a_removed_class_leaves_only_its_scatter() -> None:
 
 
 def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
-    """By the score of the literal hat matrix: of what is removed, deviations from the mean stay, without target."""
+    """By the score of the literal hat matrix: of what is removed, deviations from the mean stay,
+    without target.
+    """
     head = learned(SLDAHead(64))
     head.remove_classes(list(range(3, 10)))
     head.solve()
@@ -119,7 +141,8 @@ def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
         hat = x @ torch.linalg.solve(x.T @ x + penalty, x.T)
         return (n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2).item()
 
-    alpha, step = head.shrinkage_used.item(), 10**0.1
+    alpha = head.shrinkage_used.item()
+    step = 10**0.1
     chosen = alpha / (1 - alpha) * head.within_scatter().trace().item() / 64
     assert score(chosen) <= min(score(chosen * step), score(chosen / step))
 
@@ -141,7 +164,9 @@ SAMPLES, LABELS = (torch.cat([getattr(task, name) for task in TASKS]) for name i
 def test_ranpac_is_ridge_regression_of_indicators_on_its_projection() -> None:
     head = learn(RanPACHead(D, width=30, ridge=2.0, seed=3), TASKS)
     h, q = ((z @ draw_normal(30, D, 3).T).relu() for z in (SAMPLES, QUERIES))
-    weights = torch.linalg.solve(h.T @ h + 2 * torch.eye(30, dtype=torch.float64), h.T @ one_hot(LABELS).double())
+    weights = torch.linalg.solve(
+        h.T @ h + 2 * torch.eye(30, dtype=torch.float64), h.T @ one_hot(LABELS).double()
+    )
     assert torch.allclose(head(QUERIES), q @ weights, rtol=1e-8, atol=1e-8)
 
 
@@ -163,7 +188,9 @@ def test_klda_is_linear_discriminant_analysis_on_them() -> None:
     x, q = (head._features(z)[:, 1:] for z in (SAMPLES, QUERIES))
     means = torch.stack([x[c == LABELS].mean(dim=0) for c in range(6)])
     within = (x - means[LABELS]).T @ (x - means[LABELS]) / len(x)
-    inverse = torch.linalg.inv(0.7 * within + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64))
+    inverse = torch.linalg.inv(
+        0.7 * within + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64)
+    )
     expected = q @ inverse @ means.T - 0.5 * ((means @ inverse) * means).sum(dim=1)
     assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
 
@@ -176,10 +203,14 @@ def fecam_scores(shrinkage: float) -> Tensor:
         class_rows = x[c == LABELS].numpy()
         covariance = np.cov(class_rows, rowvar=False, bias=True)
         rest = covariance[~np.eye(D, dtype=bool)].mean()
-        shrunk = covariance + shrinkage * (covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D)))
+        shrunk = covariance + shrinkage * (
+            covariance.trace() / D * np.eye(D) + rest * (1 - np.eye(D))
+        )
         scale = np.sqrt(np.diag(shrunk))
         inverse = torch.from_numpy(np.linalg.pinv(shrunk / np.outer(scale, scale)))
-        away = normalize(q, dim=1) - normalize(torch.from_numpy(class_rows.mean(axis=0))[None], dim=1)
+        away = normalize(q, dim=1) - normalize(
+            torch.from_numpy(class_rows.mean(axis=0))[None], dim=1
+        )
         columns.append(-((away @ inverse) * away).sum(dim=1))
     return torch.stack(columns, dim=1)
 

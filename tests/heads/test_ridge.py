@@ -1,4 +1,6 @@
-"""RidgeHead against dense ridge regression and scikit-learn's discriminant; its transforms, and what it remembers."""
+"""RidgeHead against dense ridge regression and scikit-learn's discriminant; its transforms, and
+what it remembers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from cifnet_pl.statistics import GCV_GRID
 from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests import models
-from tests.command_line import fit, make_photos
+from tests.command_line import fit, make_images
 from tests.heads.suite import scans, teach
 
 EPSILON = 0.05
@@ -38,7 +40,9 @@ Tasks = list[tuple[list[int], Array, Ints]]
 
 @st.composite
 def tasks(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Tasks:
-    """One to four tasks of one to three classes with ``least_samples`` to eight more samples each."""
+    """One to four tasks of one to three classes with ``least_samples`` to eight more samples
+    each.
+    """
     features = draw(st.integers(1, most_features))
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -47,7 +51,9 @@ def tasks(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Ta
     for size in sizes:
         classes = [labels.pop() for _ in range(size)]
         counts = least_samples + rng.integers(0, 9, size)
-        z = rng.normal(size=(counts.sum(), features)) * rng.choice([0.3, 1, 5], features) + rng.normal(size=features)
+        z = rng.normal(size=(counts.sum(), features)) * rng.choice(
+            [0.3, 1, 5], features
+        ) + rng.normal(size=features)
         y = np.repeat(classes, counts)
         order = rng.permutation(len(y))
         stream.append((classes, z[order], y[order]))
@@ -64,7 +70,11 @@ def learn_arrays(stream: Tasks, **settings: Any) -> RidgeHead:
 def pooled(stream: Tasks) -> tuple[list[int], Array, Ints]:
     """All classes in order, all embeddings, all labels."""
     classes = [c for task_classes, _, _ in stream for c in task_classes]
-    return classes, np.concatenate([z for _, z, _ in stream]), np.concatenate([y for _, _, y in stream])
+    return (
+        classes,
+        np.concatenate([z for _, z, _ in stream]),
+        np.concatenate([y for _, _, y in stream]),
+    )
 
 
 def targets(classes: list[int], y: Ints) -> Array:
@@ -74,7 +84,9 @@ def targets(classes: list[int], y: Ints) -> Array:
 
 
 def dense_ridge(z: Array, target: Array, ridge: float, weight: Array | None = None) -> Array:
-    """Weights (d+1, C) that minimise Σ ω‖t − b − Wᵀz‖² + λ‖W‖², bias free, by least squares on stacked rows."""
+    """Weights (d+1, C) that minimise Σ ω‖t − b − Wᵀz‖² + λ‖W‖², bias free, by least squares on
+    stacked rows.
+    """
     root = np.sqrt(np.ones(len(z)) if weight is None else weight)[:, None]
     features = z.shape[1]
     rows = np.concatenate([root, root * z], axis=1)
@@ -85,8 +97,13 @@ def dense_ridge(z: Array, target: Array, ridge: float, weight: Array | None = No
 
 
 def distance(ours: Any, theirs: Any) -> float:
-    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry the weights may be zero, so not below 1e-3."""
-    return float(np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / max(np.linalg.norm(np.asarray(theirs)), 1e-3))
+    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry the weights may be zero, so not
+    below 1e-3.
+    """
+    return float(
+        np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
+        / max(np.linalg.norm(np.asarray(theirs)), 1e-3)
+    )
 
 
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0, 100.0]))
@@ -106,7 +123,9 @@ def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> Non
     def widened(z: np.ndarray) -> np.ndarray:
         p, q = np.split(head.directions.numpy(), 2)
         lengths = np.linalg.norm(z, axis=1)
-        products = [[0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))] for one in z]
+        products = [
+            [0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))] for one in z
+        ]
         return np.hstack([z, np.array(products) / np.where(lengths, lengths, 1)[:, None]])
 
     expected = dense_ridge(widened(z), targets(classes, y), ridge)
@@ -125,14 +144,18 @@ def test_products_approximate_a_polynomial_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "expected"), [([400, 399, 900], 3.0), ([100, 399, 900], 1.5), ([99, 99, 900], 0), (None, 0)]
+    ("counts", "expected"),
+    [([400, 399, 900], 3.0), ([100, 399, 900], 1.5), ([99, 99, 900], 0), (None, 0)],
 )
 def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     counts: list[int] | None, expected: float
 ) -> None:
-    """It is settled then: a later task changes nothing, and a file is read into a head of the same width."""
+    """It is settled then: a later task changes nothing, and a file is read into a head of the same
+    width.
+    """
     head = RidgeHead(4, products="auto")
-    z, y = torch.randn(30, 4), torch.arange(30) % 3
+    z = torch.randn(30, 4)
+    y = torch.arange(30) % 3
     head.begin_task([0, 1, 2], counts)
     head.observe(z, y)
     head.solve()
@@ -149,7 +172,8 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
 
 @pytest.mark.parametrize("samples", [100, 400])
 def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: int) -> None:
-    z, y = torch.randn(30, 7), torch.arange(30) % 3
+    z = torch.randn(30, 7)
+    y = torch.arange(30) % 3
     head = RidgeHead(7, products="auto")
     head.begin_task([0, 1, 2], [samples] * 3)
     head.observe(z, y)
@@ -158,7 +182,9 @@ def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: in
     again.load_state_dict(head.state_dict())
     assert again.settings() == head.settings()
     with pytest.raises(UsageError, match="products is 9"):
-        RidgeHead(7, products="auto").expect({"sums.class_sums": torch.zeros(1, 1).expand(2, 70_000)})
+        RidgeHead(7, products="auto").expect(
+            {"sums.class_sums": torch.zeros(1, 1).expand(2, 70_000)}
+        )
 
 
 @pytest.mark.parametrize("remember", [False, True])
@@ -169,8 +195,11 @@ def test_products_that_are_asked_for(remember: bool) -> None:
 
 
 def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    z, y, weight = torch.randn(50, 5), torch.arange(50) % 3, torch.rand(50)
-    whole, pieces = RidgeHead(5, products=1.5), RidgeHead(5, products=1.5)
+    z = torch.randn(50, 5)
+    y = torch.arange(50) % 3
+    weight = torch.rand(50)
+    whole = RidgeHead(5, products=1.5)
+    pieces = RidgeHead(5, products=1.5)
     for head, rows in ((whole, 50), (pieces, 7)):
         monkeypatch.setattr("cifnet_pl.heads.sums.AT_ONCE", rows)
         head.begin_task([0, 1, 2])
@@ -182,7 +211,8 @@ def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatc
 
 
 def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
-    z, y = torch.randn(60, 5), torch.arange(60) % 3
+    z = torch.randn(60, 5)
+    y = torch.arange(60) % 3
     plain, wide = (teach(RidgeHead(5, products=count), z, y) for count in (0, 1.5))
     assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
 
@@ -197,7 +227,9 @@ def test_sample_weights_are_weights_of_the_least_squares(stream: Tasks, seed: in
 
 
 @given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
-def test_merge_of_any_two_parts_equals_the_whole(stream: Tasks, seed: int, ridge: float | str) -> None:
+def test_merge_of_any_two_parts_equals_the_whole(
+    stream: Tasks, seed: int, ridge: float | str
+) -> None:
     classes, z, y = pooled(stream)
     here = np.random.default_rng(seed).random(len(y)) < 0.5
     sites = []
@@ -232,14 +264,19 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     gram = centred.T @ centred
     scores = []
     for ridge in GCV_GRID.numpy() * np.trace(gram) / len(gram):
-        hat = np.full((n, n), 1 / n) + centred @ np.linalg.inv(gram + ridge * np.eye(len(gram))) @ centred.T
+        hat = (
+            np.full((n, n), 1 / n)
+            + centred @ np.linalg.inv(gram + ridge * np.eye(len(gram))) @ centred.T
+        )
         rss = np.square(target - hat @ target).sum()
         if np.trace(hat) <= n / 2:
             scores.append((n * rss / (n - np.trace(hat)) ** 2, ridge))
     best = min(score for score, _ in scores)
     # Where candidates are equally good to rounding, any of them is right.
     ours = head.ridge_used.item()
-    assert any(abs(ours / ridge - 1) < 1e-9 for score, ridge in scores if score <= best * (1 + 1e-9))
+    assert any(
+        abs(ours / ridge - 1) < 1e-9 for score, ridge in scores if score <= best * (1 + 1e-9)
+    )
     assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-9
 
 
@@ -254,7 +291,8 @@ def test_arguments_that_are_refused(wrong: dict[str, Any], words: str) -> None:
         RidgeHead(3, **wrong)
 
 
-# ---------------------------------------------------------------------- the discriminant, and the choice
+# ---------------------------------------------------------------------- the discriminant, and the
+# choice
 
 D = 6
 TASKS = stream()
@@ -262,7 +300,9 @@ QUERIES = queries(TASKS)
 
 
 class Ridged(EmpiricalCovariance):  # type: ignore[misc]
-    """What scikit-learn takes for the covariance of a class: that of the head, whatever the class."""
+    """What scikit-learn takes for the covariance of a class: that of the head, whatever the
+    class.
+    """
 
     covariance: np.ndarray
 
@@ -272,15 +312,22 @@ class Ridged(EmpiricalCovariance):  # type: ignore[misc]
 
 
 def scikit_scores(ridge: float) -> Tensor:
-    """Decision values (n, 6) of the queries, with equal priors, ``(S + λI)/n`` for a covariance, and ``½ df/n_c``."""
+    """Decision values (n, 6) of the queries, with equal priors, ``(S + λI)/n`` for a covariance,
+    and ``½ df/n_c``.
+    """
     z, y = (torch.cat([getattr(task, name) for task in TASKS]).numpy() for name in ("z", "y"))
     labels, counts = np.unique(y, return_counts=True)
     centred = np.concatenate([z[y == c] - z[y == c].mean(axis=0) for c in labels])
-    scatter, estimator = centred.T @ centred, Ridged()
+    scatter = centred.T @ centred
+    estimator = Ridged()
     estimator.covariance = (scatter + ridge * np.eye(D)) / len(z)
-    model = LinearDiscriminantAnalysis("lsqr", covariance_estimator=estimator, priors=np.full(6, 1 / 6))
+    model = LinearDiscriminantAnalysis(
+        "lsqr", covariance_estimator=estimator, priors=np.full(6, 1 / 6)
+    )
     freedom = np.trace(np.linalg.solve(scatter + ridge * np.eye(D), scatter))
-    return torch.from_numpy(model.fit(z, y).decision_function(QUERIES.numpy()) + freedom / (2 * counts))
+    return torch.from_numpy(
+        model.fit(z, y).decision_function(QUERIES.numpy()) + freedom / (2 * counts)
+    )
 
 
 @pytest.mark.parametrize("ridge", [0.1, 10.0])
@@ -292,7 +339,9 @@ def test_scores_are_those_of_linear_discriminant_analysis(ridge: float) -> None:
 
 
 def test_the_ridge_is_the_one_of_ridge_regression() -> None:
-    ridge, discriminant = (learn(RidgeHead(D, decision=kind), TASKS) for kind in ("ridge", "discriminant"))
+    ridge, discriminant = (
+        learn(RidgeHead(D, decision=kind), TASKS) for kind in ("ridge", "discriminant")
+    )
     assert ridge.ridge_used == discriminant.ridge_used
     assert not torch.equal(ridge(QUERIES), discriminant(QUERIES))
 
@@ -300,7 +349,8 @@ def test_the_ridge_is_the_one_of_ridge_regression() -> None:
 def test_the_scatter_around_the_mean_of_a_removed_class_stays() -> None:
     """In a file too, in a merge, and until the class's samples are subtracted as well."""
     head = learn(RidgeHead(D, ridge=1.0, decision="discriminant"), TASKS)
-    before, kept = head(QUERIES), [0, 2, 3, 5]
+    before = head(QUERIES)
+    kept = [0, 2, 3, 5]
     head.remove_classes([-3, 0])
     head.solve()
     assert torch.allclose(head(QUERIES), before[:, kept], rtol=1e-9)
@@ -330,8 +380,12 @@ def two_kinds(seed: int, elongated: bool) -> tuple[Tensor, Tensor]:
 
 def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     z, y = two_kinds(0, elongated=True)
-    head, ridge, discriminant = (teach(RidgeHead(D, decision=kind), z, y) for kind in ("auto", "ridge", "discriminant"))
-    assert torch.equal(head(z), discriminant(z))  # without stored samples there is nothing to decide by
+    head, ridge, discriminant = (
+        teach(RidgeHead(D, decision=kind), z, y) for kind in ("auto", "ridge", "discriminant")
+    )
+    assert torch.equal(
+        head(z), discriminant(z)
+    )  # without stored samples there is nothing to decide by
     head.decide(z, y)
     accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
     assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
@@ -341,9 +395,16 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
 
 
 def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
-    """Scores by ridge regression and by the discriminant, each at its temperature, without the samples' groups."""
-    rules = [teach(RidgeHead(z.shape[1], decision=kind), z, y) for kind in ("ridge", "discriminant")]
-    return [scores / fit_temperature(scores, y) for scores in (rule.leave_one_out(z, y, groups) for rule in rules)]
+    """Scores by ridge regression and by the discriminant, each at its temperature, without the
+    samples' groups.
+    """
+    rules = [
+        teach(RidgeHead(z.shape[1], decision=kind), z, y) for kind in ("ridge", "discriminant")
+    ]
+    return [
+        scores / fit_temperature(scores, y)
+        for scores in (rule.leave_one_out(z, y, groups) for rule in rules)
+    ]
 
 
 def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
@@ -352,7 +413,8 @@ def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
     regression, discriminant = separate(z, y, None)
     head.decide(z, y)
     losses = [
-        module.left_out_losses(scores, y).mean() for scores in (regression, discriminant, regression + discriminant)
+        module.left_out_losses(scores, y).mean()
+        for scores in (regression, discriminant, regression + discriminant)
     ]
     assert losses[2] < min(losses[:2])
     assert torch.allclose(head.leave_one_out(z, y), regression + discriminant, rtol=1e-7, atol=1e-7)
@@ -373,20 +435,25 @@ def test_uneven_classes_are_told_apart_by_the_discriminant(rare: int, both: bool
 
 
 def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each photo's twins vouch for it under the rule that fits them: what counts is how photos without them are named.
+    """Each image's twins vouch for it under the rule that fits them: what counts is how images
+    without them are named.
 
     The samples of a group are left out of both rules together.
     """
     generator = torch.Generator().manual_seed(0)
     single, y = two_kinds(0, elongated=True)
-    z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(720, D, generator=generator, dtype=torch.float64)
+    z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(
+        720, D, generator=generator, dtype=torch.float64
+    )
     y = y.repeat_interleave(3)
     head = teach(RidgeHead(D, decision="auto"), z, y)
     groups = torch.arange(720) // 3
     for together in (groups, None):
         seen: list[Tensor] = []
         monkeypatch.setattr(
-            module, "left_out_losses", lambda scores, columns, seen=seen: seen.append(scores) or torch.zeros(720)
+            module,
+            "left_out_losses",
+            lambda scores, columns, seen=seen: seen.append(scores) or torch.zeros(720),
         )
         head.decide(z, y, together)
         assert bool(head.shares[0]) == (together is None)  # nothing speaks against what is usual
@@ -419,7 +486,9 @@ def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
     z, y = two_kinds(1, elongated=True)
     z = z * torch.logspace(-4, 1, D, dtype=torch.float64)
     within = sum(((z[y == c] - z[y == c].mean(dim=0)) ** 2).sum(dim=0) for c in range(4)) / len(z)
-    relative = (within / within.mean()).sqrt().clamp_min(0.1)  # of which the smallest are rounded up
+    relative = (
+        (within / within.mean()).sqrt().clamp_min(0.1)
+    )  # of which the smallest are rounded up
     factors = relative**-0.5
     shares = torch.tensor([0.3, 0.7]).double()
     scaled, plain = (RidgeHead(D, ridge=2.0, decision="auto") for _ in range(2))
@@ -427,12 +496,16 @@ def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
         teach(head, x, y)
         head._use(head is scaled, shares)
     assert torch.allclose(scaled(z), plain(z * factors), rtol=1e-9)
-    assert torch.allclose(scaled.leave_one_out(z, y), plain.leave_one_out(z * factors, y), rtol=1e-9)
+    assert torch.allclose(
+        scaled.leave_one_out(z, y), plain.leave_one_out(z * factors, y), rtol=1e-9
+    )
     assert not torch.allclose(scaled(z), teach(RidgeHead(D, ridge=2.0), z, y)(z), rtol=1e-2)
 
 
 def test_samples_that_do_not_vary_are_not_scaled() -> None:
-    head = teach(RidgeHead(D, ridge=1.0, decision="auto"), torch.eye(D).double()[:2], torch.tensor([0, 1]))
+    head = teach(
+        RidgeHead(D, ridge=1.0, decision="auto"), torch.eye(D).double()[:2], torch.tensor([0, 1])
+    )
     before = head(torch.eye(D))
     head._use(True, head.shares)
     assert torch.equal(head(torch.eye(D)), before)
@@ -527,7 +600,8 @@ def remembering() -> Classifier:
 
 
 def test_a_model_forgets_from_a_bundle(tmp_path: Path) -> None:
-    model, never = remembering(), models.empty("ridge")
+    model = remembering()
+    never = models.empty("ridge")
     models.teach(model, ["ant", "bee"])
     models.teach(model, ["cat", "dog"])
     models.teach(model, ["elk"])
@@ -543,11 +617,12 @@ def test_a_model_forgets_from_a_bundle(tmp_path: Path) -> None:
 
 
 def test_extending_a_loaded_model_keeps_what_it_remembers(tmp_path: Path) -> None:
-    model, never = remembering(), models.empty("ridge")
+    model = remembering()
+    never = models.empty("ridge")
     for each, names in ((model, ["ant", "cat"]), (never, ["ant"])):
         models.teach(each, names)
     model.save(tmp_path / "model")
-    more = make_photos(tmp_path / "photos", ["cat"], 10)
+    more = make_images(tmp_path / "images", ["cat"], 10)
     extended = cifnet_pl.load(tmp_path / "model", device="cpu").extend(more, more=True).model
     extended.save(tmp_path / "more")
     result = cifnet_pl.load(tmp_path / "more", device="cpu").forget(["cat"])
@@ -564,7 +639,14 @@ def test_matrices_of_other_classes_are_refused() -> None:
 
 
 def test_a_run_remembers(tmp_path: Path) -> None:
-    options = ["--model.head", "RidgeHead", "--model.head.remember", "true", "--model.buffer", "null"]
+    options = [
+        "--model.head",
+        "RidgeHead",
+        "--model.head.remember",
+        "true",
+        "--model.buffer",
+        "null",
+    ]
     assert fit(tmp_path, *options, "--model.backbone", "pixels:2", "--data.image_size", "2") == 0
     model = cifnet_pl.load(tmp_path / "default", device="cpu")
     assert model.state_elements()["remembered"] == len(model.class_names) * 13 * 14 // 2

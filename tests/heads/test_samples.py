@@ -1,4 +1,6 @@
-"""Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression and SGD."""
+"""Heads that learn from samples as they are: the samples, nearest neighbours, logistic regression
+and SGD.
+"""
 
 import copy
 import warnings
@@ -22,7 +24,9 @@ from tests.models import learn_digits
 
 (Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
-NOISY = REST + 1e-3 * torch.randn(REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+NOISY = REST + 1e-3 * torch.randn(
+    REST.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+)
 HEADS = pytest.mark.parametrize("make", [LogisticHead, SGDHead])
 
 
@@ -37,9 +41,12 @@ def rows(seed: int, n: int = 12) -> tuple[Tensor, Tensor, Tensor]:
 @given(st.integers(0, 1000), st.integers(1, 12))
 def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     z, y, weight = rows(seed)
-    once, often = Samples(3, torch.float64), Samples(3, torch.float64)
+    once = Samples(3, torch.float64)
+    often = Samples(3, torch.float64)
     once.add(z, y, weight)
-    for chunk in torch.split(torch.randperm(12, generator=torch.Generator().manual_seed(seed)), batch):
+    for chunk in torch.split(
+        torch.randperm(12, generator=torch.Generator().manual_seed(seed)), batch
+    ):
         often.add(z[chunk], y[chunk], weight[chunk])
     for each in (once, often):
         each.sort()
@@ -49,9 +56,12 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
 
 
 def test_sorting_does_not_look_at_labels_of_different_embeddings() -> None:
-    z, y, weight = torch.randn(8, 3, dtype=torch.float64), torch.arange(8), torch.ones(8)
+    z = torch.randn(8, 3, dtype=torch.float64)
+    y = torch.arange(8)
+    weight = torch.ones(8)
     renamed = torch.tensor([5, -3, 77, 0, 2**60, -9, 4, 1])
-    one, other = Samples(3, torch.float64), Samples(3, torch.float64)
+    one = Samples(3, torch.float64)
+    other = Samples(3, torch.float64)
     one.add(z, y, weight)
     other.add(z, renamed[y], weight)
     for each in (one, other):
@@ -61,7 +71,8 @@ def test_sorting_does_not_look_at_labels_of_different_embeddings() -> None:
 
 def test_what_is_added_is_copied() -> None:
     samples = Samples(2, torch.float64)
-    z, y = torch.ones(3, 2, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.int64)
+    z = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    y = torch.ones(3, dtype=torch.int64)
     samples.add(z, y)
     z.detach().zero_()
     y.zero_()
@@ -95,7 +106,8 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
 
 
 def test_float32_is_enough() -> None:
-    exact, head = neighbours_of(KNNHead(64, dtype="float64")), neighbours_of(KNNHead(64))
+    exact = neighbours_of(KNNHead(64, dtype="float64"))
+    head = neighbours_of(KNNHead(64))
     assert head.samples.z.dtype == torch.float32
     assert (exact(NOISY) - head(NOISY)).abs().max() < 1e-3
 
@@ -159,7 +171,8 @@ def accuracy(head: Head) -> float:
 def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
     task = Y // 2 == 4
     z, y = buffer(list(range(8)))
-    x, labels = torch.cat([Z[task], z]).numpy(), torch.cat([Y[task], y]).numpy()
+    x = torch.cat([Z[task], z]).numpy()
+    labels = torch.cat([Y[task], y]).numpy()
     weight = torch.cat([torch.ones(int(task.sum())), torch.full((len(y),), 7.0)]).double().numpy()
     model = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x, labels, weight)
     least = np.concatenate([model.intercept_[None], model.coef_.T])
@@ -167,7 +180,9 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
 
     def objective(weights: np.ndarray) -> float:
         scores = torch.from_numpy(x @ weights[1:] + weights[0])
-        losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            scores, torch.from_numpy(labels), reduction="none"
+        )
         return float(0.3 * (weight * losses.numpy()).sum() + 0.5 * np.square(weights[1:]).sum())
 
     assert objective(least) <= objective(head.weights.numpy()) <= 1.001 * objective(least)
@@ -178,7 +193,8 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
 
 def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
     """What configs/heads/joint.yaml gives as a bound."""
-    stream, joint = LogisticHead(64), LogisticHead(64)
+    stream = LogisticHead(64)
+    joint = LogisticHead(64)
     keep = CalibrationBuffer(10_000_000, oversample=False)
     learn_digits(stream, keep, Z, Y)
     teach(joint, Z, Y)
@@ -206,7 +222,8 @@ def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
 
 
 def test_sgd_forgets_without_a_buffer_and_less_with_one() -> None:
-    without, with_buffer = learned(SGDHead(64), per_class=0), learned(SGDHead(64))
+    without = learned(SGDHead(64), per_class=0)
+    with_buffer = learned(SGDHead(64))
     assert accuracy(with_buffer) > 80
     assert accuracy(without) < 40
 
@@ -238,7 +255,8 @@ def test_sgd_goes_on_from_the_weights_it_had() -> None:
 
 @HEADS
 def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
-    one, two = learned(make(64)), learned(make(64))
+    one = learned(make(64))
+    two = learned(make(64))
     assert torch.equal(one(REST), two(REST))
     mixed = make(64)
     order = torch.randperm(len(Y), generator=torch.Generator().manual_seed(0))
@@ -247,7 +265,9 @@ def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
         if k:
             z, y = buffer(list(range(2 * k)))
             for batch in torch.split(torch.arange(len(y)).flip(0), 3):
-                mixed.observe_past(z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64))
+                mixed.observe_past(
+                    z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64)
+                )
         for batch in torch.split(order[Y[order] // 2 == k], 9):
             mixed.observe(Z[batch], Y[batch])
         mixed.solve()
@@ -255,7 +275,8 @@ def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
 
 
 def test_the_seed_changes_the_order_of_the_steps() -> None:
-    one, two = learned(SGDHead(64), tasks=1), learned(SGDHead(64, seed=1), tasks=1)
+    one = learned(SGDHead(64), tasks=1)
+    two = learned(SGDHead(64, seed=1), tasks=1)
     assert not torch.equal(one(REST), two(REST))
     assert torch.allclose(one(REST), two(REST), atol=1.0)
 

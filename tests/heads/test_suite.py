@@ -1,4 +1,6 @@
-"""The one suite that every head passes: the public checks of ``cifnet_pl.testing``, and what the base class refuses."""
+"""The one suite that every head passes: the public checks of ``cifnet_pl.testing``, and what the
+base class refuses.
+"""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +27,13 @@ from cifnet_pl.testing import (
     snapshot,
     stream,
 )
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, NonFiniteError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    NonFiniteError,
+    UnsupportedError,
+    UsageError,
+)
 from tests.heads.suite import HEADS, teach
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
@@ -67,8 +75,12 @@ def test_probabilities_are_the_softmax_of_scores_over_temperature(learned: Head)
     plain = torch.softmax(learned(QUERIES), dim=1)
     assert torch.allclose(learned.probabilities(QUERIES), plain, rtol=0, atol=1e-14)
     learned.temperature.fill_(2.5)
-    exponential = torch.exp(learned(QUERIES) / 2.5 - (learned(QUERIES) / 2.5).max(dim=1, keepdim=True).values)
-    assert torch.allclose(learned.probabilities(QUERIES), exponential / exponential.sum(dim=1, keepdim=True))
+    exponential = torch.exp(
+        learned(QUERIES) / 2.5 - (learned(QUERIES) / 2.5).max(dim=1, keepdim=True).values
+    )
+    assert torch.allclose(
+        learned.probabilities(QUERIES), exponential / exponential.sum(dim=1, keepdim=True)
+    )
 
 
 def test_predicts_the_label_of_the_largest_score(learned: Head) -> None:
@@ -78,7 +90,8 @@ def test_predicts_the_label_of_the_largest_score(learned: Head) -> None:
 
 def test_weights_of_one_are_no_weights(case: Case) -> None:
     task = stream([[1, 2, 3]])[0]
-    weighted, plain = case.make(WIDTH), case.make(WIDTH)
+    weighted = case.make(WIDTH)
+    plain = case.make(WIDTH)
     for head, weight in ((weighted, torch.ones(len(task.y))), (plain, None)):
         teach(head, task.z, task.y, weight)
     assert difference(weighted(QUERIES), plain(QUERIES)) <= case.tolerance
@@ -131,8 +144,14 @@ def test_inference_mode_may_come_and_go(case: Case, learned: Head) -> None:
 
 
 def test_a_cast_does_not_round_the_statistics(case: Case, learned: Head) -> None:
-    before, scores = snapshot(learned), learned(QUERIES)
-    for cast in (lambda h: h.half(), lambda h: h.to(torch.bfloat16), lambda h: h.float(), lambda h: h.double()):
+    before = snapshot(learned)
+    scores = learned(QUERIES)
+    for cast in (
+        lambda h: h.half(),
+        lambda h: h.to(torch.bfloat16),
+        lambda h: h.float(),
+        lambda h: h.double(),
+    ):
         cast(learned)
     learned.refresh()
     assert torch.equal(learned(QUERIES), scores)
@@ -192,7 +211,8 @@ def test_aborting_a_solved_task_does_nothing(learned: Head) -> None:
 
 def test_abort_keeps_a_task_that_was_solved_before(case: Case) -> None:
     head = learn(case.make(WIDTH), TASKS[:2])
-    scores, counts = head(QUERIES), head.class_counts()
+    scores = head(QUERIES)
+    counts = head.class_counts()
     head.observe(QUERIES[:2], torch.tensor([-3, -3]))
     head.abort_task()
     assert head.class_counts() == counts
@@ -204,7 +224,11 @@ def test_classes_are_renamed_and_nothing_else(case: Case, learned: Head) -> None
     new = {label: 100 - k for k, label in enumerate(learned.classes)}
     head = case.make(WIDTH)
     for k, task in enumerate(TASKS):
-        renamed = Task([new[label] for label in task.classes], task.z, torch.tensor([new[int(y)] for y in task.y]))
+        renamed = Task(
+            [new[label] for label in task.classes],
+            task.z,
+            torch.tensor([new[int(y)] for y in task.y]),
+        )
         head.begin_task(task.classes, task.counts)
         head.observe(task.z[::2], task.y[::2])
         show_past(head, TASKS[:k])
@@ -216,7 +240,9 @@ def test_classes_are_renamed_and_nothing_else(case: Case, learned: Head) -> None
     assert difference(head(QUERIES), learned(QUERIES)) <= case.tolerance
     head.relabel(new)
     assert head.classes == list(new.values())
-    assert head.predict(QUERIES).tolist() == [new[label] for label in learned.predict(QUERIES).tolist()]
+    assert head.predict(QUERIES).tolist() == [
+        new[label] for label in learned.predict(QUERIES).tolist()
+    ]
     assert head.tasks == [[new[label] for label in task.classes] for task in TASKS]
 
 
@@ -259,8 +285,20 @@ BAD_BATCHES = {
     "too few labels": (QUERIES[:2], torch.tensor([-3]), None, UsageError, "labels"),
     "float labels": (QUERIES[:1], torch.tensor([-3.0]), None, UsageError, "int64"),
     "too few weights": (QUERIES[:2], torch.tensor([-3, -3]), torch.ones(1), UsageError, "weights"),
-    "weight of zero": (QUERIES[:2], torch.tensor([-3, -3]), torch.tensor([1.0, 0.0]), UsageError, "positive"),
-    "weight not a number": (QUERIES[:1], torch.tensor([-3]), torch.tensor([torch.nan]), UsageError, "finite"),
+    "weight of zero": (
+        QUERIES[:2],
+        torch.tensor([-3, -3]),
+        torch.tensor([1.0, 0.0]),
+        UsageError,
+        "positive",
+    ),
+    "weight not a number": (
+        QUERIES[:1],
+        torch.tensor([-3]),
+        torch.tensor([torch.nan]),
+        UsageError,
+        "finite",
+    ),
 }
 
 
@@ -365,16 +403,21 @@ def test_a_ridge_that_is_not_positive_is_refused(case: Case) -> None:
             type(head).from_settings({**settings, "ridge": ridge})
 
 
-# ---------------------------------------------------------------------- merge, subtract, reduce, remove
+# ---------------------------------------------------------------------- merge, subtract, reduce,
+# remove
 
 
 def test_merge_of_sites_with_other_classes(case: Case, learned: Head) -> None:
     if not learned.pools:
-        return_code = UsageError if learned.merges else UnsupportedError
+        if learned.merges:
+            return_code = UsageError
+        else:
+            return_code = UnsupportedError
         with pytest.raises(return_code):
             learned.merge_(learn(case.make(WIDTH), stream([[100]])))
         return
-    here, there = learn(case.make(WIDTH), TASKS[:2]), learn(case.make(WIDTH), TASKS[2:])
+    here = learn(case.make(WIDTH), TASKS[:2])
+    there = learn(case.make(WIDTH), TASKS[2:])
     here.merge_(there)
     here.solve()
     assert here.classes == learned.classes
@@ -391,7 +434,8 @@ def test_merge_of_shards_of_the_current_task(case: Case, learned: Head) -> None:
         with pytest.raises(UnsupportedError):
             learned.merge_(copy.deepcopy(learned))
         return
-    # Heads that add whole sites would count a common history twice: for them, shards of a first task.
+    # Heads that add whole sites would count a common history twice: for them, shards of a first
+    # task.
     tasks = TASKS if not learned.pools else TASKS[2:]
     head = case.make(WIDTH)
     for k, task in enumerate(tasks):

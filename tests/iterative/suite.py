@@ -1,4 +1,6 @@
-"""What the tests of trained methods share: a small network, the ten methods on it, and runs on digits."""
+"""What the tests of trained methods share: a small network, the ten methods on it, and runs on
+digits.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,8 @@ from cifnet_pl.learning.callbacks import TaskMetrics
 from tests.killing import Act
 from tests.lightning_runs import digits, trainer
 
-SIDE, WIDTH = 8, 32
+SIDE = 8
+WIDTH = 32
 NAMES = [method.__name__ for method in METHODS]
 MORE_EPOCHS = {"WAModule": 8, "PODNetModule": 8, "CREATEModule": 16}
 """Methods that need more than 4 for digits."""
@@ -26,7 +29,9 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-        self.last = nn.Sequential(nn.Conv2d(16, WIDTH, 3, 2, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU())
+        self.last = nn.Sequential(
+            nn.Conv2d(16, WIDTH, 3, 2, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()
+        )
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,11 +55,19 @@ def install(patch: Callable[[dict, str, Any], None] = dict.__setitem__) -> None:
 
 def learner(method: type[IterativeModule], **options: Any) -> IterativeModule:
     """A module that learns digits in seconds."""
-    method_options: dict[str, Any] = {} if method is FinetuneModule else {"exemplars": 60}
+    if method is FinetuneModule:
+        method_options: dict[str, Any] = {}
+    else:
+        method_options = {"exemplars": 60}
     if method is TagFexModule:
         method_options |= {"projection": [32, 16], "attention_heads": 4}
     method_options |= {"epochs": MORE_EPOCHS.get(method.__name__, 4)}
-    fixed = {"backbone": "small", "learning_rate": 0.1, "batch_statistics": "learned", "flip": False}
+    fixed = {
+        "backbone": "small",
+        "learning_rate": 0.1,
+        "batch_statistics": "learned",
+        "flip": False,
+    }
     return method(**{**fixed, "weight_decay": 0.0, **method_options, **options})
 
 
@@ -65,24 +78,35 @@ def data(**options: Any) -> CIFNetDataModule:
 
 def run(method, folder, *callbacks, given=None, **options):
     """(module, record) of a run through all tasks."""
-    made, metrics = learner(method, **options), TaskMetrics()
+    made = learner(method, **options)
+    metrics = TaskMetrics()
     trainer(folder, metrics, *callbacks).fit(made, datamodule=data(**(given or {})))
     return made, metrics.record
 
 
 def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
     """Bit-identical states."""
-    ours, theirs = a.state_dict(), b.state_dict()
+    ours = a.state_dict()
+    theirs = b.state_dict()
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert torch.equal(value, theirs[key]), key
 
 
 def assert_goes_on(method, folder, batches, *callbacks, given=None, task=1, **options):
-    """A run that goes on from a checkpoint within a task ends as one that never stopped, which is returned."""
-    save = Act("on_train_batch_end", task, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=batches)
+    """A run that goes on from a checkpoint within a task ends as one that never stopped, which is
+    returned.
+    """
+    save = Act(
+        "on_train_batch_end",
+        task,
+        lambda t: t.save_checkpoint(folder / "mid.ckpt"),
+        batches=batches,
+    )
     whole, _ = run(method, folder, save, *callbacks, given=given, **options)
     again = learner(method, **options)
-    trainer(folder, TaskMetrics()).fit(again, datamodule=data(**(given or {})), ckpt_path=folder / "mid.ckpt")
+    trainer(folder, TaskMetrics()).fit(
+        again, datamodule=data(**(given or {})), ckpt_path=folder / "mid.ckpt"
+    )
     assert_same_weights(again, whole)
     return whole

@@ -60,7 +60,12 @@ def test_crop_is_a_square_of_the_padded_image(images):
     padded = torch.nn.functional.pad(images, [2] * 4)
     places = set()
     for image, original in zip(seen, padded, strict=True):
-        result = [(i, j) for i in range(5) for j in range(5) if torch.equal(original[:, i : i + 6, j : j + 6], image)]
+        result = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if torch.equal(original[:, i : i + 6, j : j + 6], image)
+        ]
         assert result
         places.update(result)
     assert len(places) == 25
@@ -76,7 +81,9 @@ def test_brightness(images):
 
 def test_contrast_and_saturation_keep_what_they_should(images):
     grey = images[:, :1].expand(-1, 3, -1, -1)
-    assert (Augmentation(flip=False, saturation=0.9)(grey, KEYS, (0,)).int() - grey.int()).abs().max() <= 1
+    assert (
+        Augmentation(flip=False, saturation=0.9)(grey, KEYS, (0,)).int() - grey.int()
+    ).abs().max() <= 1
     flat = torch.full_like(images, 77)
     assert torch.equal(Augmentation(flip=False, contrast=0.9)(flat, KEYS, (0,)), flat)
     assert not torch.equal(Augmentation(flip=False, contrast=0.9)(images, KEYS, (0,)), images)
@@ -85,8 +92,11 @@ def test_contrast_and_saturation_keep_what_they_should(images):
 def test_cutout_is_a_black_square_that_may_reach_over_the_edge(images):
     seen = Augmentation(flip=False, cutout=0.5)(images.clamp_min(1), KEYS, (0,))
     black = (seen == 0).all(dim=1)
-    assert torch.equal(seen[~black[:, None].expand_as(seen)], images.clamp_min(1)[~black[:, None].expand_as(seen)])
-    rows, columns = black.any(dim=2).sum(dim=1), black.any(dim=1).sum(dim=1)
+    assert torch.equal(
+        seen[~black[:, None].expand_as(seen)], images.clamp_min(1)[~black[:, None].expand_as(seen)]
+    )
+    rows = black.any(dim=2).sum(dim=1)
+    columns = black.any(dim=1).sum(dim=1)
     assert torch.equal(black.flatten(1).sum(dim=1), rows * columns)
     assert set(rows.tolist()) == {1, 2}
     assert (rows == 2).float().mean() > 0.7

@@ -11,11 +11,22 @@ from cifnet_pl.iterative import METHODS
 
 FOLDER = Path(__file__).parents[2] / "configs" / "iterative"
 ALL = sorted(FOLDER.glob("*.yaml"))
-TINY = ["--data.source", "digits", "--data.classes_per_task", "2", "--data.max_tasks", "2", "--model.epochs", "1"]
+TINY = [
+    "--data.source",
+    "digits",
+    "--data.classes_per_task",
+    "2",
+    "--data.max_tasks",
+    "2",
+    "--model.epochs",
+    "1",
+]
 
 
 def test_every_method_has_one():
-    classes = {yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2] for path in ALL}
+    classes = {
+        yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2] for path in ALL
+    }
     assert classes == {method.__name__ for method in METHODS}
 
 
@@ -23,13 +34,23 @@ def test_every_method_has_one():
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_config_runs(path, tmp_path):
     # Smaller images than 32 pixels, for time.
-    options = [*TINY, "--data.image_size", "8", "--data.num_workers", "0", "--energy.enabled", "false"]
+    options = [
+        *TINY,
+        "--data.image_size",
+        "8",
+        "--data.num_workers",
+        "0",
+        "--energy.enabled",
+        "false",
+    ]
     assert main(["fit", "--config", str(path), *options, "--logs", str(tmp_path)]) == 0
     written = yaml.safe_load(path.read_text())
     folder = tmp_path / written["experiment"] / "version_0"
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["checkpoint"]["every_minutes"] == 10  # tasks take hours
     saved = config["model"]["init_args"]
-    configured = {name: value for name, value in written["model"]["init_args"].items() if name != "epochs"}
+    configured = {
+        name: value for name, value in written["model"]["init_args"].items() if name != "epochs"
+    }
     assert configured.items() <= saved.items()
     assert len(json.loads((folder / "summary.json").read_text())["A_k"]) == 2

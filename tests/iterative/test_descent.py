@@ -11,11 +11,16 @@ from cifnet_pl.iterative.descent import Phase, Regime, first_and_later, plan_ste
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
 
-DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(IterativeModule).parameters.items()}
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(IterativeModule).parameters.items()
+}
 PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
 
 
-@pytest.mark.parametrize(("new", "old"), [(100, 40), (37, 0), (5, 400), (1, 2000), (64, 64), (1, 3), (333, 77)])
+@pytest.mark.parametrize(
+    ("new", "old"), [(100, 40), (37, 0), (5, 400), (1, 2000), (64, 64), (1, 3), (333, 77)]
+)
 def test_steps(new, old):
     rows = np.arange(1000, 1000 + new)
     steps = plan_steps(rows, old, PHASES, 16, np.random.default_rng(0))
@@ -36,12 +41,18 @@ def test_steps(new, old):
 
 @pytest.mark.parametrize(
     ("new", "old", "batch_size", "digest"),
-    [(100, 40, 16, "ac76f0622546"), (5000, 0, 128, "caf3fc5d6b7b"), (5000, 2000, 128, "31a980a67431")],
+    [
+        (100, 40, 16, "ac76f0622546"),
+        (5000, 0, 128, "caf3fc5d6b7b"),
+        (5000, 2000, 128, "31a980a67431"),
+    ],
 )
 def test_the_plans_of_published_numbers_stay(new, old, batch_size, digest):
     phases = [Phase("learn", 2, 0.1, 0.0), Phase("c", 1, 0.1, 0.0)]
     found = hashlib.sha256()
-    for s in plan_steps(np.arange(1000, 1000 + new), old, phases, batch_size, np.random.default_rng(0)):
+    for s in plan_steps(
+        np.arange(1000, 1000 + new), old, phases, batch_size, np.random.default_rng(0)
+    ):
         found.update(f"{s.phase} {s.epoch} {s.rows.tolist()} {s.exemplars.tolist()}".encode())
     assert found.hexdigest()[:12] == digest
 
@@ -57,7 +68,9 @@ def test_cosine():
 
 
 def test_step_has_milestones_of_the_first_task_and_of_others():
-    regime = Regime({**DEFAULTS, "schedule": "step", "milestones": [[0.3, 0.6], [0.5]], "decay": 0.1})
+    regime = Regime(
+        {**DEFAULTS, "schedule": "step", "milestones": [[0.3, 0.6], [0.5]], "decay": 0.1}
+    )
     assert [regime.factor(p, True) for p in (0, 0.29, 0.3, 0.7)] == pytest.approx([1, 1, 0.1, 0.01])
     assert [regime.factor(p, False) for p in (0.3, 0.5)] == pytest.approx([1, 0.1])
 

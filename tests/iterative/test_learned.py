@@ -10,18 +10,22 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS, CREATEModule, FOSTERModule, PODNetModule, ReplayModule
 from cifnet_pl.iterative.learned import learned_name
 from cifnet_pl.utilities.errors import CheckpointError
-from tests.command_line import FAST, assert_ends, make_photos
+from tests.command_line import FAST, assert_ends, make_images
 from tests.iterative.suite import NAMES, data, learner, run
 from tests.lightning_runs import trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
+)
 NOT_LINEAR = (PODNetModule, CREATEModule)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
     module, _ = run(method, tmp_path, epochs=1)
-    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (32, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     for prediction in module.ways or ["classifier"]:
         module.prediction = prediction
         module.learned_model().save(tmp_path / "bundle", overwrite=True)
@@ -44,19 +48,26 @@ def test_foster_with_both_branches(tmp_path):
 
 @pytest.mark.system
 def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    method = ["--model", "ReplayModule", "--model.backbone", "random:resnet32_cifar", "--model.epochs", "1"]
+    method = [
+        "--model",
+        "ReplayModule",
+        "--model.backbone",
+        "random:resnet32_cifar",
+        "--model.epochs",
+        "1",
+    ]
     digits = [*FAST[2:], "--data.image_size", "8", "--data.max_tasks", "2", "--logs", str(tmp_path)]
     assert main(["fit", *method, *digits, "--model.exemplars", "40"]) == 0
     run_folder = str(tmp_path / "default" / "version_0")
-    photos = str(make_photos(tmp_path / "photos", ["ant", "bee"]))
+    images = str(make_images(tmp_path / "images", ["ant", "bee"]))
     bundle, more, graph = (str(tmp_path / name) for name in ("bundle", "more", "graph"))
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
     assert_ends(main(["info", "--model", bundle]), 0, "learned:plain:random:resnet32_cifar", capsys)
     table = tmp_path / "classes.csv"
-    assert main(["classify", "--model", bundle, "--images", photos, "--output", str(table)]) == 0
+    assert main(["classify", "--model", bundle, "--images", images, "--output", str(table)]) == 0
     assert len(table.read_text().splitlines()) > 10
-    assert main(["extend", "--model", bundle, "--images", photos, "--output", more]) == 0
-    assert main(["evaluate", "--model", more, "--images", photos]) == 0
+    assert main(["extend", "--model", bundle, "--images", images, "--output", more]) == 0
+    assert main(["evaluate", "--model", more, "--images", images]) == 0
     assert cifnet_pl.load(more).class_names[-2:] == ["ant", "bee"]
     assert main(["export", "--model", bundle, "--output", graph, "--format", "onnx"]) == 0
 
@@ -92,5 +103,11 @@ def test_an_unfinished_run_is_no_model(tmp_path: Path):
 def test_a_learned_network_needs_no_other_file():
     assert learned_name("plain", "file:w.pt", "resnet18") == "learned:plain:random:resnet18"
     assert learned_name("plain", "timm:resnet10t", None) == "learned:plain:random:timm:resnet10t"
-    assert learned_name("plain", "torchvision:ResNet18_Weights.DEFAULT", None) == "learned:plain:random:resnet18"
-    assert learned_name("branches.3", "random:resnet32_cifar", None) == "learned:branches.3:random:resnet32_cifar"
+    assert (
+        learned_name("plain", "torchvision:ResNet18_Weights.DEFAULT", None)
+        == "learned:plain:random:resnet18"
+    )
+    assert (
+        learned_name("branches.3", "random:resnet32_cifar", None)
+        == "learned:branches.3:random:resnet32_cifar"
+    )

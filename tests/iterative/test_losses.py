@@ -77,7 +77,9 @@ def test_pod_of_embeddings(given):
 
 def test_proxies(given):
     classifier = CosineClassifier(16, 3).double()
-    classifier.proxies.extend([torch.nn.Parameter(given[f"pod_proxies_{part}"]) for part in ("old", "new")])
+    classifier.proxies.extend(
+        [torch.nn.Parameter(given[f"pod_proxies_{part}"]) for part in ("old", "new")]
+    )
     classifier.sigma.data = given["pod_sigma"]
     assert_equal(classifier(given["z"]).detach(), given["pod_logits"])
 
@@ -91,15 +93,20 @@ def test_auxiliary(given):
     targets = losses.auxiliary_targets(given["y"], OLD)
     assert torch.equal(targets, given["aux_targets"])
     auxiliary = functional.cross_entropy(given["aux_logits"], targets)
-    assert_equal(functional.cross_entropy(given["logits"], given["y"]) + auxiliary, given["der_loss"])
+    assert_equal(
+        functional.cross_entropy(given["logits"], given["y"]) + auxiliary, given["der_loss"]
+    )
 
 
 def test_foster(given):
     weights = [losses.effective_weights(given["foster_counts"], beta) for beta in (0.96, 0.97)]
     assert_equal(weights[0], given["foster_weights_beta1"])
     assert_equal(weights[1], given["foster_weights_beta2"])
-    logits, student = leaf(given["logits"]), leaf(given["foster_student"])
-    loss = losses.boosting(logits, given["foster_fe_logits"], given["teacher"], given["y"], weights[0])
+    logits = leaf(given["logits"])
+    student = leaf(given["foster_student"])
+    loss = losses.boosting(
+        logits, given["foster_fe_logits"], given["teacher"], given["y"], weights[0]
+    )
     assert_loss(loss, given["foster_boosting"], given["foster_boosting_grad"], logits)
     loss = losses.balanced_distillation(student, given["logits"], weights[1])
     assert_loss(loss, given["foster_bkd"], given["foster_bkd_grad"], student)
@@ -107,8 +114,15 @@ def test_foster(given):
 
 def test_info_nce(given):
     embedding = leaf(given["tagfex_embedding"])
-    assert_loss(losses.info_nce(embedding, embedding), given["tagfex_infonce"], given["tagfex_infonce_grad"], embedding)
-    assert_equal(losses.info_nce(given["tagfex_predicted"], given["tagfex_old"]), given["tagfex_distill"])
+    assert_loss(
+        losses.info_nce(embedding, embedding),
+        given["tagfex_infonce"],
+        given["tagfex_infonce_grad"],
+        embedding,
+    )
+    assert_equal(
+        losses.info_nce(given["tagfex_predicted"], given["tagfex_old"]), given["tagfex_distill"]
+    )
 
 
 def test_merge_attention(given):
@@ -121,7 +135,8 @@ def test_merge_attention(given):
 
 def test_transfer(given):
     new = given["y"] >= OLD
-    scores, merged = given["logits"][new][:, OLD:], leaf(given["tagfex_trans_logits"][new])
+    scores = given["logits"][new][:, OLD:]
+    merged = leaf(given["tagfex_trans_logits"][new])
     loss = losses.transfer(scores, merged)
     assert not loss.requires_grad
     assert_equal(loss.mean(), given["tagfex_transfer"])
@@ -134,12 +149,18 @@ def test_confusion(given):
 
 @pytest.mark.parametrize("name", ["contrastive", "contrastive_unweighted"])
 def test_separation(name, given):
-    weights = given["create_weight"] if name == "contrastive" else torch.ones(24, dtype=torch.float64)
-    assert_equal(losses.separation(given["create_latent"], given["y"], weights), given[f"create_{name}"])
+    if name == "contrastive":
+        weights = given["create_weight"]
+    else:
+        weights = torch.ones(24, dtype=torch.float64)
+    assert_equal(
+        losses.separation(given["create_latent"], given["y"], weights), given[f"create_{name}"]
+    )
 
 
 def test_binary_distillation():
-    scores, targets = torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.tensor([[0.3, 1.0], [0.0, 0.5]])
+    scores = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
+    targets = torch.tensor([[0.3, 1.0], [0.0, 0.5]])
     p = scores.sigmoid()
     wanted = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum() / 2
     assert losses.binary_distillation(scores, targets) == pytest.approx(float(wanted), rel=1e-6)

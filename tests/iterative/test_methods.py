@@ -1,4 +1,6 @@
-"""What every trained method must do, whatever it is called: learn, go on, count, and take a task of one class."""
+"""What every trained method must do, whatever it is called: learn, go on, count, and take a task of
+one class.
+"""
 
 from copy import deepcopy
 from functools import cache
@@ -22,9 +24,13 @@ from tests.iterative.suite import NAMES, assert_goes_on, assert_same_weights, da
 from tests.killing import Act, Killed, die
 from tests.lightning_runs import trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
+)
 SAVED = [(0, 3), (1, 12)]
-"""Task and number of batches after which a short run saves itself: a task has nine batches in each pass."""
+"""Task and number of batches after which a short run saves itself: a task has nine batches in each
+pass.
+"""
 each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
 
 
@@ -36,13 +42,20 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    """method → (module, record, folder) of two passes over each task, saved in the first and in the second of them."""
+    """method → (module, record, folder) of two passes over each task, saved in the first and in the
+    second of them.
+    """
 
     @cache
     def made(method):
         folder = tmp_path_factory.mktemp(method.__name__)
         saves = [
-            Act("on_train_batch_end", task, lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p), batches=n)
+            Act(
+                "on_train_batch_end",
+                task,
+                lambda t, p=folder / f"{task}_{n}": t.save_checkpoint(p),
+                batches=n,
+            )
             for task, n in SAVED
         ]
         return *run(method, folder, *saves, epochs=2), folder
@@ -81,7 +94,10 @@ class TestLearning:
 
     def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
         module, record, _ = short(method)
-        result = {way: [getattr(row, f"A_k_{way}") for row in record.rows] for way in ("classifier", "nearest_mean")}
+        result = {
+            way: [getattr(row, f"A_k_{way}") for row in record.rows]
+            for way in ("classifier", "nearest_mean")
+        }
         if method is FinetuneModule:
             assert result == {"classifier": [None, None], "nearest_mean": [None, None]}
             return
@@ -89,7 +105,9 @@ class TestLearning:
         module.trainer.save_checkpoint(tmp_path / "it.ckpt")
         for way, trajectory in result.items():
             again = learner(method, epochs=2, prediction=way)
-            trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+            trainer(tmp_path).validate(
+                again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False
+            )
             assert again.evaluation.accuracy == trajectory[-1]
 
     def test_first_task_of_one_class(self, method, tmp_path):
@@ -104,9 +122,13 @@ class TestResume:
     @pytest.mark.parametrize(("task", "batches"), SAVED)
     def test_inside_a_task(self, method, task, batches, short, tmp_path):
         module, record, folder = short(method)
-        again, metrics, taken = learner(method, epochs=2), TaskMetrics(), []
+        again = learner(method, epochs=2)
+        metrics = TaskMetrics()
+        taken = []
         count = Act("on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done))
-        trainer(tmp_path, metrics, count).fit(again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}")
+        trainer(tmp_path, metrics, count).fit(
+            again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}"
+        )
         assert_same_weights(again, module)
         assert metrics.record.trajectory == record.trajectory
         assert taken == [batches + 2]  # it went on after the steps that the checkpoint holds
@@ -124,8 +146,17 @@ class TestResume:
 
 @pytest.mark.parametrize("method", [ReplayModule, TagFexModule])
 def test_augmented_images_are_the_same_after_a_stop(method, tmp_path):
-    """The changes of an image follow from what it is, the task and the pass; TagFex learns two views of each."""
-    changes = {"flip": True, "crop_padding": 1, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "epochs": 2}
+    """The changes of an image follow from what it is, the task and the pass; TagFex learns two
+    views of each.
+    """
+    changes = {
+        "flip": True,
+        "crop_padding": 1,
+        "brightness": 0.3,
+        "contrast": 0.3,
+        "saturation": 0.3,
+        "epochs": 2,
+    }
     assert_goes_on(method, tmp_path, 12, **changes)
 
 
@@ -137,7 +168,8 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
 
 def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
     made, _ = run(FOSTERModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-    made.old, made.classes = made.classes, made.classes + 2
+    made.old = made.classes
+    made.classes = made.classes + 2
     made.expand(2)
     old, new = made.branches
     assert_same_weights(old, new)
@@ -148,7 +180,12 @@ def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
 @pytest.mark.parametrize("learns", [True, False])
 def test_foster_gives_new_classes_weights_on_the_old_branch(learns, tmp_path):
     seen = []
-    keep = Act("on_train_batch_end", 1, lambda t: seen.append(t.lightning_module.classifier.weight.clone()), batches=5)
+    keep = Act(
+        "on_train_batch_end",
+        1,
+        lambda t: seen.append(t.lightning_module.classifier.weight.clone()),
+        batches=5,
+    )
     run(FOSTERModule, tmp_path, keep, epochs=1, new_on_old=learns)
     assert seen[0].shape == (4, 64)
     assert bool((seen[0][2:, :32] != 0).all()) is learns
@@ -164,23 +201,36 @@ def test_foster_can_be_evaluated_before_compression(tmp_path):
     assert student.exemplars.mean.shape == (4, 32)
     compressed = learner(FOSTERModule, **options)
     trainer(tmp_path).fit(compressed, datamodule=data())
-    assert_same_weights(compressed.student[0], student.branches[0])  # what is compressed does not depend on it
+    assert_same_weights(
+        compressed.student[0], student.branches[0]
+    )  # what is compressed does not depend on it
 
 
 def test_tagfex_draws_its_attention_anew_in_each_task(tmp_path):
     made, _ = run(TagFexModule, tmp_path, epochs=1)
-    before, predictor = made.attention.query.clone(), made.predictor
-    made.old, made.classes = made.classes, made.classes + 2
+    before = made.attention.query.clone()
+    predictor = made.predictor
+    made.old = made.classes
+    made.classes = made.classes + 2
     made.expand(2)
     assert not torch.equal(made.attention.query, before)
     assert made.predictor is predictor
-    assert all(not layer.bias.any() for layer in learner(TagFexModule).projector if hasattr(layer, "bias"))
+    assert all(
+        not layer.bias.any() for layer in learner(TagFexModule).projector if hasattr(layer, "bias")
+    )
 
 
 def state_after(batches):
-    """What a module holds after so many batches of its second task, and the callback that copies it then."""
+    """What a module holds after so many batches of its second task, and the callback that copies it
+    then.
+    """
     seen = {}
-    keep = Act("on_train_batch_end", 1, lambda t: seen.update(deepcopy(t.lightning_module.state_dict())), batches)
+    keep = Act(
+        "on_train_batch_end",
+        1,
+        lambda t: seen.update(deepcopy(t.lightning_module.state_dict())),
+        batches,
+    )
     return seen, keep
 
 
@@ -190,14 +240,18 @@ def test_create_tunes_no_weight_of_its_network_but_moves_its_statistics(tmp_path
     made, _ = run(CREATEModule, tmp_path, keep, epochs=2, tuning=1.0)
     after = made.state_dict()
     assert torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
-    assert not torch.equal(after["network.first.1.running_mean"], seen["network.first.1.running_mean"])
+    assert not torch.equal(
+        after["network.first.1.running_mean"], seen["network.first.1.running_mean"]
+    )
     assert not torch.equal(after["encoders.encode"], seen["encoders.encode"])
     assert all(p.requires_grad for p in made.network.parameters())
 
 
 class TestPODNet:
     @pytest.mark.parametrize("last_relu", [True, False])
-    @pytest.mark.parametrize("name", ["random:resnet32_cifar", "random:resnet18_cifar", "random:resnet50", "small"])
+    @pytest.mark.parametrize(
+        "name", ["random:resnet32_cifar", "random:resnet18_cifar", "random:resnet50", "small"]
+    )
     def test_embeddings_may_be_negative(self, name, last_relu):
         made = PODNetModule(backbone=name, last_relu=last_relu).eval()
         x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -213,23 +267,38 @@ class TestPODNet:
         seen = []
 
         def look(t):
-            made, source = t.lightning_module, t.datamodule.source
+            made = t.lightning_module
+            source = t.datamodule.source
             rows = t.datamodule.task_rows(1)
-            pixels = torch.stack([torch.from_numpy(source.train.photo(row).square(8)) for row in rows])
-            wanted = [made.class_names.index(source.class_names[label]) for label in source.train.labels[rows]]
+            pixels = torch.stack(
+                [torch.from_numpy(source.train.image(row).square(8)) for row in rows]
+            )
+            wanted = [
+                made.class_names.index(source.class_names[label])
+                for label in source.train.labels[rows]
+            ]
             with torch.no_grad():
-                seen.append((made(pixels.permute(0, 3, 1, 2)).argmax(1) == torch.tensor(wanted)).float().mean())
+                seen.append(
+                    (made(pixels.permute(0, 3, 1, 2)).argmax(1) == torch.tensor(wanted))
+                    .float()
+                    .mean()
+                )
             seen.append([float(p.norm(dim=1).mean()) for p in made.cosine.proxies])
 
-        assert_goes_on(PODNetModule, tmp_path, 5, Act("on_train_batch_start", 1, look), epochs=2, imprint=True)
+        assert_goes_on(
+            PODNetModule, tmp_path, 5, Act("on_train_batch_start", 1, look), epochs=2, imprint=True
+        )
         assert seen[0] > 0.5  # one in four by chance
         assert seen[1][0] == pytest.approx(seen[1][1], rel=1e-5)
 
     def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
         made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
-        images, label = made.data.source.train, 3
+        images = made.data.source.train
+        label = 3
         rows = images.rows_of[made.data.source.class_names.index(made.class_names[label])]
-        pixels = torch.stack([torch.from_numpy(images.photo(row).square(8)) for row in rows]).permute(0, 3, 1, 2)
+        pixels = torch.stack(
+            [torch.from_numpy(images.image(row).square(8)) for row in rows]
+        ).permute(0, 3, 1, 2)
         assert not made.network.training
         z = torch.nn.functional.normalize(made.embed(pixels), dim=1)
         best = select_herding(z, torch.arange(len(rows)), 0, 15)

@@ -1,4 +1,6 @@
-"""Two processes learn what one learns on the same global batches: the same losses, weights and exemplars."""
+"""Two processes learn what one learns on the same global batches: the same losses, weights and
+exemplars.
+"""
 
 import json
 import logging
@@ -24,7 +26,9 @@ BATCH = 32
 """Over all processes."""
 
 
-def losses_of(method: type[IterativeModule], folder: Path, processes: int) -> tuple[list[float], IterativeModule]:
+def losses_of(
+    method: type[IterativeModule], folder: Path, processes: int
+) -> tuple[list[float], IterativeModule]:
     """Loss at each step of a run of two tasks, and the module."""
     values: list[float] = []
     real = Descent.step
@@ -36,8 +40,13 @@ def losses_of(method: type[IterativeModule], folder: Path, processes: int) -> tu
     Descent.step = step
     try:
         # Batch statistics are those of each process, as everywhere; fixed ones are the same in all.
-        made = learner(method, epochs=1, learning_rate=0.01, batch_statistics="fixed", weight_decay=1e-4)
-        options = {"devices": processes, "strategy": StatisticsDDPStrategy()} if processes > 1 else {}
+        made = learner(
+            method, epochs=1, learning_rate=0.01, batch_statistics="fixed", weight_decay=1e-4
+        )
+        if processes > 1:
+            options = {"devices": processes, "strategy": StatisticsDDPStrategy()}
+        else:
+            options = {}
         trainer(folder, **options).fit(made, datamodule=data(batch_size=BATCH // processes))
     finally:
         Descent.step = real
@@ -64,9 +73,14 @@ def rank(number: int, port: int, folder: Path) -> int:
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     port = free_port()
-    processes = [start(partial(rank, number, port, folder), folder / f"output_{number}") for number in range(2)]
+    processes = [
+        start(partial(rank, number, port, folder), folder / f"output_{number}")
+        for number in range(2)
+    ]
     codes = [ended(process, 300) for process in processes]
-    assert codes == [0, 0], "".join((folder / f"output_{number}").read_text() for number in range(2))
+    assert codes == [0, 0], "".join(
+        (folder / f"output_{number}").read_text() for number in range(2)
+    )
     return folder
 
 

@@ -1,4 +1,6 @@
-"""A task's steps: going on inside it in the same steps, steps of few images, and steps in another precision."""
+"""A task's steps: going on inside it in the same steps, steps of few images, and steps in another
+precision.
+"""
 
 from functools import cache
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
 from tests.killing import Act, Killed
 from tests.lightning_runs import trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
+)
 
 
 # ---------------------------------------------------------------------- going on inside a task
@@ -30,7 +34,9 @@ def made(tmp_path_factory):
     @cache
     def make(method):
         folder = tmp_path_factory.mktemp("saved")
-        save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=5)
+        save = Act(
+            "on_train_batch_end", 1, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=5
+        )
         return run(method, folder, save, epochs=1)[0], folder / "mid.ckpt"
 
     return make
@@ -46,17 +52,21 @@ def saved(request, made):
 def test_another_batch_size_is_refused(saved, batch_size, tmp_path):
     method, _, path = saved
     with pytest.raises(CheckpointError, match=OTHERS):
-        trainer(tmp_path).fit(learner(method, epochs=1), datamodule=data(batch_size=batch_size), ckpt_path=path)
+        trainer(tmp_path).fit(
+            learner(method, epochs=1), datamodule=data(batch_size=batch_size), ckpt_path=path
+        )
 
 
 def test_another_number_of_steps_is_refused(saved, tmp_path):
-    """Photos were added to the task, or removed."""
+    """Images were added to the task, or removed."""
     method, _, path = saved
     content = torch.load(path, weights_only=True)
     content["position"]["steps"] += 1
     torch.save(content, tmp_path / "it.ckpt")
     with pytest.raises(CheckpointError, match=OTHERS):
-        trainer(tmp_path).fit(learner(method, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
+        trainer(tmp_path).fit(
+            learner(method, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt"
+        )
 
 
 def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
@@ -74,7 +84,11 @@ def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
 @pytest.fixture
 def sizes(watch):
     """(task, images) of each step, new images and exemplars together."""
-    return watch(IterativeModule, "learn", lambda self, batch, _: (len(self.learned_tasks), len(batch.labels)))
+    return watch(
+        IterativeModule,
+        "learn",
+        lambda self, batch, _: (len(self.learned_tasks), len(batch.labels)),
+    )
 
 
 class TestOneImage:
@@ -87,12 +101,16 @@ class TestOneImage:
         run(FinetuneModule, tmp_path, given={"batch_size": 1, "max_tasks": 1}, **options)
 
     @pytest.mark.parametrize("method", [WAModule, CREATEModule])
-    def test_in_the_last_step_is_normalised_by_the_running_statistics(self, method, sizes, tmp_path, monkeypatch):
+    def test_in_the_last_step_is_normalised_by_the_running_statistics(
+        self, method, sizes, tmp_path, monkeypatch
+    ):
         """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
 
         def three(self, rows, task):
             labels = self.data.source.train.labels[rows]
-            return np.concatenate([rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]])
+            return np.concatenate(
+                [rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]]
+            )
 
         monkeypatch.setattr(IterativeModule, "kept_rows", three)
         options = {"backbone": "random:resnet18_cifar", "epochs": 1, "learning_rate": 1e-8}
@@ -116,8 +134,12 @@ def test_fewer_images_than_processes(tmp_path):
     made._trainer = SimpleNamespace(world_size=4)
     none = np.zeros(0, dtype=np.int64)
     made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(4), none)], 0)
-    made._refuse_empty_processes([Step(0, 0, 0.0, none, none)], 0)  # Lightning asks for a task after the last
-    with pytest.raises(UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices"):
+    made._refuse_empty_processes(
+        [Step(0, 0, 0.0, none, none)], 0
+    )  # Lightning asks for a task after the last
+    with pytest.raises(
+        UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices"
+    ):
         made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 1)
 
 
@@ -127,7 +149,11 @@ class TestStepsWithoutNewImages:
     @staticmethod
     def few(monkeypatch):
         real = ReplayModule.kept_rows
-        monkeypatch.setattr(IterativeModule, "kept_rows", lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1])
+        monkeypatch.setattr(
+            IterativeModule,
+            "kept_rows",
+            lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1],
+        )
 
     def test_no_step_is_larger_than_a_batch(self, sizes, tmp_path, monkeypatch):
         self.few(monkeypatch)

@@ -1,4 +1,6 @@
-"""The regime that trained methods share: batch statistics, exemplars, rates, and what is refused in one sentence."""
+"""The regime that trained methods share: batch statistics, exemplars, rates, and what is refused in
+one sentence.
+"""
 
 import json
 from unittest.mock import Mock
@@ -29,7 +31,7 @@ from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import ExemplarSet
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
-from tests.command_line import FAST, assert_same_model, make_photos
+from tests.command_line import FAST, assert_same_model, make_images
 from tests.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
 from tests.lightning_runs import digits, trainer
@@ -43,8 +45,14 @@ CLASSES = list("abcd")
 class TestStatistics:
     def test_fixed(self, tmp_path):
         before = learner(FinetuneModule).state_dict()
-        made, _ = run(FinetuneModule, tmp_path, epochs=1, batch_statistics="fixed", learning_rate=0.01)
-        moved = {k for k, value in made.state_dict().items() if k in before and not torch.equal(value, before[k])}
+        made, _ = run(
+            FinetuneModule, tmp_path, epochs=1, batch_statistics="fixed", learning_rate=0.01
+        )
+        moved = {
+            k
+            for k, value in made.state_dict().items()
+            if k in before and not torch.equal(value, before[k])
+        }
         assert not any("running" in key for key in moved)
         assert {"network.first.0.weight", "network.first.1.weight"} <= moved
 
@@ -53,7 +61,11 @@ class TestStatistics:
         assert made.state_dict()["network.first.1.running_mean"].abs().max() > 0
 
     def test_only_what_learns_is_in_training_mode(self, tmp_path, watch):
-        modes = watch(DERModule, "loss", lambda self, batch: tuple(branch.training for branch in self.branches))
+        modes = watch(
+            DERModule,
+            "loss",
+            lambda self, batch: tuple(branch.training for branch in self.branches),
+        )
         made, _ = run(DERModule, tmp_path, epochs=1)
         assert set(modes) == {(True,), (False, True)}
         assert not any(split.training for split in made.branches.modules())
@@ -66,7 +78,10 @@ class TestExemplars:
         images = data().source.train
         for image, label in zip(made.exemplars.image, made.exemplars.label, strict=True):
             class_rows = images.rows_of[images_class(made, int(label))]
-            assert any(np.array_equal(images.photo(row).square(SIDE), image.permute(1, 2, 0)) for row in class_rows)
+            assert any(
+                np.array_equal(images.image(row).square(SIDE), image.permute(1, 2, 0))
+                for row in class_rows
+            )
 
     def test_of_each_class(self, tmp_path):
         made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
@@ -105,7 +120,9 @@ class TestMemoryShare:
     """RMM: exemplars and the task's images share one memory."""
 
     def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
-        steps = watch(FOSTERModule, "steps", lambda self, rows, task: (task, len(rows), len(self.exemplars)))
+        steps = watch(
+            FOSTERModule, "steps", lambda self, rows, task: (task, len(rows), len(self.exemplars))
+        )
         run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
         new = len(data().plan.rows(1, [["0", "1"]]))
         learned, exemplars = next(rest for task, *rest in steps if task == 1)
@@ -113,7 +130,9 @@ class TestMemoryShare:
         assert learned + exemplars == 20 + new
 
     def test_new_images_are_left_out_evenly(self, tmp_path):
-        made, _ = run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.5, given={"max_tasks": 1})
+        made, _ = run(
+            FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.5, given={"max_tasks": 1}
+        )
         source = data().source.train
         rows = np.concatenate([source.rows_of[2], source.rows_of[3]])
         kept = made.kept_rows(rows, 1)
@@ -145,8 +164,18 @@ class TestParameters:
 
 
 def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
-    seen = watch(Descent, "__init__", lambda self, module, parts, rate, momentum, decay: (rate, decay, module.epochs))
-    run(FinetuneModule, tmp_path, epochs=[2, 1], learning_rate=[0.1, 0.01], weight_decay=[0.5e-3, 0.2e-3])
+    seen = watch(
+        Descent,
+        "__init__",
+        lambda self, module, parts, rate, momentum, decay: (rate, decay, module.epochs),
+    )
+    run(
+        FinetuneModule,
+        tmp_path,
+        epochs=[2, 1],
+        learning_rate=[0.1, 0.01],
+        weight_decay=[0.5e-3, 0.2e-3],
+    )
     assert seen == [(0.1, 0.5e-3, 1), (0.01, 0.2e-3, 1)]
 
 
@@ -166,7 +195,9 @@ class TestCommandLine:
         line += ["--model.epochs", "2", "--seed_everything", "5", "--checkpoint.every_minutes", "0"]
         assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
-        assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5
+        assert (
+            yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5
+        )
         with monkeypatch.context() as patched:
             patched.setattr(FOSTERModule, "loss", at_call(50, FOSTERModule.loss, die))
             with pytest.raises(Killed):
@@ -177,15 +208,27 @@ class TestCommandLine:
         assert stopped["position"]["step"] > 0
         calls = []
         real = FOSTERModule.loss
-        monkeypatch.setattr(FOSTERModule, "loss", lambda self, batch: (calls.append(1), real(self, batch))[1])
+        monkeypatch.setattr(
+            FOSTERModule, "loss", lambda self, batch: (calls.append(1), real(self, batch))[1]
+        )
         assert main(["fit", *line, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
         assert_same_model(again, whole)
-        ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (again, whole))
+        ours, theirs = (
+            json.loads((folder / "summary.json").read_text()) for folder in (again, whole)
+        )
         assert ours["A_k"] == theirs["A_k"]
         assert load(again).counts == load(whole).counts
 
     def test_summary(self, tmp_path):
-        line = ["--model", "cifnet_pl.iterative.DERModule", *OPTIONS, "--model.epochs", "1", "--model.preset", "mine"]
+        line = [
+            "--model",
+            "cifnet_pl.iterative.DERModule",
+            *OPTIONS,
+            "--model.epochs",
+            "1",
+            "--model.preset",
+            "mine",
+        ]
         assert main(["fit", *line, "--logs", str(tmp_path)]) == 0
         summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
         small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
@@ -244,7 +287,9 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", METHODS, ids=NAMES)
     def test_learning_rate_too_high(self, method, tmp_path):
-        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+30 is too high, set a lower"):
+        with pytest.raises(
+            CifnetError, match=r"in task 1: the learning rate 1e\+30 is too high, set a lower"
+        ):
             run(method, tmp_path, learning_rate=1e30, epochs=3)
 
     def test_cache(self, tmp_path):
@@ -269,7 +314,9 @@ class TestRefused:
     def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
         made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
         monkeypatch.setattr(WAModule, "probabilities_by_way", FULL)
-        with pytest.raises(CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"):
+        with pytest.raises(
+            CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"
+        ):
             trainer(tmp_path).validate(made, datamodule=data(max_tasks=1), verbose=False)
 
     @pytest.mark.parametrize("tuning", [0.125, 20.0], ids=["last_step", "further_steps"])
@@ -279,17 +326,26 @@ class TestRefused:
             run(PODNetModule, tmp_path, epochs=1, exemplars=4, tuning_rate=1e38, tuning=tuning)
 
     def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
-        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+25 is too high, set a lower"):
+        with pytest.raises(
+            CifnetError, match=r"in task 1: the learning rate 1e\+25 is too high, set a lower"
+        ):
             run(FinetuneModule, tmp_path, epochs=1, learning_rate=1e25, given={"batch_size": 1000})
 
     @pytest.mark.parametrize("method", [FinetuneModule, ReplayModule])
     def test_class_without_a_readable_image(self, method, tmp_path):
-        make_photos(tmp_path / "photos", CLASSES, 5)
-        for path in (tmp_path / "photos" / "b").iterdir():
+        make_images(tmp_path / "images", CLASSES, 5)
+        for path in (tmp_path / "images" / "b").iterdir():
             path.write_bytes(b"no image")
-        photos = {"source": "folder", "root": str(tmp_path / "photos"), "batch_size": 3, "on_corrupt": "skip"}
+        images = {
+            "source": "folder",
+            "root": str(tmp_path / "images"),
+            "batch_size": 3,
+            "on_corrupt": "skip",
+        }
         with pytest.raises(DataError, match="no image of class 'b' was learned"):
-            trainer(tmp_path).fit(learner(method), datamodule=digits(**photos, max_tasks=1, image_size=SIDE))
+            trainer(tmp_path).fit(
+                learner(method), datamodule=digits(**images, max_tasks=1, image_size=SIDE)
+            )
 
     def test_checkpoint_of_other_settings(self, tmp_path):
         made, _ = run(DERModule, tmp_path, epochs=1)
@@ -310,7 +366,9 @@ class TestRefused:
         torch.save(content, tmp_path / "it.ckpt")
         again = learner(DERModule, epochs=1)
         with pytest.raises(CheckpointError, match="does not fit the network"):
-            trainer(tmp_path).validate(again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False)
+            trainer(tmp_path).validate(
+                again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False
+            )
 
 
 def test_bf16_learns(tmp_path):
@@ -329,11 +387,15 @@ class TestLossScaling:
 
     def test_it_learns_and_goes_on_with_the_same_bits(self, tmp_path):
         whole, again = (learner(FinetuneModule, epochs=2) for _ in range(2))
-        save = Act("on_train_batch_end", 0, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12)
+        save = Act(
+            "on_train_batch_end", 0, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12
+        )
         trainer(tmp_path, save, plugins=[self.half()]).fit(whole, datamodule=data(max_tasks=1))
         assert whole.evaluation.accuracy > 80
         assert all(p.dtype == torch.float32 for p in whole.parameters())
-        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"]["descent"]["scaler"]
+        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"]["descent"][
+            "scaler"
+        ]
         assert scaler["scale"] > 1
         assert scaler["_growth_tracker"] > 0
         run_again = trainer(tmp_path, plugins=[self.half()])
@@ -345,14 +407,19 @@ class TestLossScaling:
 
         def look(run):
             scaler = run.precision_plugin.scaler
-            seen.append(([p.clone() for p in run.lightning_module.parameters()], scaler.get_scale()))
+            seen.append(
+                ([p.clone() for p in run.lightning_module.parameters()], scaler.get_scale())
+            )
             return scaler
 
         def overflow(run):
             scaler = look(run)
             scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
 
-        acts = [Act("on_train_batch_end", 0, act, batches=count) for count, act in ((2, overflow), (3, look))]
+        acts = [
+            Act("on_train_batch_end", 0, act, batches=count)
+            for count, act in ((2, overflow), (3, look))
+        ]
         made = learner(FinetuneModule, epochs=1)
         trainer(tmp_path, *acts, plugins=[self.half()]).fit(made, datamodule=data(max_tasks=1))
         (before, _), (after, scale) = seen

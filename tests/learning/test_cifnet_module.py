@@ -17,11 +17,15 @@ from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
+)
 
 
 class Recorder(Callback):
-    """Notes every hook; in none of them a backbone is in training mode, or any parameter may change."""
+    """Notes every hook; in none of them a backbone is in training mode, or any parameter may
+    change.
+    """
 
     HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start",
              "on_validation_end", "on_train_end", "on_fit_end", "on_sanity_check_start")  # fmt: skip
@@ -62,12 +66,19 @@ class TestMonitor:
         run.fit(module(), datamodule=digits())
         names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
         assert names == {f"A_k={row.A_k:.2f}" for row in metrics.record.rows}
-        assert float(best.best_model_score) == pytest.approx(max(row.A_k for row in metrics.record.rows))
+        assert float(best.best_model_score) == pytest.approx(
+            max(row.A_k for row in metrics.record.rows)
+        )
         assert float(run.callback_metrics["A_k"]) == pytest.approx(metrics.record.rows[-1].A_k)
 
     def test_from_the_command_line(self, tmp_path):
         options = ["--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.monitor", "A_k"]
-        options += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.dirpath", str(tmp_path / "best")]
+        options += [
+            "--trainer.callbacks.mode",
+            "max",
+            "--trainer.callbacks.dirpath",
+            str(tmp_path / "best"),
+        ]
         assert fit(tmp_path, "--data.max_tasks", "2", *options) == 0
         (best,) = (tmp_path / "best").iterdir()
         # Task 1 is the easiest, and the checkpoint can be gone on from.
@@ -84,17 +95,22 @@ class TestMonitor:
 class TestBackbone:
     @pytest.fixture
     def convolutional(self, monkeypatch):
-        """A network whose batch statistics and dropout would show at once if it were ever in training mode."""
+        """A network whose batch statistics and dropout would show at once if it were ever in
+        training mode.
+        """
         torch.manual_seed(0)
         first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
         network = nn.Sequential(*first, nn.Dropout(0.5), nn.AdaptiveAvgPool2d(2), nn.Flatten())
         shape = Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
-        monkeypatch.setitem(cifnet_pl.backbones.BACKBONES, "convolutional", lambda *_: (network, 32, shape))
+        monkeypatch.setitem(
+            cifnet_pl.backbones.BACKBONES, "convolutional", lambda *_: (network, 32, shape)
+        )
         return network
 
     def test_never_moves(self, convolutional, tmp_path):
         before = {key: value.clone() for key, value in convolutional.state_dict().items()}
-        learner, recorder = module(backbone="convolutional"), Recorder()
+        learner = module(backbone="convolutional")
+        recorder = Recorder()
         digest = learner.backbone.sha256
         learner.train()
         learner.backbone.train(True)
@@ -103,7 +119,12 @@ class TestBackbone:
         assert recorder.seen
         for key, value in convolutional.state_dict().items():
             assert torch.equal(value, before[key]), key
-        assert digest == cifnet_pl.backbones.Backbone("", convolutional, 32, learner.backbone.preprocessing).sha256
+        assert (
+            digest
+            == cifnet_pl.backbones.Backbone(
+                "", convolutional, 32, learner.backbone.preprocessing
+            ).sha256
+        )
 
     def test_is_not_in_the_checkpoint(self, convolutional, tmp_path):
         learner = module(backbone="convolutional")
@@ -117,13 +138,17 @@ class TestBackbone:
             convolutional[0].weight[0, 0, 0, 0] += 1e-3
         with pytest.raises(CheckpointError, match="made with backbone ="):
             trainer(tmp_path).validate(
-                module(backbone="convolutional"), datamodule=digits(), ckpt_path=tmp_path / "it.ckpt", verbose=False
+                module(backbone="convolutional"),
+                datamodule=digits(),
+                ckpt_path=tmp_path / "it.ckpt",
+                verbose=False,
             )
 
 
 class TestWithoutTheCommandLine:
     def test_defaults_of_the_trainer_are_put_right(self, tmp_path):
-        learner, data = module(head=RidgeHead, buffer=None), digits()
+        learner = module(head=RidgeHead, buffer=None)
+        data = digits()
         run = trainer(tmp_path, max_epochs=1, num_sanity_val_steps=2, check_val_every_n_epoch=1)
         run.fit(learner, datamodule=data)
         assert len(learner.learned_tasks) == 5
@@ -132,7 +157,8 @@ class TestWithoutTheCommandLine:
         assert learner.evaluation.task_accuracy == learned.task_accuracy
 
     def test_a_second_fit_learns_what_is_left(self, tmp_path):
-        whole, learner = module(), module()
+        whole = module()
+        learner = module()
         trainer(tmp_path).fit(whole, datamodule=digits())
         trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=2))
         run = trainer(tmp_path)
@@ -141,7 +167,9 @@ class TestWithoutTheCommandLine:
         assert learner.class_names == whole.class_names
         for key, value in learner.state_dict().items():
             assert torch.equal(value, whole.state_dict()[key]), key
-        with pytest.raises(CheckpointError, match="5 tasks are learned, but the record holds measurements of 0"):
+        with pytest.raises(
+            CheckpointError, match="5 tasks are learned, but the record holds measurements of 0"
+        ):
             trainer(tmp_path, TaskMetrics()).fit(learner, datamodule=digits())
 
     def test_evaluation_before_any_task(self, tmp_path):
@@ -150,18 +178,24 @@ class TestWithoutTheCommandLine:
 
     def test_a_run_is_this_loop(self, tmp_path):
         """The paper's Algorithm 1 in plain torch, with the same images in the same batches."""
-        learner, data = module(), digits(class_order=3, batch_size=50)
+        learner = module()
+        data = digits(class_order=3, batch_size=50)
         trainer(tmp_path).fit(learner, datamodule=data)
-        head, buffer = CIFNetHead(192), CalibrationBuffer(300)
+        head = CIFNetHead(192)
+        buffer = CalibrationBuffer(300)
         images = data.source.train
         for task, names in enumerate(learner.learned_tasks):
-            labels = {data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)}
+            labels = {
+                data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)
+            }
             rows = [row for position in labels for row in images.rows_of[position]]
             head.begin_task(list(labels.values()))
             waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
             for start in range(0, len(rows), 50):
                 batch = rows[start : start + 50]
-                pixels = torch.stack([torch.from_numpy(images.photo(row).square(8)) for row in batch])
+                pixels = torch.stack(
+                    [torch.from_numpy(images.image(row).square(8)) for row in batch]
+                )
                 z = learner.backbone(pixels.permute(0, 3, 1, 2))
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
                 buffer.add(z, y, torch.tensor([images.content_hash(row) for row in batch]))
@@ -172,7 +206,9 @@ class TestWithoutTheCommandLine:
             past, y = buffer.items()
             if task:
                 counts = head.class_counts()
-                head.observe_past(past, y, buffer.oversampling(max(counts[label] for label in labels.values())))
+                head.observe_past(
+                    past, y, buffer.oversampling(max(counts[label] for label in labels.values()))
+                )
             buffer.commit()
             head.solve()
             head.refresh()
@@ -199,8 +235,13 @@ def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
 def test_a_trainer_of_fewer_epochs_than_there_are_tasks_says_what_is_learned(tmp_path, caplog):
     learner = module(head=RidgeHead, buffer=None)
     trainer(tmp_path, max_epochs=1).fit(learner, datamodule=digits(max_tasks=2))
-    assert "max_epochs is 1, but a task is one epoch, and all 2 tasks are learned: for fewer give max_" in caplog.text
+    assert (
+        "max_epochs is 1, but a task is one epoch, and all 2 tasks are learned: for fewer give max_"
+        in caplog.text
+    )
     assert len(learner.learned_tasks) == 2
     caplog.clear()
-    trainer(tmp_path, max_epochs=5).fit(module(head=RidgeHead, buffer=None), datamodule=digits(max_tasks=1))
+    trainer(tmp_path, max_epochs=5).fit(
+        module(head=RidgeHead, buffer=None), datamodule=digits(max_tasks=1)
+    )
     assert "max_epochs is" not in caplog.text

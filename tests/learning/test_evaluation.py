@@ -11,7 +11,9 @@ from cifnet_pl.model.metrics import first_classes
 
 def drawn(images: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
-    probabilities = torch.softmax(2 * torch.randn(images, 7, generator=draw, dtype=torch.float64), dim=1)
+    probabilities = torch.softmax(
+        2 * torch.randn(images, 7, generator=draw, dtype=torch.float64), dim=1
+    )
     return probabilities, torch.randint(0, 7, (images,), generator=draw)
 
 
@@ -42,10 +44,14 @@ def test_by_domain_and_by_way():
     probabilities, label = drawn(90)
     domain = torch.arange(90) % 3
     counts = EvaluationCounts([3, 4], domains=3, ways=("one", "other"))
-    counts.update(probabilities, label, domain, {"one": probabilities, "other": probabilities.roll(1, dims=1)})
+    counts.update(
+        probabilities, label, domain, {"one": probabilities, "other": probabilities.roll(1, dims=1)}
+    )
     evaluation = counts.compute()
     right = (probabilities.argmax(1) == label).double()
-    assert evaluation.task_accuracy == pytest.approx([100 * float(right[domain == k].mean()) for k in range(2)])
+    assert evaluation.task_accuracy == pytest.approx(
+        [100 * float(right[domain == k].mean()) for k in range(2)]
+    )
     assert evaluation.accuracy_by["one"] == evaluation.accuracy
     shifted = ((probabilities.argmax(1) + 1) % 7 == label).double()
     assert evaluation.accuracy_by["other"] == pytest.approx(100 * float(shifted.mean()))
@@ -54,7 +60,8 @@ def test_by_domain_and_by_way():
 def test_of_equal_probabilities_the_first_column_is_the_answer():
     probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64)
     target = torch.tensor([5, 5])
-    whole, parts = EvaluationCounts([6]), [EvaluationCounts([6]), EvaluationCounts([6])]
+    whole = EvaluationCounts([6])
+    parts = [EvaluationCounts([6]), EvaluationCounts([6])]
     whole.update(probabilities, target)
     columns, _ = first_classes(probabilities)
     assert torch.equal(columns[:, 0], probabilities.argmax(dim=1))
@@ -68,6 +75,11 @@ def test_of_equal_probabilities_the_first_column_is_the_answer():
 
 def test_nothing_tested():
     evaluation = EvaluationCounts([1, 1]).compute()
-    assert (evaluation.accuracy, evaluation.ece, evaluation.nll, evaluation.top5) == (None, None, None, None)
+    assert (evaluation.accuracy, evaluation.ece, evaluation.nll, evaluation.top5) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert evaluation.task_accuracy == [None, None]
     assert evaluation.metrics() == {}

@@ -43,7 +43,11 @@ def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
     assert names["module"].evaluation.accuracy > 85
     assert names["model"].class_names == names["module"].class_names
     assert names["scores"].shape == (100, 4)
-    assert (tuple(names["vectors"].shape), names["files"], names["unreadable"]) == ((3, 1280), [None] * 3, {})
+    assert (tuple(names["vectors"].shape), names["files"], names["unreadable"]) == (
+        (3, 1280),
+        [None] * 3,
+        {},
+    )
     assert "digits, 2 cls/task" in (folder / "report" / "report.md").read_text()
 
 
@@ -59,35 +63,49 @@ def test_validate_returns_what_the_run_measured(page: tuple[Path, dict[str, Any]
     assert [metrics[f"A_k{j}"] for j in range(1, 6)] == pytest.approx(last)
 
 
-def test_the_command_line_runs_its_configuration_again(page: tuple[Path, dict[str, Any]], tmp_path: Path):
+def test_the_command_line_runs_its_configuration_again(
+    page: tuple[Path, dict[str, Any]], tmp_path: Path
+):
     folder, _ = page
     run = folder / "runs" / "version_0"
     more = ["--logs", str(tmp_path), "--energy.enabled", "false", "--model.engine", "torch"]
     assert main(["fit", "--config", str(run / "config.yaml"), *more]) == 0
     again = tmp_path / "default" / "version_0"
-    ours, theirs = read_run(run), read_run(again)
+    ours = read_run(run)
+    theirs = read_run(again)
     assert ours.summary["A_k"] == theirs.summary["A_k"]
     assert setting_of(ours) == setting_of(theirs)
 
 
 def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
-    data = CIFNetDataModule("digits", classes_per_task=5, image_size=8, num_workers=0, stream=Blurry(0, 50, 3))
+    data = CIFNetDataModule(
+        "digits", classes_per_task=5, image_size=8, num_workers=0, stream=Blurry(0, 50, 3)
+    )
     learner = module()
     run = trainer(tmp_path)
     learner.trainer = run
     run.datamodule = data
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
     options = {"disjoint": 0, "blurry": 50, "seed": 3, "every": None}
-    assert result["data"]["stream"] == {"class_path": "cifnet_pl.data.streams.Blurry", "init_args": options}
+    assert result["data"]["stream"] == {
+        "class_path": "cifnet_pl.data.streams.Blurry",
+        "init_args": options,
+    }
     assert result["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 300
 
 
 @pytest.mark.system
 def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
     text = (DOCS / "arrays_to_figure.md").read_text(encoding="utf-8")
-    assert sum(bool(line.strip()) for code in CODE.findall(text) for line in code.splitlines()) <= 30
+    assert (
+        sum(bool(line.strip()) for code in CODE.findall(text) for line in code.splitlines()) <= 30
+    )
     run_page(text, tmp_path)
     table = (tmp_path / "report" / "tables" / "accuracy.md").read_text(encoding="utf-8")
-    assert (tmp_path / "report" / "figures" / "trajectory_arrays_2_cls_task.svg").stat().st_size > 10_000
-    for method, average, final in re.findall(r"^\| (.+?) \| (\S+ ± \S+) \| (\S+ ± \S+) \|$", text, re.M):
+    assert (
+        tmp_path / "report" / "figures" / "trajectory_arrays_2_cls_task.svg"
+    ).stat().st_size > 10_000
+    for method, average, final in re.findall(
+        r"^\| (.+?) \| (\S+ ± \S+) \| (\S+ ± \S+) \|$", text, re.M
+    ):
         assert f"| {method} | measured | {average} | {final} |" in table

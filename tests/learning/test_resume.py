@@ -39,7 +39,7 @@ from tests.command_line import (
     checkpoint,
     fit,
     learned,
-    make_photos,
+    make_images,
     measurements,
 )
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
@@ -67,14 +67,19 @@ def reference(tmp_path_factory) -> Path:
 def assert_same_run(run: Path, reference: Path) -> None:
     assert_same_model(run, reference)
     assert measurements(run) == measurements(reference)
-    assert (run / "accuracy_matrix.csv").read_text() == (reference / "accuracy_matrix.csv").read_text()
-    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, reference))
+    assert (run / "accuracy_matrix.csv").read_text() == (
+        reference / "accuracy_matrix.csv"
+    ).read_text()
+    ours, theirs = (
+        json.loads((folder / "summary.json").read_text()) for folder in (run, reference)
+    )
     assert ours["A_k"] == theirs["A_k"]
     assert (run / "trajectory.png").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-# What a run is doing → where it does it, which call of it, and whether it dies before or after that; in their order.
+# What a run is doing → where it does it, which call of it, and whether it dies before or after
+# that; in their order.
 MOMENTS = {
     "writing its configuration": (cifnet_pl.cli.lightning_cli, "write_text", 1, "before"),
     "its first batch": (CIFNetModule, "training_step", 1, "before"),
@@ -95,7 +100,9 @@ MOMENTS = {
     "drawing": (TrajectoryPlot, "on_fit_end", 1, "before"),
 }
 CALLS = {"training_step": 18, "probabilities": 0, "write_text": 0, "write_json": 0, "on_fit_end": 0}
-"""Calls in each task, where it is not one; those that are made once in a run, or count from any task on, are 0."""
+"""Calls in each task, where it is not one; those that are made once in a run, or count from any
+task on, are 0.
+"""
 
 
 def killed(moment: str, logs: Path, *options: str) -> int:
@@ -118,7 +125,9 @@ def killed_in_the_middle_of_a_file(logs: Path) -> int:
 
 
 def with_callbacks(*callbacks: Callback) -> None:
-    """Let the next runs of this process have ``callbacks`` of a user, as ``trainer.callbacks`` gives them."""
+    """Let the next runs of this process have ``callbacks`` of a user, as ``trainer.callbacks``
+    gives them.
+    """
     real = CIFNetCLI.instantiate_trainer
 
     def instantiate(self: Any, **options: Any) -> Any:
@@ -139,7 +148,9 @@ STOPPED = "stopped after task 2: the same command with --ckpt_path last goes on 
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
     """As the job scheduler starts it."""
     job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
-    os.environ.update({f"SLURM_{name}": str(value) for name, value in job.items()}, PATH="")  # no scontrol here
+    os.environ.update(
+        {f"SLURM_{name}": str(value) for name, value in job.items()}, PATH=""
+    )  # no scontrol here
     return run(logs, *options)
 
 
@@ -152,13 +163,22 @@ def near_its_time_limit(logs: Path, *options: str) -> int:
 @pytest.mark.system
 class TestKill:
     def test_at_any_moment(self, reference, tmp_path, monkeypatch):
-        """In this process, one death after the other; what the dying would have done an exception leaves undone."""
+        """In this process, one death after the other; what the dying would have done an exception
+        leaves undone.
+        """
 
         learned_tasks = []
         for owner, name, number, when in MOMENTS.values():
             last = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
-            learned_tasks.append(len(torch.load(last)["cifnet"]["task_sizes"]) if last.is_file() else 0)
-            call = at_call(number - learned_tasks[-1] * CALLS.get(name, 1), getattr(owner, name), die, when == "after")
+            learned_tasks.append(
+                len(torch.load(last)["cifnet"]["task_sizes"]) if last.is_file() else 0
+            )
+            call = at_call(
+                number - learned_tasks[-1] * CALLS.get(name, 1),
+                getattr(owner, name),
+                die,
+                when == "after",
+            )
             with monkeypatch.context() as patched:
                 patched.setattr(owner, name, call)
                 with pytest.raises(Killed):
@@ -176,7 +196,9 @@ class TestKill:
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_half_written_checkpoint_is_never_read(self, reference, tmp_path):
-        """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter in the end."""
+        """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter
+        in the end.
+        """
         code = in_a_process(partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output")
         assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
         folder = tmp_path / "default" / "version_0" / "checkpoints"
@@ -187,7 +209,10 @@ class TestKill:
 
     def test_and_it_can_say_so(self, reference, tmp_path):
         """SIGTERM: the exit code says so, and the screen how to go on."""
-        assert in_a_process(partial(asked_to_stop, tmp_path), tmp_path / "output") == 128 + signal.SIGTERM
+        assert (
+            in_a_process(partial(asked_to_stop, tmp_path), tmp_path / "output")
+            == 128 + signal.SIGTERM
+        )
         shown = (tmp_path / "output").read_text()
         assert STOPPED in shown
         assert "Traceback" not in shown
@@ -200,7 +225,20 @@ class TestKill:
         assert json.loads((folder / "summary.json").read_text())["precision"] == "32-true"
         assert fit(tmp_path, *LAST, "--trainer.precision", "bf16-mixed") == 1
         assert "made with precision = 32-true, this run has bf16-mixed" in capsys.readouterr().err
-        assert main(["validate", *FAST, "--logs", str(tmp_path), *LAST, "--trainer.precision", "bf16-mixed"]) == 0
+        assert (
+            main(
+                [
+                    "validate",
+                    *FAST,
+                    "--logs",
+                    str(tmp_path),
+                    *LAST,
+                    "--trainer.precision",
+                    "bf16-mixed",
+                ]
+            )
+            == 0
+        )
 
 
 @contextmanager
@@ -227,14 +265,20 @@ SAVED = [
 
 @pytest.fixture(scope="module")
 def saved(reference, tmp_path_factory) -> Path:
-    """A folder with checkpoints of one run, each named by its moment in ``SAVED``, and one with "weights" alone."""
+    """A folder with checkpoints of one run, each named by its moment in ``SAVED``, and one with
+    "weights" alone.
+    """
     folder = tmp_path_factory.mktemp("saved")
 
     def save(moment: tuple[str, int, int]) -> Act:
         hook, task, batches = moment
-        return Act(hook, task, lambda trainer: trainer.save_checkpoint(folder / str(moment)), batches)
+        return Act(
+            hook, task, lambda trainer: trainer.save_checkpoint(folder / str(moment)), batches
+        )
 
-    weights = Act("on_validation_end", 2, lambda t: t.save_checkpoint(folder / "weights", weights_only=True))
+    weights = Act(
+        "on_validation_end", 2, lambda t: t.save_checkpoint(folder / "weights", weights_only=True)
+    )
     with callbacks(*map(save, SAVED), weights):
         assert_same_run(learned(tmp_path_factory.mktemp("logs"), *OPTIONS), reference)
     assert len(list(folder.iterdir())) == len(SAVED) + 1
@@ -250,18 +294,25 @@ class TestOtherCheckpoints:
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_of_the_exact_head(self, tmp_path):
-        path, options = tmp_path / "mine.ckpt", [*OPTIONS, "--model.head", "RidgeHead"]
-        with callbacks(Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4)):
+        path = tmp_path / "mine.ckpt"
+        options = [*OPTIONS, "--model.head", "RidgeHead"]
+        with callbacks(
+            Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4)
+        ):
             learned(tmp_path, *options)
         assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
         assert_same_run(tmp_path / "default" / "version_1", tmp_path / "default" / "version_0")
 
     def test_that_cannot_be_gone_on_from(self, tmp_path, monkeypatch, capsys):
-        """Written while a task was being solved (a signal): neither the old state nor the new one."""
+        """Written while a task was being solved (a signal): neither the old state nor the new
+        one.
+        """
         path = tmp_path / "mine.ckpt"
         trainers = []
         with callbacks(Act("on_train_start", 0, trainers.append)), monkeypatch.context() as patched:
-            save = at_call(2, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True)
+            save = at_call(
+                2, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True
+            )
             patched.setattr(CIFNetHead, "_solve", save)
             learned(tmp_path, *OPTIONS)
         capsys.readouterr()
@@ -270,23 +321,34 @@ class TestOtherCheckpoints:
 
     def test_evaluation_of_half_a_task_is_refused(self, saved, tmp_path, capsys):
         path = saved / str(("on_train_batch_end", 1, 7))
-        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 1
+        assert (
+            main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)])
+            == 1
+        )
         assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
 
     def test_weights_alone_are_for_evaluation(self, saved, tmp_path, capsys):
         path = saved / "weights"
-        assert main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]) == 0
+        assert (
+            main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)])
+            == 0
+        )
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
         assert "can be evaluated with it, but not go on" in capsys.readouterr().err
 
     def test_of_slurm(self, reference, tmp_path):
-        """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it up by itself."""
-        output, again = tmp_path / "output", tmp_path / "again"
+        """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it
+        up by itself.
+        """
+        output = tmp_path / "output"
+        again = tmp_path / "again"
         work = partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS)
         assert in_a_process(work, output) == -signal.SIGKILL
         assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), output.read_text()
-        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0, again.read_text()
+        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0, (
+            again.read_text()
+        )
         assert "going on after task 2" in again.read_text()
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
@@ -296,7 +358,9 @@ class TestMore:
 
     def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
-        before = (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+        before = (
+            (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+        )
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         shown = capsys.readouterr()
@@ -304,7 +368,9 @@ class TestMore:
         assert "all are learned already, nothing is left to do" in shown.out
         assert shown.out.count("│") == 3 * 8  # the table: a row for each task
         assert_same_run(tmp_path / "default" / "version_0", reference)
-        assert (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
+        assert (
+            tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        ).stat().st_mtime_ns == before
 
     def test_tasks(self, reference, tmp_path):
         folder = learned(tmp_path, *OPTIONS, "--data.max_tasks", "2")
@@ -318,15 +384,17 @@ class TestMore:
         assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    @pytest.mark.parametrize("order", [[], ["--data.class_order", "7"]], ids=["as given", "by seed"])
+    @pytest.mark.parametrize(
+        "order", [[], ["--data.class_order", "7"]], ids=["as given", "by seed"]
+    )
     def test_classes_that_sort_first(self, order, tmp_path):
-        photos = make_photos(tmp_path / "photos", ["m", "n", "o", "p", "q"])
-        options = [*BUFFER, "--data.source", "folder", "--data.root", str(photos), *order]
+        images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
+        options = [*BUFFER, "--data.source", "folder", "--data.root", str(images), *order]
         folder = learned(tmp_path, *options)
         first = checkpoint(folder)
         sizes = first["cifnet"]["task_sizes"]
         assert sizes == [2, 2, 1]
-        make_photos(photos, ["a", "b", "z"])
+        make_images(images, ["a", "b", "z"])
         assert fit(tmp_path, *options, *LAST) == 0
         then = checkpoint(folder)
         names = then["cifnet"]["class_names"]
@@ -338,44 +406,57 @@ class TestMore:
         assert json.loads((folder / "summary.json").read_text())["n_classes"] == 8
         # The patterns are easy to tell apart, so a shifted label would be seen.
         assert json.loads((folder / "summary.json").read_text())["A_K"] > 80
-        # Sums of the first tasks' own samples are as they were: the new classes are only negatives for them.
+        # Sums of the first tasks' own samples are as they were: the new classes are only negatives
+        # for them.
         counts = [state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)]
         assert torch.equal(*counts)
 
     def test_summary_is_gone_while_more_is_learned(self, tmp_path):
-        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
-        options = ["--data.source", "folder", "--data.root", str(photos)]
+        images = make_images(tmp_path / "images", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(images)]
         folder = learned(tmp_path, *options)
-        make_photos(photos, ["a"])
+        make_images(images, ["a"])
         work = partial(killed, "its first batch", tmp_path, *options, *LAST)
         assert in_a_process(work, tmp_path / "output") == -signal.SIGKILL
         assert not (folder / "summary.json").exists()
 
     def test_class_that_is_gone(self, tmp_path, capsys):
-        photos = make_photos(tmp_path / "photos", ["m", "n", "o"])
-        options = ["--data.source", "folder", "--data.root", str(photos)]
+        images = make_images(tmp_path / "images", ["m", "n", "o"])
+        options = ["--data.source", "folder", "--data.root", str(images)]
         learned(tmp_path, *options)
-        shutil.rmtree(photos / "n")
+        shutil.rmtree(images / "n")
         capsys.readouterr()
         assert_ends(fit(tmp_path, *options, *LAST), 1, "class 'n'", capsys)
 
     def test_last_without_a_run(self, reference, tmp_path, capsys):
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         shown = capsys.readouterr().out
-        assert shown.startswith(f"no run of experiment 'default' in {tmp_path} yet: starting with task 1")
+        assert shown.startswith(
+            f"no run of experiment 'default' in {tmp_path} yet: starting with task 1"
+        )
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_last_before_the_first_checkpoint(self, reference, tmp_path, capsys):
         (tmp_path / "default" / "version_0").mkdir(parents=True)
         (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
-        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, "version_0 has no checkpoint yet: starting with task 1", capsys)
+        assert_ends(
+            fit(tmp_path, *OPTIONS, *LAST),
+            0,
+            "version_0 has no checkpoint yet: starting with task 1",
+            capsys,
+        )
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_a_run_that_never_began_is_not_the_last_one(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
         capsys.readouterr()
-        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, f"run folder {tmp_path / 'default' / 'version_0'}", capsys)
+        assert_ends(
+            fit(tmp_path, *OPTIONS, *LAST),
+            0,
+            f"run folder {tmp_path / 'default' / 'version_0'}",
+            capsys,
+        )
 
 
 OTHER = {
@@ -387,9 +468,12 @@ OTHER = {
     "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
     "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
     "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
-    "held-back images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
+    "held-out images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
     "their share": (["--data.val_fraction", "0.5"], ["val_fraction = 0.2", "0.5"]),
-    "image size": (["--model.backbone", "pixels:8", "--data.image_size", "9"], ["image_size = 8", "9"]),
+    "image size": (
+        ["--model.backbone", "pixels:8", "--data.image_size", "9"],
+        ["image_size = 8", "9"],
+    ),
 }
 
 
@@ -402,7 +486,8 @@ class TestRefused:
         assert [fragment for fragment in fragments if fragment not in shown] == [], shown
 
     @pytest.mark.parametrize(
-        ("sub_command", "size"), [("fit", 0), ("fit", 100), ("fit", -1), ("validate", 4000), ("validate", -1)]
+        ("sub_command", "size"),
+        [("fit", 0), ("fit", 100), ("fit", -1), ("validate", 4000), ("validate", -1)],
     )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
@@ -418,7 +503,9 @@ class TestRefused:
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
         with zipfile.ZipFile(path) as archive:
-            entry = max(archive.infolist(), key=lambda entry: entry.file_size)  # numbers of the head
+            entry = max(
+                archive.infolist(), key=lambda entry: entry.file_size
+            )  # numbers of the head
         content = bytearray(path.read_bytes())
         content[entry.header_offset + entry.file_size // 2] ^= 0x40
         path.write_bytes(content)
@@ -430,7 +517,10 @@ class TestRefused:
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         with exclusive(tmp_path / "default" / "version_0"):
             assert fit(tmp_path, *OPTIONS, *LAST) == 2
-        assert f"another process is writing {tmp_path / 'default' / 'version_0'}" in capsys.readouterr().err
+        assert (
+            f"another process is writing {tmp_path / 'default' / 'version_0'}"
+            in capsys.readouterr().err
+        )
         with exclusive(tmp_path / "default" / "version_1"):
             assert fit(tmp_path, *OPTIONS) == 2
         assert not (tmp_path / "default" / "version_1").exists()
@@ -484,7 +574,9 @@ HOSTILE = {
     "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(ridge=torch.rand(4)),
     "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
     "under way is a text": _with("under_way", "no"),
-    "under way before any task": lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[]),
+    "under way before any task": (
+        lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[])
+    ),
     "nothing learned": lambda c: c["cifnet"].update(class_names=[], task_sizes=[]),
     "metadata is a text": lambda c: c.update(cifnet="hello"),
     "metadata is gone": lambda c: c.pop("cifnet"),
@@ -505,7 +597,9 @@ HOSTILE = {
 
 
 def go_on_from(path, tmp_path):
-    """Go on with a run of ``OPTIONS`` without the command line, whose options take longer to read than the run."""
+    """Go on with a run of ``OPTIONS`` without the command line, whose options take longer to read
+    than the run.
+    """
     run = trainer(tmp_path, TaskMetrics(), max_epochs=3, plugins=[AtomicCheckpointIO()])
     learner = module(buffer=CalibrationBuffer(300, seed=5))
     run.fit(learner, digits(batch_size=16, max_tasks=3), ckpt_path=path)

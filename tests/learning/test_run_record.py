@@ -1,4 +1,6 @@
-"""A run's record: tables and summary, with a gap where something was not measured, and where its numbers come from."""
+"""A run's record: tables and summary, with a gap where something was not measured, and where its
+numbers come from.
+"""
 
 import csv
 import io
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.images.image import usable_cores
 from cifnet_pl.learning.callbacks.task_metrics import (
     RunRecord,
     TaskRow,
@@ -22,17 +25,28 @@ from cifnet_pl.learning.callbacks.task_metrics import (
     package_commit,
     processor,
 )
-from cifnet_pl.photos.photo import usable_cores
 from cifnet_pl.utilities.files import to_csv
-from tests.command_line import make_photos
+from tests.command_line import make_images
 
 
 def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -> TaskRow:
-    forgotten, nll = None if task == 1 else 5.0, None if accuracy is None else 0.5
-    measured = {"A_k": accuracy, "average": accuracy, "forgetting": forgotten, "ece": accuracy, "nll": nll}
+    forgotten = None if task == 1 else 5.0
+    nll = None if accuracy is None else 0.5
+    measured = {
+        "A_k": accuracy,
+        "average": accuracy,
+        "forgetting": forgotten,
+        "ece": accuracy,
+        "nll": nll,
+    }
     costs = {"train_seconds": 2.0, "solve_seconds": 0.5, "eval_seconds": 1.0, "energy_kwh": energy}
-    costs |= {"eval_energy_kwh": energy, "energy_source": None if energy is None else "cpu estimated"}
-    return TaskRow(task, 2 * task, **measured, **costs, state_elements=100 * task, buffer_elements=10)
+    costs |= {
+        "eval_energy_kwh": energy,
+        "energy_source": None if energy is None else "cpu estimated",
+    }
+    return TaskRow(
+        task, 2 * task, **measured, **costs, state_elements=100 * task, buffer_elements=10
+    )
 
 
 @pytest.fixture
@@ -54,7 +68,10 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     record = unmeasured()
     record.write_tables(tmp_path)
     written = record.summary()
-    nothing = "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh energy_gpu_kwh"
+    nothing = (
+        "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh"
+        " energy_gpu_kwh"
+    )
     for key in [*nothing.split(), "energy_ram_kwh", "co2_kg", "eval_energy_kwh", "A_K_per_kwh"]:
         assert written[key] is None, key
     assert written["A_k"] == [None, None]
@@ -96,24 +113,24 @@ def test_csv_gives_back_every_cell(rows: list[list[str | None]]) -> None:
 
 
 def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
-    photos = make_photos(tmp_path / "photos", ["ant", "bee"])
-    copy = make_photos(tmp_path / "copy", ["ant", "bee"])
+    images = make_images(tmp_path / "images", ["ant", "bee"])
+    copy = make_images(tmp_path / "copy", ["ant", "bee"])
 
     def of(root: Path, **options: float) -> str:
         return fingerprint(build_source("folder", SourceOptions(root, **options)))  # type: ignore[arg-type]
 
-    first = of(photos)
+    first = of(images)
     assert first == of(copy)
     assert len(first) == 16
-    assert first != of(photos, split_seed=1)
-    path = photos / "ant" / "3.png"
+    assert first != of(images, split_seed=1)
+    path = images / "ant" / "3.png"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # the same size
-    assert first != of(photos)
+    assert first != of(images)
     path.unlink()
-    assert first != of(photos)
+    assert first != of(images)
     path.write_bytes(b"no image at all")
-    assert len(of(photos)) == 16
+    assert len(of(images)) == 16
 
 
 def test_the_machine_is_named(tmp_path: Path) -> None:
@@ -134,7 +151,16 @@ def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.Monk
     assert package_commit(package) is None  # no repository
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *arguments,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     git("init", "-q")

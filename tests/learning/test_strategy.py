@@ -1,4 +1,6 @@
-"""Two and three processes learn what one learns: the same sums, weights, buffer and measurements."""
+"""Two and three processes learn what one learns: the same sums, weights, buffer and
+measurements.
+"""
 
 import json
 import os
@@ -30,7 +32,7 @@ from tests.command_line import (
     environment,
     fit,
     learned,
-    make_photos,
+    make_images,
     measurements,
 )
 from tests.killing import ended, start
@@ -49,10 +51,15 @@ def free_port() -> int:
 
 
 def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
-    """Exit codes of processes that another program started (as torchrun does), and all that they wrote."""
+    """Exit codes of processes that another program started (as torchrun does), and all that they
+    wrote.
+    """
     port = free_port()
     outputs = [folder / f"output_{number}" for number in range(count)]
-    processes = [start(partial(rank, number, count, port, words), output) for number, output in enumerate(outputs)]
+    processes = [
+        start(partial(rank, number, count, port, words), output)
+        for number, output in enumerate(outputs)
+    ]
     end = time.monotonic() + timeout
     codes = [ended(process, max(0, end - time.monotonic())) for process in processes]
     return codes, "".join(output.read_text() for output in outputs)
@@ -60,16 +67,33 @@ def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tupl
 
 def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
     """One of the processes."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), NODE_RANK="0")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), NODE_RANK="0"
+    )
     os.environ.update(LOCAL_RANK=str(number))
-    code = main([*words, "--trainer.devices", str(count), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"])
-    assert not torch.distributed.is_initialized()  # gloo's threads may abort an interpreter that ends before them
+    code = main(
+        [
+            *words,
+            "--trainer.devices",
+            str(count),
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.strategy",
+            "ddp",
+        ]
+    )
+    assert (
+        not torch.distributed.is_initialized()
+    )  # gloo's threads may abort an interpreter that ends before them
     return code
 
 
 def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None:
-    """The same up to the order of a sum, or to ``tolerance`` through a network; the buffer holds the same samples."""
-    ours, theirs = checkpoint(run), checkpoint(other)
+    """The same up to the order of a sum, or to ``tolerance`` through a network; the buffer holds
+    the same samples.
+    """
+    ours = checkpoint(run)
+    theirs = checkpoint(other)
     assert description(ours) == description(theirs)
     assert ours["state_dict"].keys() == theirs["state_dict"].keys()
     for key, tensor in ours["state_dict"].items():
@@ -78,11 +102,17 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
             assert torch.equal(tensor, wanted), key
         else:
             assert tensor.shape == wanted.shape
-            assert torch.linalg.vector_norm(tensor - wanted) <= tolerance * torch.linalg.vector_norm(wanted), key
-    ours, theirs = ([cell for row in measurements(folder) for cell in row] for folder in (run, other))
+            assert torch.linalg.vector_norm(
+                tensor - wanted
+            ) <= tolerance * torch.linalg.vector_norm(wanted), key
+    ours, theirs = (
+        [cell for row in measurements(folder) for cell in row] for folder in (run, other)
+    )
     assert len(ours) == len(theirs)
     for cell, wanted in zip(ours, theirs, strict=True):
-        assert cell == wanted or float(cell) == pytest.approx(float(wanted), rel=tolerance, abs=1e-4)  # ECE is float32
+        assert cell == wanted or float(cell) == pytest.approx(
+            float(wanted), rel=tolerance, abs=1e-4
+        )  # ECE is float32
     for name in ("class_accuracy.csv", "confusion.csv"):
         assert (run / name).read_text() == (other / name).read_text()
 
@@ -93,7 +123,10 @@ def assert_equal_predictions(run: Path, other: Path) -> None:
     for name in ours.column_names:
         values = [table[name].to_pylist() for table in (ours, theirs)]
         if name.startswith("probability"):
-            values = [[None if value is None else round(value, 5) for value in column] for column in values]
+            values = [
+                [None if value is None else round(value, 5) for value in column]
+                for column in values
+            ]
         assert values[0] == values[1], name
 
 
@@ -128,11 +161,26 @@ class TestTorchrun:
 
     @pytest.mark.parametrize("devices", ["1", "3"])
     def test_another_number_of_processes_is_refused(self, devices, tmp_path, monkeypatch, capsys):
-        for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        for name, value in {
+            "TORCHELASTIC_RUN_ID": "x",
+            "WORLD_SIZE": "2",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+        }.items():
             monkeypatch.setenv(name, value)
-        words = ["--logs", str(tmp_path), "--trainer.accelerator", "cpu", "--trainer.devices", devices]
+        words = [
+            "--logs",
+            str(tmp_path),
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.devices",
+            devices,
+        ]
         assert main(["fit", *FAST, *words]) == 2
-        assert f"torchrun started 2 processes, the Trainer expects {devices}" in capsys.readouterr().err
+        assert (
+            f"torchrun started 2 processes, the Trainer expects {devices}"
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.system
@@ -152,10 +200,19 @@ class TestSeveral:
         assert (folder / "predictions.csv").read_text() == by_two
 
     @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
-    def test_with_fewer_photos_than_processes(self, head, tmp_path):
-        """A class of one photo for learning and one for testing: the second process gets empty batches."""
-        photos = make_photos(tmp_path / "photos", ["a", "b", "c"], per_class=2)
-        options = ["--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+    def test_with_fewer_images_than_processes(self, head, tmp_path):
+        """A class of one image for learning and one for testing: the second process gets empty
+        batches.
+        """
+        images = make_images(tmp_path / "images", ["a", "b", "c"], per_class=2)
+        options = [
+            "--data.source",
+            "folder",
+            "--data.root",
+            str(images),
+            "--data.classes_per_task",
+            "1",
+        ]
         options += [*BUFFER, "--model.head", head]
         one = learned(tmp_path / "one", *options)
         codes, shown = several(2, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two"))
@@ -163,7 +220,9 @@ class TestSeveral:
         assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
 
     def test_a_head_that_keeps_samples_is_refused_at_the_start(self, tmp_path):
-        codes, shown = several(2, tmp_path, "fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead")
+        codes, shown = several(
+            2, tmp_path, "fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead"
+        )
         assert codes == [2, 2], shown
         assert "KNNHead learns in one process, not in 2: --trainer.devices 1" in shown
         assert "Traceback" not in shown
@@ -181,27 +240,50 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert_equal_models(tmp_path / "more" / "default" / "version_0", one)
 
-    @pytest.mark.parametrize(("count", "engine"), [(2, "torch"), (2, "onnxruntime"), (3, "onnxruntime")])
+    @pytest.mark.parametrize(
+        ("count", "engine"), [(2, "torch"), (2, "onnxruntime"), (3, "onnxruntime")]
+    )
     def test_through_a_network(self, count, engine, tmp_path):
         """Another batch shape changes the rounding of a float32 network."""
-        photos = make_photos(tmp_path / "photos", ["a", "b", "c", "d"], per_class=9)
-        options = ["--model.backbone", "embedded:efficientnet_lite0", "--data.source", "folder", "--data.root"]
-        options += [str(photos), "--data.image_size", "32", *BUFFER, "--model.head.ridge", "1.0"]
+        images = make_images(tmp_path / "images", ["a", "b", "c", "d"], per_class=9)
+        options = [
+            "--model.backbone",
+            "embedded:efficientnet_lite0",
+            "--data.source",
+            "folder",
+            "--data.root",
+        ]
+        options += [str(images), "--data.image_size", "32", *BUFFER, "--model.head.ridge", "1.0"]
         options += ["--model.engine", engine]
         one = learned(tmp_path / "one", *options)
-        codes, shown = several(count, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "more"))
+        codes, shown = several(
+            count, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "more")
+        )
         assert codes == [0] * count, shown
         more = tmp_path / "more" / "default" / "version_0"
         assert_equal_models(more, one, 1e-5)
-        assert {json.loads((run / "summary.json").read_text())["engine"] for run in (one, more)} == {engine}
+        assert {
+            json.loads((run / "summary.json").read_text())["engine"] for run in (one, more)
+        } == {engine}
 
     def test_an_error_of_one_ends_both(self, tmp_path):
-        """The corrupt photo is in the second half of its batch, which only the second process reads."""
-        photos = make_photos(tmp_path / "photos", ["a"], per_class=40)
-        last = sorted(photos.rglob("*.png"))[-1]
-        for path in [last, *sorted(photos.rglob("*.png"))[-9:]]:
+        """The corrupt image is in the second half of its batch, which only the second process
+        reads.
+        """
+        images = make_images(tmp_path / "images", ["a"], per_class=40)
+        last = sorted(images.rglob("*.png"))[-1]
+        for path in [last, *sorted(images.rglob("*.png"))[-9:]]:
             path.write_bytes(b"not an image")
-        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
+        words = [
+            "fit",
+            *FAST,
+            "--data.source",
+            "folder",
+            "--data.root",
+            str(images),
+            "--data.classes_per_task",
+            "1",
+        ]
         codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path))
         assert codes == [1, 1], shown
         said = [line for line in shown.splitlines() if "error:" in line]
@@ -211,30 +293,59 @@ class TestSeveral:
         assert "Traceback" not in shown
 
     def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
-        words = ["validate", *FAST, *BUFFER, "--logs", str(alone.parents[1]), *LAST, "--data.cache", "true"]
+        words = [
+            "validate",
+            *FAST,
+            *BUFFER,
+            "--logs",
+            str(alone.parents[1]),
+            *LAST,
+            "--data.cache",
+            "true",
+        ]
         codes, shown = several(2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache"))
         assert codes == [0, 0], shown
         assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
 
-    def test_photos_that_any_process_left_out_are_reported_once(self, tmp_path):
-        photos = make_photos(tmp_path / "photos", ["a", "b"], per_class=20)
-        unreadable = sorted(photos.rglob("*.png"))[3::4]
+    def test_images_that_any_process_left_out_are_reported_once(self, tmp_path):
+        images = make_images(tmp_path / "images", ["a", "b"], per_class=20)
+        unreadable = sorted(images.rglob("*.png"))[3::4]
         for path in unreadable:
-            path.write_bytes(b"not an image: " + str(path).encode())  # equal files would be copies of one another
-        words = ["fit", *FAST, "--data.source", "folder", "--data.root", str(photos), "--data.classes_per_task", "1"]
-        codes, shown = several(2, tmp_path, *words, "--data.on_corrupt", "skip", "--logs", str(tmp_path))
+            path.write_bytes(
+                b"not an image: " + str(path).encode()
+            )  # equal files would be copies of one another
+        words = [
+            "fit",
+            *FAST,
+            "--data.source",
+            "folder",
+            "--data.root",
+            str(images),
+            "--data.classes_per_task",
+            "1",
+        ]
+        codes, shown = several(
+            2, tmp_path, *words, "--data.on_corrupt", "skip", "--logs", str(tmp_path)
+        )
         assert codes == [0, 0], shown
         assert shown.count("unreadable images left out") == 1
         assert f"unreadable images left out: {len(unreadable)}, the first: " in shown
 
     def test_copies_are_left_out_as_one_process_does(self, tmp_path):
-        photos = make_photos(tmp_path / "photos", ["ant", "bee", "cow", "dog"], per_class=15)
+        images = make_images(tmp_path / "images", ["ant", "bee", "cow", "dog"], per_class=15)
         for i in range(4):
-            shutil.copy(photos / "bee" / "4.png", photos / "bee" / f"x {i}.png")
-        for i in range(5):  # one of them at least is not held back
-            shutil.copy(photos / "ant" / f"{i}.png", photos / "cow" / f"wrong {i}.png")
-        words = ["fit", *FAST, *BUFFER, "--data.source", "folder", "--data.root", str(photos)]
-        words += ["--data.classes_per_task", "2", "--model.head", "RidgeHead", "--data.batch_size", "7"]
+            shutil.copy(images / "bee" / "4.png", images / "bee" / f"x {i}.png")
+        for i in range(5):  # one of them at least is not held out
+            shutil.copy(images / "ant" / f"{i}.png", images / "cow" / f"wrong {i}.png")
+        words = ["fit", *FAST, *BUFFER, "--data.source", "folder", "--data.root", str(images)]
+        words += [
+            "--data.classes_per_task",
+            "2",
+            "--model.head",
+            "RidgeHead",
+            "--data.batch_size",
+            "7",
+        ]
         codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
         assert codes == [0, 0], shown
         assert shown.count("learned already or twice in the folder: left out") == 1
@@ -248,19 +359,27 @@ class TestSeveral:
 
 
 class TestStrategies:
-    @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "deepspeed", "xla"])
+    @pytest.mark.parametrize(
+        "name", ["ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "deepspeed", "xla"]
+    )
     def test_refused(self, name):
         with pytest.raises(UsageError, match="use auto or ddp"):
             check_strategy(name)
 
-    @pytest.mark.parametrize("strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"])
+    @pytest.mark.parametrize(
+        "strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"]
+    )
     def test_fine(self, strategy):
         check_strategy(strategy)
 
     def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
-        one, own = Trainer(accelerator="cpu", devices=1, logger=False), StatisticsDDPStrategy()
+        one = Trainer(accelerator="cpu", devices=1, logger=False)
+        own = StatisticsDDPStrategy()
         for trainer in (one, Trainer(accelerator="cpu", devices=2, strategy=own, logger=False)):
             check_trainer(trainer)
-        for wrong, why in ((DDPStrategy(), "waits for gradients"), (DDPStrategy(start_method="spawn"), "spawn")):
+        for wrong, why in (
+            (DDPStrategy(), "waits for gradients"),
+            (DDPStrategy(start_method="spawn"), "spawn"),
+        ):
             with pytest.raises(UsageError, match=why):
                 check_trainer(Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False))

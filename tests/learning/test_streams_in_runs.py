@@ -1,4 +1,6 @@
-"""Streams in whole runs: exact heads absorb what returns, others refuse, metrics stay defined, runs go on."""
+"""Streams in whole runs: exact heads absorb what returns, others refuse, metrics stay defined, runs
+go on.
+"""
 
 import json
 from functools import partial
@@ -19,10 +21,17 @@ from tests.lightning_runs import digits, module, trainer
 RIDGE = ["--model.head", "RidgeHead"]
 
 
-@pytest.mark.parametrize("kind", [Returning(0.5), Blurry(40, 30), TaskFree(400)], ids=lambda kind: type(kind).__name__)
-@pytest.mark.parametrize("head", [RidgeHead, NCMHead, SLDAHead, KNNHead, partial(ACILHead, width=64)], ids=str)
-def test_what_returns_is_learned_as_if_it_had_come_at_once(kind: Stream, head: Any, tmp_path: Path) -> None:
-    one, two = module(head=head, buffer=None), module(head=head, buffer=None)
+@pytest.mark.parametrize(
+    "kind", [Returning(0.5), Blurry(40, 30), TaskFree(400)], ids=lambda kind: type(kind).__name__
+)
+@pytest.mark.parametrize(
+    "head", [RidgeHead, NCMHead, SLDAHead, KNNHead, partial(ACILHead, width=64)], ids=str
+)
+def test_what_returns_is_learned_as_if_it_had_come_at_once(
+    kind: Stream, head: Any, tmp_path: Path
+) -> None:
+    one = module(head=head, buffer=None)
+    two = module(head=head, buffer=None)
     trainer(tmp_path).fit(one, datamodule=digits(stream=kind))
     trainer(tmp_path).fit(two, datamodule=digits())
     assert sorted(one.class_names) == sorted(two.class_names)
@@ -37,7 +46,14 @@ def test_what_returns_is_learned_as_if_it_had_come_at_once(kind: Stream, head: A
 
 @pytest.mark.parametrize("head", ["CIFNetHead", "DSALHead", "LogisticHead"])
 def test_heads_that_cannot_say_so_before_anything_is_embedded(head, tmp_path, capsys):
-    options = ["--model.head", head, "--model.buffer", "CalibrationBuffer", "--data.stream", "Returning"]
+    options = [
+        "--model.head",
+        head,
+        "--model.buffer",
+        "CalibrationBuffer",
+        "--data.stream",
+        "Returning",
+    ]
     assert fit(tmp_path, *options) == 1
     said = f"with --data.stream Returning classes return with new samples, which {head} cannot add"
     assert said in one_sentence(capsys)
@@ -47,7 +63,9 @@ def test_heads_that_cannot_say_so_before_anything_is_embedded(head, tmp_path, ca
 def test_trained_networks_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--model", "cifnet_pl.iterative.FinetuneModule", "--data.stream", "Blurry"]
     assert fit(tmp_path, *line) == 2
-    sentence = "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
+    sentence = (
+        "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
+    )
     assert sentence in capsys.readouterr().err
 
 
@@ -78,7 +96,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 
 def test_domains_have_an_accuracy_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "photos"
+    root = tmp_path / "images"
     domain_folders(root, monkeypatch)
     model = module(head=RidgeHead, buffer=None)
     data = digits(source="domains", root=str(root), stream=Domains(), classes_per_task=3)

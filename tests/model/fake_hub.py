@@ -55,15 +55,22 @@ class Handler(BaseHTTPRequestHandler):
             return self._json(401, {"error": "Invalid username or password."})
         if self.path == "/api/repos/create":
             options = json.loads(body)
-            name = f"{options['organization']}/{options['name']}" if options.get("organization") else options["name"]
+            if options.get("organization"):
+                name = f"{options['organization']}/{options['name']}"
+            else:
+                name = options["name"]
             fresh = name not in self.hub.repositories
             self.hub.repositories.setdefault(name, {".gitattributes": b""})
-            return self._json(200 if fresh else 409, {"url": f"{self.hub.address}/{name}", "name": name})
+            return self._json(
+                200 if fresh else 409, {"url": f"{self.hub.address}/{name}", "name": name}
+            )
         result = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path)
         assert result, self.path
         if result[2] == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
-            files = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+            files = [
+                {"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths
+            ]
             return self._json(200, {"files": files})
         return self._commit(result[1], [json.loads(line) for line in body.splitlines()])
 
@@ -85,7 +92,13 @@ class Handler(BaseHTTPRequestHandler):
         if revision not in (None, "main", self.hub.commit(name)):
             return self._json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
         siblings = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
-        about = {"id": name, "modelId": name, "sha": self.hub.commit(name), "siblings": siblings, "private": False}
+        about = {
+            "id": name,
+            "modelId": name,
+            "sha": self.hub.commit(name),
+            "siblings": siblings,
+            "private": False,
+        }
         return self._json(200, {**about, "tags": [], "downloads": 0})
 
     def _file(self, name: str, revision: str, file: str) -> None:

@@ -12,41 +12,55 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import audit, learning_curve, top_label_error
 from cifnet_pl.model.metrics import FEW
-from cifnet_pl.statistics import look_alikes as near_copies
+from cifnet_pl.statistics import groups as near_duplicates
 from tests.heads.suite import teach
 
-CLASSES, EACH, WIDTH = 4, 12, 6
+CLASSES = 4
+EACH = 12
+WIDTH = 6
 NAMES = ["ant", "bee", "cat", "dog"]
 
 
 @pytest.fixture(scope="module")
-def photos() -> tuple[np.ndarray, np.ndarray]:
+def images() -> tuple[np.ndarray, np.ndarray]:
     """Embeddings of four classes, one of them with a wrong label, one far from all."""
     draw = np.random.default_rng(0)
     labels = np.repeat(np.arange(CLASSES), EACH)
-    z = (4 * np.eye(CLASSES, WIDTH)[labels] + draw.normal(0, 0.6, (len(labels), WIDTH))).astype(np.float32)
+    z = (4 * np.eye(CLASSES, WIDTH)[labels] + draw.normal(0, 0.6, (len(labels), WIDTH))).astype(
+        np.float32
+    )
     planted = labels.copy()
     planted[5] = 2
     z[20, 5] += 9
     return z, planted
 
 
-def test_each_photo_is_judged_by_all_others(photos):
-    z, labels = photos
+def test_each_image_is_judged_by_all_others(images):
+    z, labels = images
     found = audit(z, labels, NAMES)
     for row in (0, 5, 20, 47):
         others = np.arange(len(labels)) != row
         head = RidgeHead(WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item())
-        teach(head, torch.from_numpy(z[others]), torch.from_numpy(labels[others]), classes=range(CLASSES))
-        assert head.predict(torch.from_numpy(z[row : row + 1])).item() == found.evaluation.predicted[row]
-    assert found.doubtful()[0] == 5
+        teach(
+            head,
+            torch.from_numpy(z[others]),
+            torch.from_numpy(labels[others]),
+            classes=range(CLASSES),
+        )
+        assert (
+            head.predict(torch.from_numpy(z[row : row + 1])).item()
+            == found.evaluation.predicted[row]
+        )
+    assert found.label_errors()[0] == 5
     assert found.farthest().tolist() == [5, 20]
     assert found.evaluation.predicted[5] == 0
     assert np.median(found.distance[labels == 1]) == pytest.approx(1)
 
 
 def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
-    """5 % are planted; as many labels are named, the least probable ones: most are wrong, where chance finds 5 %."""
+    """5 % are planted; as many labels are named, the least probable ones: most are wrong, where
+    chance finds 5 %.
+    """
     images, right = load_digits(return_X_y=True)
     draw = np.random.default_rng(0)
     planted = draw.choice(len(right), len(right) // 20, replace=False)
@@ -67,16 +81,20 @@ def test_calibration_error_is_that_of_all_probabilities():
     y = torch.randint(0, 5, (200,), generator=draw)
     expected = 100 * float(multiclass_calibration_error(p, y, 5, n_bins=15))
     best = p.max(dim=1)
-    assert top_label_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(expected, abs=1e-4)
+    assert top_label_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
-    """Nothing is said of photos that cannot be judged, and nothing of the others depends on them."""
+    """Nothing is said of images that cannot be judged, and nothing of the others depends on
+    them.
+    """
     assert np.flatnonzero(~found.judged).tolist() == rows
     assert found.unjudged == names
     assert np.isnan(found.distance[rows]).all()
     assert np.isfinite(found.distance[found.judged]).all()
-    assert not set(rows) & {*found.doubtful(), *found.farthest()}
+    assert not set(rows) & {*found.label_errors(), *found.farthest()}
     assert found.scored.accuracy == 100 * found.evaluation.right[found.judged].mean()
     assert len(found.scored.rows) == found.judged.sum()
     assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)
@@ -84,26 +102,30 @@ def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     assert found.evaluation.ece == top_label_error(found.evaluation.confidence[found.judged], right)
 
 
-def test_a_class_of_one_photo_is_not_judged(photos):
-    z, labels = photos
+def test_a_class_of_one_image_is_not_judged(images):
+    z, labels = images
     labels = labels.copy()
     labels[0] = 4
     found = audit(z, labels, [*NAMES, "eel"])
     assert np.isfinite(found.own).all()
     assert_left_out(found, [0], {"eel": 1})
-    assert found.doubtful()[0] == 5
+    assert found.label_errors()[0] == 5
 
 
-def test_a_class_of_near_copies_alone_is_not_judged(photos, monkeypatch):
-    z, labels = with_bursts(photos, monkeypatch)
-    labels = np.concatenate([labels[:48], np.full(3, 4), labels[51:]])  # a burst of one bee in a folder of its own
+def test_a_class_of_near_copies_alone_is_not_judged(images, monkeypatch):
+    z, labels = with_bursts(images, monkeypatch)
+    labels = np.concatenate(
+        [labels[:48], np.full(3, 4), labels[51:]]
+    )  # a burst of one bee in a folder of its own
     found = audit(z, labels, [*NAMES, "eel"])
     assert_left_out(found, [48, 49, 50], {"eel": 3})
     assert found.copied[48:51].all()
 
 
 def test_the_learning_curve_is_of_the_same_classes_at_every_size():
-    """Small classes run out: their photos, which nobody could name, must not change what the curve is of."""
+    """Small classes run out: their images, which nobody could name, must not change what the curve
+    is of.
+    """
     draw = np.random.default_rng(4)
     labels = np.repeat(np.arange(10), [60] * 7 + [4] * 3)
     z = (4 * np.eye(10, 20)[labels] + draw.normal(0, 1.2, (len(labels), 20))).astype(np.float32)
@@ -119,29 +141,37 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     assert learning_curve(z[large], labels[large], 7).short == ()
 
 
-def with_bursts(photos, monkeypatch, noise=0.01):
-    """Three more photos like each of three bees, one of those like a dog's; they, and no others, are near-copies."""
-    monkeypatch.setattr(near_copies, "SIMILAR", 0.999)
-    z, labels = photos
+def with_bursts(images, monkeypatch, noise=0.01):
+    """Three more images like each of three bees, one of those like a dog's; they, and no others,
+    are near-duplicates.
+    """
+    monkeypatch.setattr(near_duplicates, "SIMILAR", 0.999)
+    z, labels = images
     draw = np.random.default_rng(1)
     first = np.repeat([12, 13, 47], 3)
     more = z[first] + noise * draw.normal(0, 1, (len(first), WIDTH)).astype(np.float32)
     return np.concatenate([z, more]), np.concatenate([labels, labels[first]])
 
 
-def test_a_burst_is_left_out_together(photos, monkeypatch):
-    """Each photo is judged by a classifier that learned none of its burst, whatever the batches."""
-    z, labels = with_bursts(photos, monkeypatch)
+def test_a_burst_is_left_out_together(images, monkeypatch):
+    """Each image is judged by a classifier that learned none of its burst, whatever the batches."""
+    z, labels = with_bursts(images, monkeypatch)
     bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
     found = audit(z, labels, NAMES)
     assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
-    assert found.accuracy_without_copies == pytest.approx(100 * found.evaluation.right[~found.copied].mean())
+    assert found.accuracy_without_duplicates == pytest.approx(
+        100 * found.evaluation.right[~found.copied].mean()
+    )
     few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= FEW - 1)
-    assert few.accuracy_without_copies is None
+    assert few.accuracy_without_duplicates is None
     ridge = module.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
         others = np.setdiff1d(np.arange(len(labels)), rows)
-        head = teach(RidgeHead(WIDTH, ridge=ridge), torch.from_numpy(z[others]), torch.from_numpy(labels[others]))
+        head = teach(
+            RidgeHead(WIDTH, ridge=ridge),
+            torch.from_numpy(z[others]),
+            torch.from_numpy(labels[others]),
+        )
         answers = head(torch.from_numpy(z[rows])).argsort(dim=1).numpy()
         assert np.array_equal(answers[:, -1], found.evaluation.predicted[rows])
     monkeypatch.setattr(module, "FOR_TEMPERATURE", 57)
@@ -152,32 +182,34 @@ def test_a_burst_is_left_out_together(photos, monkeypatch):
             assert np.allclose(getattr(parts, name), getattr(found, name))
 
 
-def test_a_wrong_label_in_a_burst_does_not_hide(photos, monkeypatch):
-    """Four photos of one moment in the wrong folder: each alone is vouched for by the three others."""
-    z, labels = with_bursts(photos, monkeypatch)
+def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
+    """Four images of one moment in the wrong folder: each alone is vouched for by the three
+    others.
+    """
+    z, labels = with_bursts(images, monkeypatch)
     labels[[47, 54, 55, 56]] = 1
     found = audit(z, labels, NAMES)
-    assert {47, 54, 55, 56} <= set(found.doubtful().tolist())
-    monkeypatch.setattr(near_copies, "SIMILAR", 1.1)  # nothing is a near-copy
+    assert {47, 54, 55, 56} <= set(found.label_errors().tolist())
+    monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)  # nothing is a near-duplicate
     alone = audit(z, labels, NAMES)
     assert alone.own[[47, 54, 55, 56]].min() > 2 * found.own[[47, 54, 55, 56]].max()
 
 
 def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
-    """Noise says nothing about classes drawn by chance, but each photo's twin does."""
+    """Noise says nothing about classes drawn by chance, but each image's twin does."""
     draw = np.random.default_rng(2)
     z = np.repeat(draw.normal(0, 1, (40, 60)), 2, axis=0).astype(np.float32)
     z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
     labels = np.repeat(np.arange(CLASSES), 20)
     assert learning_curve(z, labels, CLASSES).points[-1][1] < 50
-    monkeypatch.setattr(near_copies, "SIMILAR", 1.1)  # nothing is a near-copy
+    monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)  # nothing is a near-duplicate
     assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
 
 
-def test_copies_in_two_classes_are_no_near_copies(photos, monkeypatch):
-    z, labels = with_bursts(photos, monkeypatch)
+def test_copies_in_two_classes_are_no_near_copies(images, monkeypatch):
+    z, labels = with_bursts(images, monkeypatch)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, copied, judged = module.near_copies(z, labels)
+    groups, copied, judged = module.near_duplicates(z, labels)
     assert not copied.any()
     assert judged.all()
     assert len(np.unique(groups)) == len(labels)

@@ -1,4 +1,6 @@
-"""A bundle: the same scores after a round trip, never half of one, and a description that is checked strictly."""
+"""A bundle: the same scores after a round trip, never half of one, and a description that is
+checked strictly.
+"""
 
 import json
 import subprocess
@@ -26,7 +28,8 @@ def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: P
     assert again.describe() == model.describe()
     assert again.tasks == model.tasks
     assert again.counts == model.counts
-    ours, theirs = model.tensors(), again.tensors()
+    ours = model.tensors()
+    theirs = again.tensors()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     for either in (model, again):
@@ -35,15 +38,19 @@ def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: P
 
 
 def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
-    """The files are stored beside this test: a change of what is read or of the scores needs another format."""
+    """The files are stored beside this test: a change of what is read or of the scores needs
+    another format.
+    """
     model = read_bundle(Path(__file__).parent / "format_1")
     gave = json.loads((Path(__file__).parent / "format_1_scores.json").read_text())
     z = torch.tensor(gave["embeddings"])
     torch.testing.assert_close(model.head(z).tolist(), gave["scores"], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(model.head.probabilities(z).tolist(), gave["probabilities"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        model.head.probabilities(z).tolist(), gave["probabilities"], rtol=1e-9, atol=1e-9
+    )
     assert model.tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
     assert set(model.counts.values()) == {7}
-    assert model.held_back == (0.2, 0)
+    assert model.held_out == (0.2, 0)
     assert model.history[-1].class_names == ["dog", "elk", "fox"]
 
 
@@ -51,14 +58,20 @@ def test_content_decides_the_file(tmp_path: Path):
     for name in ("a", "b"):
         learned().save(tmp_path / name)
     assert (tmp_path / "a" / CONFIG).read_bytes() == (tmp_path / "b" / CONFIG).read_bytes()
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(p.name for p in (tmp_path / "b").iterdir())
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(
+        p.name for p in (tmp_path / "b").iterdir()
+    )
 
 
 def test_two_lines_without_lightning(tmp_path: Path):
     learned().save(tmp_path / "b")
     lines = f"import cifnet_pl, sys\nmodel = cifnet_pl.load({str(tmp_path / 'b')!r})\n"
-    lines += "print(model.class_names, 'lightning' in sys.modules, 'pytorch_lightning' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, env=environment())
+    lines += (
+        "print(model.class_names, 'lightning' in sys.modules, 'pytorch_lightning' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, env=environment()
+    )
     assert done.stdout.split("] ")[1].split() == ["False", "False"], done.stderr
 
 
@@ -73,18 +86,19 @@ def test_existing_bundles_are_kept_unless_asked(tmp_path: Path):
 
 
 def test_foreign_folders_are_never_overwritten(tmp_path: Path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").touch()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").touch()
     with pytest.raises(UsageError, match="other files"):
-        learned().save(tmp_path / "photos", overwrite=True)
+        learned().save(tmp_path / "images", overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
         learned().save(tmp_path / "file", overwrite=True)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "photos"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "images"]
 
 
 @pytest.mark.parametrize(
-    "name", ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"]
+    "name",
+    ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"],
 )
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match="class name"):

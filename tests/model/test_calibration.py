@@ -1,4 +1,4 @@
-"""A model is calibrated by photos that do not vouch for each other, or by those of a new place."""
+"""A model is calibrated by images that do not vouch for each other, or by those of a new place."""
 
 from pathlib import Path
 
@@ -10,34 +10,52 @@ import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, Reference, fit_probabilities
+from cifnet_pl.heads.confidence import (
+    CalibrationSamples,
+    PredictionSets,
+    Reference,
+    fit_probabilities,
+)
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError
 from tests.models import take_in, tensors_equal
 
 SIDE = 4
 WIDTH = 3 * SIDE**2
-CLASSES, DAYS, EACH = 5, 8, 4
+CLASSES = 5
+DAYS = 8
+EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
 
 
-def photos(seed: int, spread: float = 0.7, days: int = DAYS) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings of five classes, labels and days: photos of a day share what was there."""
+def images(seed: int, spread: float = 0.7, days: int = DAYS) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings of five classes, labels and days: images of a day share what was there."""
     draw = torch.Generator().manual_seed(seed)
     y, day = (torch.arange(CLASSES * days * EACH) // each for each in (days * EACH, EACH))
     scenes = torch.randn(CLASSES * days, WIDTH, generator=draw)
     classes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
-    return classes[y] + 1.2 * scenes[day] + spread * torch.randn(len(y), WIDTH, generator=draw), y, day
+    return (
+        classes[y] + 1.2 * scenes[day] + spread * torch.randn(len(y), WIDTH, generator=draw),
+        y,
+        day,
+    )
 
 
 def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Classifier:
     """A model that knows nothing, and is calibrated if it has a buffer."""
-    return Classifier(build_backbone(f"pixels:{SIDE}"), head(WIDTH), buffer, [], SIDE, calibrated=buffer is not None)
+    return Classifier(
+        build_backbone(f"pixels:{SIDE}"),
+        head(WIDTH),
+        buffer,
+        [],
+        SIDE,
+        calibrated=buffer is not None,
+    )
 
 
 def learned(spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead) -> Classifier:
-    """A model that learned photos with content hashes 0, 1, …, day after day."""
-    z, y, _ = photos(1, spread, days)
+    """A model that learned images with content hashes 0, 1, …, day after day."""
+    z, y, _ = images(1, spread, days)
     return take_in(empty(CalibrationBuffer() if head is RidgeHead else None, head), NAMES, z, y)
 
 
@@ -49,54 +67,62 @@ def share_right(model: Classifier, z: Tensor, y: Tensor) -> float:
     return 100 * (model.head.predict(z) == y).double().mean().item()
 
 
-def test_photos_of_one_day_do_not_vouch_for_each_other() -> None:
+def test_images_of_one_day_do_not_vouch_for_each_other() -> None:
     model = learned()
     z, y = model.buffer.items()
-    days, groups = model.buffer.key // EACH, model.calibration.groups
-    together, same_day = groups[:, None] == groups, days[:, None] == days
+    days = model.buffer.key // EACH
+    groups = model.calibration.groups
+    together = groups[:, None] == groups
+    same_day = days[:, None] == days
     assert model.calibration.known == "found"
     assert (together == same_day).double().mean() > 0.99
     scores = model.head.leave_one_out(z, y, groups)
     assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, y), rel=1e-9)
-    assert model.calibration.another_day == pytest.approx(100 * (scores.argmax(1) == y).double().mean().item())
-    new, labels, _ = photos(2, days=40)
-    assert model.calibration.another_day == pytest.approx(share_right(model, new, labels), abs=3)
+    assert model.calibration.new_group_accuracy == pytest.approx(
+        100 * (scores.argmax(1) == y).double().mean().item()
+    )
+    new, labels, _ = images(2, days=40)
+    assert model.calibration.new_group_accuracy == pytest.approx(
+        share_right(model, new, labels), abs=3
+    )
     alone = model.head.leave_one_out(z, y)
-    assert model.calibration.these_days == pytest.approx(100 * (alone.argmax(1) == y).double().mean().item())
-    assert model.calibration.these_days > model.calibration.another_day + 3
+    assert model.calibration.loo_accuracy == pytest.approx(
+        100 * (alone.argmax(1) == y).double().mean().item()
+    )
+    assert model.calibration.loo_accuracy > model.calibration.new_group_accuracy + 3
     judge = model.judge(0.05, 0.9)
     hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(1, labels[:, None])
     assert hit.double().mean() > 0.85
     assert (judge.reference.p_values(model.head.novelty(new)) <= 0.05).double().mean() < 0.1
 
 
-def test_independent_photos_have_one_number_and_few_photos_none() -> None:
+def test_independent_images_have_one_number_and_few_images_none() -> None:
     independent = learned(spread=3.0).calibration
     assert independent.known == "independent"
-    assert independent.these_days == independent.another_day
+    assert independent.loo_accuracy == independent.new_group_accuracy
     few = learned(days=2).calibration
-    assert (few.known, few.another_day) == ("few", None)
-    assert few.these_days is not None
+    assert (few.known, few.new_group_accuracy) == ("few", None)
+    assert few.loo_accuracy is not None
     assert learned(days=19 // EACH).calibration.known == "few"
 
 
-def test_a_class_of_few_photos_counts_as_much_as_another() -> None:
-    z, y, _ = photos(1)
+def test_a_class_of_few_images_counts_as_much_as_another() -> None:
+    z, y, _ = images(1)
     rows = (y > 0) | (torch.arange(len(y)) < 8)
     model = take_in(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
     stored, labels = model.buffer.items()
     right = model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1) == labels
     each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
-    assert model.calibration.another_day == pytest.approx(100 * each.mean().item())
-    assert model.calibration.another_day < 100 * right.double().mean().item() - 1
+    assert model.calibration.new_group_accuracy == pytest.approx(100 * each.mean().item())
+    assert model.calibration.new_group_accuracy < 100 * right.double().mean().item() - 1
 
 
 def test_of_one_class_nothing_is_promised() -> None:
-    """Every photo is named right, whatever it shows."""
+    """Every image is named right, whatever it shows."""
     model = learned()
     model.remove_classes(NAMES[1:])
-    assert (model.calibration.these_days, model.calibration.another_day) == (None, None)
-    assert model.about_days() == []
+    assert (model.calibration.loo_accuracy, model.calibration.new_group_accuracy) == (None, None)
+    assert model.accuracy_sentences() == []
 
 
 def test_what_was_found_is_stored(tmp_path: Path) -> None:
@@ -110,14 +136,14 @@ def test_what_was_found_is_stored(tmp_path: Path) -> None:
 
 
 def new_place(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
-    """Photos, labels and content hashes of a place in another light."""
-    z, y, _ = photos(3, days=40)
+    """Images, labels and content hashes of a place in another light."""
+    z, y, _ = images(3, days=40)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:count]
     return 1.2 * z[rows] + 0.4, y[rows], 10_000 + rows
 
 
 @pytest.mark.parametrize("head", [RidgeHead, NCMHead])
-def test_labelled_photos_of_a_new_place_calibrate_instead(head: type[Head], tmp_path: Path) -> None:
+def test_labelled_images_of_a_new_place_calibrate_instead(head: type[Head], tmp_path: Path) -> None:
     old = learned(head=head)
     before, (z, y, key) = old.identity, new_place()
     model = old.recalibrated(z, y, key)
@@ -125,17 +151,18 @@ def test_labelled_photos_of_a_new_place_calibrate_instead(head: type[Head], tmp_
     assert torch.equal(model.head(z), old.head(z))
     assert calibrated_by(model) == pytest.approx(fit_probabilities(old.head(z), y), rel=1e-9)
     assert model.calibration.known == "measured"
-    assert model.calibration.another_day == pytest.approx(share_right(old, z, y))
-    assert model.calibration.these_days == old.calibration.these_days
+    assert model.calibration.new_group_accuracy == pytest.approx(share_right(old, z, y))
+    assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
     assert (model.history[-1].what, model.history[-1].parents) == ("recalibrate", [before])
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
     judge = again.judge(None, 0.9)
-    expected = AnswerSets.of(CalibrationSamples(model.head, z, y, learned=False), 0.9)
+    expected = PredictionSets.of(CalibrationSamples(model.head, z, y, learned=False), 0.9)
     assert judge.sets.limit == expected.limit
     if head is RidgeHead:
-        reference, weights = again.judge(0.1).reference, torch.ones(len(y), dtype=torch.float64)
+        reference = again.judge(0.1).reference
+        weights = torch.ones(len(y), dtype=torch.float64)
         assert torch.equal(reference.scores, Reference.of(model.head.novelty(z), weights).scores)
 
 
@@ -144,21 +171,25 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
     model = learned().recalibrated(z, y, key)
     model.begin_task([*NAMES, "a new class"])
     model.observe(z[:50], y[:50], key[:50])
-    model.observe(photos(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020))
+    model.observe(images(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020))
     model.finish_task()
     assert torch.equal(model.calibration.key, key[50:])
-    assert calibrated_by(model) == pytest.approx(fit_probabilities(model.head(z[50:]), y[50:]), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(
+        fit_probabilities(model.head(z[50:]), y[50:]), rel=1e-9
+    )
     model.remove_classes([NAMES[0]])
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
     with pytest.raises(UsageError, match="at least 20"):
         learned().recalibrated(z[:19], y[:19], key[:19])
-    with pytest.raises(UsageError, match="0 labelled photos that the model has not learned"):
+    with pytest.raises(UsageError, match="0 labelled images that the model has not learned"):
         learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * DAYS * EACH))
 
 
-def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
-    """They come with the photos' content hashes; a photo without one stands alone, and so do those learned later."""
-    z, y, day = photos(1)
+def test_groups_that_the_user_gave(tmp_path: Path) -> None:
+    """They come with the images' content hashes; an image without one stands alone, and so do those
+    learned later.
+    """
+    z, y, day = images(1)
     model = empty(CalibrationBuffer())
     model.begin_task(NAMES)
     keys = 1000 - torch.arange(len(y))
@@ -171,24 +202,31 @@ def test_occasions_that_the_user_gave(tmp_path: Path) -> None:
     groups = model.calibration.groups
     assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
     scores = model.head.leave_one_out(*model.buffer.items(), groups)
-    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, model.buffer.y), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(
+        fit_probabilities(scores, model.buffer.y), rel=1e-9
+    )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    take_in(again, ["new"], photos(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
+    take_in(again, ["new"], images(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
     assert again.calibration.known == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_buffer_that_is_too_small_keeps_whole_occasions(given: bool) -> None:
-    """Whatever the order and size of batches; independent photos are drawn one by one, as without calibration."""
-    z, y, day = photos(1, spread=0.3)
+def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
+    """Whatever the order and size of batches; independent images are drawn one by one, as without
+    calibration.
+    """
+    z, y, day = images(1, spread=0.3)
     draw = torch.Generator().manual_seed(0)
-    for spread, orders in ((0.3, [torch.arange(len(y)), torch.randperm(len(y), generator=draw)]), (3.0, [None])):
+    for spread, orders in (
+        (0.3, [torch.arange(len(y)), torch.randperm(len(y), generator=draw)]),
+        (3.0, [None]),
+    ):
         kept = []
         for order in orders:
             rows = torch.arange(len(y)) if order is None else order
-            values = z if spread == 0.3 else photos(1, spread)[0]
+            values = z if spread == 0.3 else images(1, spread)[0]
             model = empty(CalibrationBuffer(80))
             model.begin_task(NAMES)
             for part in rows.split(len(y) if order is None else 7):
@@ -209,8 +247,10 @@ def test_a_buffer_that_is_too_small_keeps_whole_occasions(given: bool) -> None:
             assert torch.equal(plain.key, kept[0])
 
 
-def test_photos_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) -> None:
-    """They are learned, and left out with their occasion; from a file too, until none is left undecided."""
+def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) -> None:
+    """They are learned, and left out with their group; from a file too, until none is left
+    undecided.
+    """
     plain = learned()
     assert plain.buffer is not None
     samples = plain.calibration_samples()
@@ -221,21 +261,25 @@ def test_photos_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     model.calibration.choose(chosen)
     model.solve()
     assert len(chosen) > 3
-    assert (model.calibration.another_day or 0) > (plain.calibration.another_day or 0)
+    assert (model.calibration.new_group_accuracy or 0) > (plain.calibration.new_group_accuracy or 0)
     assert torch.equal(model.calibration.groups, plain.calibration.groups)
     assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(len(samples.y))
     scores = model.head.leave_one_out(*model.buffer.items(), model.calibration.groups)  # type: ignore[union-attr]
     counted = ~torch.isin(plain.buffer.key, chosen)
-    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores[counted], samples.columns[counted]), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(
+        fit_probabilities(scores[counted], samples.columns[counted]), rel=1e-9
+    )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    assert again.calibration.another_day == model.calibration.another_day
+    assert again.calibration.new_group_accuracy == model.calibration.new_group_accuracy
     again.calibration.choose(chosen[:0])
-    again.calibration.choose(plain.buffer.key[plain.buffer.y > 0])  # of all but one class nothing else would be left
+    again.calibration.choose(
+        plain.buffer.key[plain.buffer.y > 0]
+    )  # of all but one class nothing else would be left
     again.solve()
     assert again.calibration.counted(plain.buffer.y, plain.buffer.key).all()
     assert (again.calibration_samples() or samples).weights().sum() == len(plain.buffer.y)
     again.calibration.choose(chosen[:0])
     again.solve()
-    assert again.calibration.another_day == plain.calibration.another_day
+    assert again.calibration.new_group_accuracy == plain.calibration.new_group_accuracy
     assert calibrated_by(again) == pytest.approx(calibrated_by(plain), rel=1e-9)

@@ -1,4 +1,6 @@
-"""Verdicts of a learned model: what they say, when they change, what they need; AUROC and FPR95 by counting."""
+"""Verdicts of a learned model: what they say, when they change, what they need; AUROC and FPR95 by
+counting.
+"""
 
 import pytest
 import torch
@@ -19,14 +21,17 @@ def judged(head: str = "ridge", count: int = 30) -> Classifier:
     return teach(model, NAMES, count)
 
 
-def verdicts(model: Classifier, names: list[str], unknown: float = 0.1, coverage: float | None = 0.9) -> list:
+def verdicts(
+    model: Classifier, names: list[str], unknown: float = 0.1, coverage: float | None = 0.9
+) -> list:
     z, _, _ = samples(names, 30)
     return model.judge(unknown, coverage).verdicts(z, model.head.probabilities(z))
 
 
 def test_known_and_unknown_things() -> None:
     model = judged()
-    known, foreign = verdicts(model, NAMES), verdicts(model, ["yak", "zebu"])
+    known = verdicts(model, NAMES)
+    foreign = verdicts(model, ["yak", "zebu"])
     assert sum(bool(v.known) for v in known) >= 0.85 * len(known)
     assert not any(v.known for v in foreign)
     assert all(v.known == (v.p_value > 0.1) for v in [*known, *foreign])
@@ -41,10 +46,16 @@ def test_answers_come_most_probable_first() -> None:
     model = judged()
     z, _, _ = samples(["yak"], 5)
     probabilities = model.head.probabilities(z)
-    for verdict, shares in zip(model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True):
-        probabilities_of_answers = [shares[NAMES.index(name)].item() for name in verdict.answers or ()]
+    for verdict, shares in zip(
+        model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True
+    ):
+        probabilities_of_answers = [
+            shares[NAMES.index(name)].item() for name in verdict.answers or ()
+        ]
         assert probabilities_of_answers == sorted(probabilities_of_answers, reverse=True)
-        assert len(probabilities_of_answers) == 3  # 60 samples cannot promise that much: all classes are answers
+        assert (
+            len(probabilities_of_answers) == 3
+        )  # 60 samples cannot promise that much: all classes are answers
         assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
 
 
@@ -67,7 +78,7 @@ def test_verdicts_follow_every_change() -> None:
         assert model.judge(0.1, 0.9) is not before
 
 
-def test_the_same_from_photos() -> None:
+def test_the_same_from_images() -> None:
     from PIL import Image
 
     model = judged()
@@ -76,7 +87,9 @@ def test_the_same_from_photos() -> None:
     (plain,) = model.classify([image])
     assert result.classes == plain.classes
     assert (plain.known, plain.novelty, plain.p_value, plain.answers) == (None, None, None, None)
-    z = model.embed(torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE))
+    z = model.embed(
+        torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE)
+    )
     assert result.novelty == pytest.approx(float(model.head.novelty(z)))
     assert result.known is False
     assert result.answers
@@ -84,13 +97,17 @@ def test_the_same_from_photos() -> None:
 
 def test_what_it_needs() -> None:
     for model in (empty("ridge"), learned("ridge")):
-        with pytest.raises(UsageError, match=r"no calibration samples.*--model.buffer CalibrationBuffer"):
+        with pytest.raises(
+            UsageError, match=r"no calibration samples.*--model.buffer CalibrationBuffer"
+        ):
             Judge(model, 0.05)
     with pytest.raises(UsageError, match="unknown is 5, expected a share between 0 and 1"):
         judged().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):
         judged().classify([], coverage=1)
-    with pytest.raises(UnsupportedError, match="NCMHead cannot tell unknown things from known ones"):
+    with pytest.raises(
+        UnsupportedError, match="NCMHead cannot tell unknown things from known ones"
+    ):
         judged("ncm").classify([], unknown=0.05)
     with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
         judged("ncm").classify([], coverage=0.95)
@@ -99,7 +116,9 @@ def test_what_it_needs() -> None:
 def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, float]:
     pairs = (foreign[:, None] > known).double() + 0.5 * (foreign[:, None] == known).double()
     limits = [float(t) for t in torch.cat([known, foreign]) if (known <= t).double().mean() >= 0.95]
-    return 100 * float(pairs.mean()), 100 * min(float((foreign <= t).double().mean()) for t in limits)
+    return 100 * float(pairs.mean()), 100 * min(
+        float((foreign <= t).double().mean()) for t in limits
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])

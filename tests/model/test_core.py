@@ -1,4 +1,4 @@
-"""A photo is counted once: in fit, extend, merge and forget, across bundles and checkpoints."""
+"""An image is counted once: in fit, extend, merge and forget, across bundles and checkpoints."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.cli.test_extend import assert_same_scores, fit
-from tests.command_line import make_photos
+from tests.command_line import make_images
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -22,18 +22,18 @@ def queries(model: Classifier) -> torch.Tensor:
 
 
 def distinct(model: Classifier) -> int:
-    """Number of photos by which the head chooses its ridge."""
+    """Number of images by which the head chooses its ridge."""
     assert isinstance(model.head, RidgeHead)
     return int(model.head.sums.seen)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run over three classes, and its photos."""
+    """A folder with a run over three classes, and its images."""
     root = tmp_path_factory.mktemp("base")
-    make_photos(root / "photos" / "train", NAMES, 6)
-    make_photos(root / "photos" / "val", NAMES, 2)
-    fit(root / "photos", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
+    make_images(root / "images" / "train", NAMES, 6)
+    make_images(root / "images" / "val", NAMES, 2)
+    fit(root / "images", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
     return root
 
 
@@ -43,8 +43,8 @@ def model(base: Path) -> Classifier:
 
 
 def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
-    """More photos of a class, unlike those that ``make_photos`` makes."""
-    made = make_photos(root / "made", [name], start + count) / name
+    """More images of a class, unlike those that ``make_images`` makes."""
+    made = make_images(root / "made", [name], start + count) / name
     (root / "more" / name).mkdir(parents=True, exist_ok=True)
     for i in range(start, start + count):
         shutil.copy(made / f"{i}.png", root / "more" / name / f"new{i}.png")
@@ -52,45 +52,62 @@ def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
 
 
 def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
-    """Two new photos of a class, one of them twice, three learned ones under other names, and a wrong label."""
+    """Two new images of a class, one of them twice, three learned ones under other names, and a
+    wrong label.
+    """
     images = extra(tmp_path, "ant", 2)
     shutil.copy(images / "ant" / "new100.png", images / "ant" / "twice.png")
     for i in range(3):
-        shutil.copy(base / "photos" / "train" / "ant" / f"{i}.png", images / "ant" / f"again{i}.png")
+        shutil.copy(
+            base / "images" / "train" / "ant" / f"{i}.png", images / "ant" / f"again{i}.png"
+        )
     expected = model.extend(extra(tmp_path / "clean", "ant", 2), more=True)
     result = model.extend(images, more=True)
     assert result.learned == {"ant": 2}
-    assert sorted(path.name for path in result.copies) == ["again0.png", "again1.png", "again2.png", "twice.png"]
+    assert sorted(path.name for path in result.copies) == [
+        "again0.png",
+        "again1.png",
+        "again2.png",
+        "twice.png",
+    ]
     assert any("ant/again0.png" in warning and "left out" in warning for warning in result.warnings)
     assert_same_scores(result.model, expected.model, queries(model))
     kept = model.extend(images, more=True, duplicates="keep")
     assert kept.learned == {"ant": 6}
     assert distinct(kept.model) == 18 + 2
     wrong = extra(tmp_path / "wrong", "dog", 2)
-    shutil.copy(base / "photos" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
-    assert any("dog/b.png (also in bee)" in w and "wrong" in w for w in model.extend(wrong).warnings)
+    shutil.copy(base / "images" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
+    assert any(
+        "dog/b.png (also in bee)" in w and "wrong" in w for w in model.extend(wrong).warnings
+    )
     with pytest.raises(DataError, match="nothing to learn"):
-        model.extend(base / "photos" / "train", more=True)
+        model.extend(base / "images" / "train", more=True)
 
 
-def test_forgetting_after_more_picks_the_learned_photos(base: Path, model: Classifier, tmp_path: Path):
-    """The folder holds what fit and extend learned, and other photos; without hashes that was refused."""
+def test_forgetting_after_more_picks_the_learned_images(
+    base: Path, model: Classifier, tmp_path: Path
+):
+    """The folder holds what fit and extend learned, and other images; without hashes that was
+    refused.
+    """
     whole = model.extend(extra(tmp_path, "bee", 4), more=True).model
     folder = tmp_path / "everything"
-    shutil.copytree(base / "photos", folder / "old")
+    shutil.copytree(base / "images", folder / "old")
     shutil.copytree(tmp_path / "more", folder / "new")
     result = whole.forget("bee", folder)
-    assert (result.exact, result.photos) == (True, {"bee": 10})
-    assert result.ignored == 16  # two held-back photos are copies of learned ones
-    never = model.forget("bee", base / "photos" / "train").model
+    assert (result.exact, result.images) == (True, {"bee": 10})
+    assert result.ignored == 16  # two held-out images are copies of learned ones
+    never = model.forget("bee", base / "images" / "train").model
     assert_same_scores(result.model, never, queries(model), 1e-8)
-    twice = model.extend(base / "photos" / "train", more=True, duplicates="keep").model
+    twice = model.extend(base / "images" / "train", more=True, duplicates="keep").model
     assert distinct(twice) == distinct(model) == 18
     less = twice.forget("bee", folder).model
     assert distinct(less) == 12
-    assert_same_scores(less, twice.forget("bee", base / "photos" / "train").model, queries(model))
+    assert_same_scores(less, twice.forget("bee", base / "images" / "train").model, queries(model))
     (folder / "new" / "bee" / "new100.png").unlink()
-    with pytest.raises(DataError, match="learned from 10 photos, 9 of them are there: give all of them, or"):
+    with pytest.raises(
+        DataError, match="learned from 10 images, 9 of them are there: give all of them, or"
+    ):
         whole.forget("bee", folder)
 
 
@@ -98,10 +115,10 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
     first = model.extend(extra(tmp_path / "x", "dog", 5)).model
     second = model.extend(extra(tmp_path / "y", "elk", 4)).model
     pooled = first.extend(tmp_path / "y" / "more").model
-    with pytest.raises(UsageError, match=r"18 photos were learned by both .* --base"):
+    with pytest.raises(UsageError, match=r"18 images were learned by both .* --base"):
         merge([first, second])
     result = merge([first, second], base=model)
-    assert result.photos == distinct(result.model) == 18 + 5 + 4
+    assert result.images == distinct(result.model) == 18 + 5 + 4
     assert_same_scores(result.model, pooled, queries(model), 1e-8)
     for pair in ([model, first], [first, model]):  # of which one learned nothing else
         assert_same_scores(merge(pair, base=model).model, first, queries(model))
@@ -111,12 +128,16 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
 
 
 def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Path):
-    """One that both shards call by other names, and one that stands twice in the common ancestor."""
+    """One that both shards call by other names, and one that stands twice in the common
+    ancestor.
+    """
     old = model.extend(extra(tmp_path / "x", "ant", 3), more=True, duplicates="keep").model
     old = old.extend(tmp_path / "x" / "more", more=True, duplicates="keep").model
-    dog, elk = extra(tmp_path / "y", "dog", 5), extra(tmp_path / "z", "elk", 4)
+    dog = extra(tmp_path / "y", "dog", 5)
+    elk = extra(tmp_path / "z", "elk", 4)
     shutil.copy(dog / "dog" / "new100.png", elk / "elk" / "same.png")
     shutil.copy(tmp_path / "x" / "more" / "ant" / "new100.png", elk / "elk" / "old.png")
-    first, second = old.extend(dog).model, old.extend(elk).model
+    first = old.extend(dog).model
+    second = old.extend(elk).model
     assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
     assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4

@@ -1,4 +1,6 @@
-"""Forgetting and merging in plain torch: what remains, what is refused, and that no model is changed."""
+"""Forgetting and merging in plain torch: what remains, what is refused, and that no model is
+changed.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import torch
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.cli.test_extend import queries
-from tests.command_line import make_photos
+from tests.command_line import make_images
 from tests.models import learned, tensors_equal
 
 
@@ -27,8 +29,8 @@ def test_removal_leaves_the_others_alone(head: str):
         assert len(model.buffer.y) == 10  # two of each class
 
 
-def test_a_head_that_keeps_no_sums_refuses_photos(tmp_path: Path):
-    images = make_photos(tmp_path, ["ant"], 3)
+def test_a_head_that_keeps_no_sums_refuses_images(tmp_path: Path):
+    images = make_images(tmp_path, ["ant"], 3)
     model = learned("logistic")
     with pytest.raises(UnsupportedError, match="LogisticHead"):
         model.forget("ant", images)
@@ -38,11 +40,12 @@ def test_a_head_that_keeps_no_sums_refuses_photos(tmp_path: Path):
 
 
 def test_merge_changes_none_of_its_models():
-    a, b = learned("ridge", [["ant"]]), learned("ridge", [["bee"], ["cat"]])
+    a = learned("ridge", [["ant"]])
+    b = learned("ridge", [["bee"], ["cat"]])
     before = [a.tensors(), b.tensors()]
     result = merge([a, b])
     assert result.model.class_names == ["ant", "bee", "cat"]
-    assert result.photos == 21
+    assert result.images == 21
     assert all(tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True))
     with pytest.raises(UsageError, match="model 2 holds the same model as model 1"):
         merge([a, a.clone()])

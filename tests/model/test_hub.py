@@ -1,4 +1,6 @@
-"""Models on the Hugging Face hub, against a server on this machine: pushed, fetched, refused, offline."""
+"""Models on the Hugging Face hub, against a server on this machine: pushed, fetched, refused,
+offline.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +32,11 @@ def use(address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -49,7 +55,9 @@ def test_a_model_comes_back_as_it_was(head: str, hub: FakeHub):
 
 def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
     push(learned("ridge"), HubName.of(f"hf:{NAME}"))
-    with pytest.raises(CheckpointError, match="is not on this machine: allow the download with --download true"):
+    with pytest.raises(
+        CheckpointError, match="is not on this machine: allow the download with --download true"
+    ):
         cifnet_pl.load(f"hf:{NAME}")
     cifnet_pl.load(f"hf:{NAME}", download=True)
     hub.asked.clear()
@@ -63,11 +71,20 @@ def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"6 classes on the hub, {hub.address}/{NAME}" in capsys.readouterr().out
     assert main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m")]) == 1
     assert "not on this machine" in capsys.readouterr().err
-    assert main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m"), "--download"]) == 0
-    assert cifnet_pl.load(tmp_path / "m").class_names == cifnet_pl.load(tmp_path / "bundle").class_names
+    assert (
+        main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m"), "--download"])
+        == 0
+    )
+    assert (
+        cifnet_pl.load(tmp_path / "m").class_names
+        == cifnet_pl.load(tmp_path / "bundle").class_names
+    )
     assert main(["info", "--model", f"hf:{NAME}"]) == 0
     assert main(["export", "--model", str(tmp_path / "m")]) == 2
-    assert main(["export", "--model", str(tmp_path / "m"), "--push", f"hf:{NAME}", "--format", "onnx"]) == 2
+    assert (
+        main(["export", "--model", str(tmp_path / "m"), "--push", f"hf:{NAME}", "--format", "onnx"])
+        == 2
+    )
 
 
 def test_the_card(hub: FakeHub):
@@ -86,7 +103,9 @@ def test_the_card(hub: FakeHub):
 # ---------------------------------------------------------------------- what is wrong
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:model", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c"])
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:model", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c"]
+)
 def test_a_wrong_name(name: str):
     with pytest.raises(UsageError, match="names no model of the hub, expected hf:user/model"):
         cifnet_pl.load(name)
@@ -102,7 +121,9 @@ def test_no_such_model_or_revision(hub: FakeHub):
 
 def test_no_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(CifnetError, match=r"cannot write hf:someone/animals: .*log in with `hf auth login`"):
+    with pytest.raises(
+        CifnetError, match=r"cannot write hf:someone/animals: .*log in with `hf auth login`"
+    ):
         push(learned("ridge"), HubName.of(f"hf:{NAME}"))
 
 
@@ -114,7 +135,9 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         push(learned("ridge"), HubName.of(f"hf:{NAME}"))
 
 
-@pytest.mark.parametrize("files", [{"model.safetensors": b"x"}, {"config.json": b"{}"}, {"pytorch_model.bin": b"x"}])
+@pytest.mark.parametrize(
+    "files", [{"model.safetensors": b"x"}, {"config.json": b"{}"}, {"pytorch_model.bin": b"x"}]
+)
 def test_models_of_others_are_neither_read_nor_replaced(files: dict[str, bytes], hub: FakeHub):
     hub.repositories[NAME] = files
     with pytest.raises(CheckpointError, match="is no model of this package"):

@@ -1,4 +1,6 @@
-"""``extend`` and ``learn``: what they return, the score of the held-back fifth, and that no model is changed."""
+"""``extend`` and ``learn``: what they return, the score of the held-out fifth, and that no model is
+changed.
+"""
 
 import shutil
 from pathlib import Path
@@ -10,35 +12,37 @@ import torch
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.model.class_photos import ClassPhotos
+from cifnet_pl.images import image
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.learn import HELD_BACK, learn
-from cifnet_pl.photos import photo
+from cifnet_pl.model.labelled_images import LabelledImages
+from cifnet_pl.model.learn import HELD_OUT, learn
 from cifnet_pl.utilities.errors import DataError, UsageError
-from tests.command_line import make_photos
+from tests.command_line import make_images
 from tests.data.layouts import vectors
 from tests.models import learned, tensors_equal
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> ClassPhotos:
-    """Twenty photos of each of two classes."""
-    return ClassPhotos.find(make_photos(tmp_path, ["gnu", "hen"], 20), "--images")
+def images(tmp_path: Path) -> LabelledImages:
+    """Twenty images of each of two classes."""
+    return LabelledImages.find(make_images(tmp_path, ["gnu", "hen"], 20), "--images")
 
 
-def test_the_score_is_that_of_a_model_of_the_other_photos(photos: ClassPhotos):
-    old, before = learned("ridge"), learned("ridge").tensors()
-    lesson = learn(old, photos)
-    model, score = lesson.model, lesson.score
+def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages):
+    old = learned("ridge")
+    before = learned("ridge").tensors()
+    lesson = learn(old, images)
+    model = lesson.model
+    score = lesson.score
     assert model.counts["gnu"] == model.counts["hen"] == 20
-    held = np.zeros(len(photos.files), dtype=bool)
-    for rows in photos.files.rows_of.values():
-        held[rows] = photos.held_back(rows, HELD_BACK)
+    held = np.zeros(len(images.files), dtype=bool)
+    for rows in images.files.rows_of.values():
+        held[rows] = images.held_out(rows, HELD_OUT)
     assert held.sum() == score.total == 8
     other = old.clone()
-    other.begin_task(photos.class_names, [16, 16])
-    labels = torch.tensor(other.labels(photos.class_names))[photos.files.labels]
-    embedded = list(photos.embedded(old, "", []))
+    other.begin_task(images.class_names, [16, 16])
+    labels = torch.tensor(other.labels(images.class_names))[images.files.labels]
+    embedded = list(images.embedded(old, "", []))
     z = torch.cat([part for _, part in embedded])
     kept = torch.from_numpy(~held)
     other.observe(z[kept], labels[kept], torch.arange(32))
@@ -47,11 +51,13 @@ def test_the_score_is_that_of_a_model_of_the_other_photos(photos: ClassPhotos):
     assert tensors_equal(old.tensors(), before)
 
 
-def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypatch: pytest.MonkeyPatch):
+def test_wide_heads_are_taught_one_after_the_other(
+    images: LabelledImages, monkeypatch: pytest.MonkeyPatch
+):
     """They need much memory; the results are the same bits."""
-    together = learn(learned("ridge"), photos)
+    together = learn(learned("ridge"), images)
     monkeypatch.setattr("cifnet_pl.model.learn.SOLVED_TOGETHER", 0)
-    apart = learn(learned("ridge"), photos)
+    apart = learn(learned("ridge"), images)
     assert tensors_equal(apart.model.tensors(), together.model.tensors())
     assert apart.score == together.score
 
@@ -59,16 +65,16 @@ def test_wide_heads_are_taught_one_after_the_other(photos: ClassPhotos, monkeypa
 def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = learned("ridge")
     before = model.tensors()
-    images = make_photos(tmp_path / "new", ["gnu", "hen"], 10)
+    images = make_images(tmp_path / "new", ["gnu", "hen"], 10)
     (images / "gnu" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
-    result = model.extend(images, check=make_photos(tmp_path / "old", ["ant"], 3))
+    result = model.extend(images, check=make_images(tmp_path / "old", ["ant"], 3))
     assert result.learned == {"gnu": 10, "hen": 10}
     assert result.model.class_names == [*model.class_names, "gnu", "hen"]
     assert isinstance(result.model, Classifier)
     assert (result.score.total, result.old_before.total, result.old_after.total) == (4, 3, 3)
-    assert [photo.file.name for photo in result.unreadable] == ["broken.jpg"]
-    assert result.model.history[-1].photos == 20
-    assert result.hardly_answered == []
+    assert [image.file.name for image in result.unreadable] == ["broken.jpg"]
+    assert result.model.history[-1].images == 20
+    assert result.rarely_predicted == []
     assert tensors_equal(model.tensors(), before)
     assert len(model.history) == 3
     with pytest.raises(UsageError, match="already learned"):
@@ -89,7 +95,7 @@ def save(path: Path, keep: list[int], **more: np.ndarray) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Classifier:
-    """Three of five classes, each photo known by its hash."""
+    """Three of five classes, each image known by its hash."""
     return of_embeddings().extend(save(tmp_path / "a.npz", [0, 1, 2])).model
 
 
@@ -100,26 +106,38 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
     whole = of_embeddings().extend(save(tmp_path / "all.npz", [0, 1, 2, 3, 4])).model
     z, _ = vectors(20, classes=5, seed=7)
 
-    torch.testing.assert_close(result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z)))
+    torch.testing.assert_close(
+        result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z))
+    )
     result.model.save(tmp_path / "bundle")
     actual = list(cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz"))
     assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
 def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
-    np.savez(tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8]))
+    np.savez(
+        tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8])
+    )
     with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
         model.extend(tmp_path / "w.npz")
 
 
-def test_a_photo_is_opened_once_and_one_that_is_known_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    model = learned("ridge", []).extend(make_photos(tmp_path / "old", ["ant", "bee"], 4)).model
-    make_photos(tmp_path / "new", ["cat", "dog"], 6)
+def test_a_image_is_opened_once_and_one_that_is_known_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = learned("ridge", []).extend(make_images(tmp_path / "old", ["ant", "bee"], 4)).model
+    make_images(tmp_path / "new", ["cat", "dog"], 6)
     shutil.copytree(tmp_path / "old" / "ant", tmp_path / "new" / "ant")
-    opened, decoded = [], []
-    read, square = photo.read_bytes, photo.Photo.square
-    monkeypatch.setattr(photo, "read_bytes", lambda path: opened.append(path) or read(path))
-    monkeypatch.setattr(photo.Photo, "square", lambda self, *shape: decoded.append(self.hash) or square(self, *shape))
+    opened = []
+    decoded = []
+    read = image.read_bytes
+    square = image.EncodedImage.square
+    monkeypatch.setattr(image, "read_bytes", lambda path: opened.append(path) or read(path))
+    monkeypatch.setattr(
+        image.EncodedImage,
+        "square",
+        lambda self, *shape: decoded.append(self.hash) or square(self, *shape),
+    )
     extension = model.extend(tmp_path / "new", more=True)
     assert sorted(opened) == sorted((tmp_path / "new").rglob("*.png"))
     assert len(decoded) == len(set(decoded)) == 12

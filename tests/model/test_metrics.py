@@ -1,4 +1,4 @@
-"""Figures of runs and of answers to labelled photos, against numbers worked out by hand."""
+"""Figures of runs and of answers to labelled images, against numbers worked out by hand."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,15 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import (
     FEW,
     Evaluation,
-    about_hardly_answered,
     average_accuracy,
     backward_transfer,
     first_classes,
     forgetting,
-    hardly_answered_by,
     interval,
     max_drop,
     percent,
+    rarely_predicted_by,
+    rarely_predicted_message,
 )
 from tests.models import empty, learned, samples, take_in
 
@@ -78,10 +78,17 @@ def test_first_classes_begin_with_the_answer():
 NAMES = ["ant", "bee", "cat"]
 
 
-def evaluation(target: list[int], predicted: list[int], rows: list[int] | None = None) -> Evaluation:
+def evaluation(
+    target: list[int], predicted: list[int], rows: list[int] | None = None
+) -> Evaluation:
     size = len(target)
-    positions = np.arange(size) if rows is None else np.array(rows)
-    return Evaluation(NAMES, positions, np.array(target), np.array(predicted), np.full(size, 0.9), 3.0)
+    if rows is None:
+        positions = np.arange(size)
+    else:
+        positions = np.array(rows)
+    return Evaluation(
+        NAMES, positions, np.array(target), np.array(predicted), np.full(size, 0.9), 3.0
+    )
 
 
 def test_scores_confusions_and_pairs():
@@ -89,7 +96,7 @@ def test_scores_confusions_and_pairs():
     assert result.accuracy == pytest.approx(100 * 10 / 14)
     assert result.confusion().tolist() == [[3, 2, 1], [0, 6, 0], [1, 0, 1]]
     scores = result.class_scores()
-    assert [(s.name, s.right, s.photos, s.taken_for, s.tested) for s in scores] == [
+    assert [(s.name, s.right, s.images, s.taken_for, s.tested) for s in scores] == [
         ("ant", 3, 6, ("bee", 2), True),
         ("bee", 6, 6, None, True),
         ("cat", 1, 2, ("ant", 1), False),
@@ -99,13 +106,15 @@ def test_scores_confusions_and_pairs():
 
 
 def test_classes_that_are_hardly_ever_answered():
-    """At least five photos, and fewer than a quarter of them right."""
+    """At least five images, and fewer than a quarter of them right."""
     result = evaluation([0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0])
-    scores = {score.name: (score.right, score.photos) for score in result.class_scores()}
+    scores = {score.name: (score.right, score.images) for score in result.class_scores()}
     assert scores == {"ant": (2, 9), "bee": (2, 8), "cat": (0, 4)}
-    assert result.hardly_answered == ["ant"]
-    assert about_hardly_answered([]) is None
-    assert "2 classes are hardly ever answered, with less than 25 %" in str(about_hardly_answered(["ant", "bee"]))
+    assert result.rarely_predicted == ["ant"]
+    assert rarely_predicted_message([]) is None
+    assert "2 classes are hardly ever answered, with less than 25 %" in str(
+        rarely_predicted_message(["ant", "bee"])
+    )
 
 
 def test_a_model_knows_the_classes_that_it_hardly_ever_answers():
@@ -117,14 +126,17 @@ def test_a_model_knows_the_classes_that_it_hardly_ever_answers():
     elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
     labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
     take_in(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
-    assert hardly_answered_by(model) == ["elk"]
-    assert hardly_answered_by(learned("ncm")) == []
+    assert rarely_predicted_by(model) == ["elk"]
+    assert rarely_predicted_by(learned("ncm")) == []
 
 
 def test_interval_is_wilsons():
     # Wilson (1927): (p + z²/2n ± z·sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-    z, n, p = 1.959963984540054, 20, 0.75
-    middle, width = p + z**2 / (2 * n), z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
+    z = 1.959963984540054
+    n = 20
+    p = 0.75
+    middle = p + z**2 / (2 * n)
+    width = z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
     expected = [100 * (middle + sign * width) / (1 + z**2 / n) for sign in (-1, 1)]
     assert interval(15, 20) == pytest.approx(expected)
     assert interval(0, 0) == (0.0, 100.0)

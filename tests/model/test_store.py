@@ -1,4 +1,6 @@
-"""Runs, checkpoints and bundles are loaded alike; hostile ones are refused with one sentence, nothing executed."""
+"""Runs, checkpoints and bundles are loaded alike; hostile ones are refused with one sentence,
+nothing executed.
+"""
 
 import pickle
 import shutil
@@ -33,8 +35,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path):
     assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
     z = torch.rand(20, 192)
-    shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt")  # a checkpoint needs nothing beside it
-    places = [run, run.parent, run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt", tmp_path / "b"]
+    shutil.copy(
+        run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt"
+    )  # a checkpoint needs nothing beside it
+    places = [
+        run,
+        run.parent,
+        run / "checkpoints" / "last.ckpt",
+        tmp_path / "alone.ckpt",
+        tmp_path / "b",
+    ]
     models = [cifnet_pl.load(path, device="cpu") for path in places]
     for model in models:
         assert torch.equal(model.head(z), models[0].head(z))
@@ -44,13 +54,14 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
     measured = checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
     assert [event.accuracy for event in first.history] == [row["A_k"] for row in measured]
-    assert (first.image_size, first.crop_ratio, first.held_back) == (8, 1.0, (0.2, 0))
+    assert (first.image_size, first.crop_ratio, first.held_out) == (8, 1.0, (0.2, 0))
     assert len(first.buffer.y) == 300
 
 
 def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
     learned("ridge").save(tmp_path / "b")
-    same, other = build_backbone(f"pixels:{SIDE}"), build_backbone("pixels:4")
+    same = build_backbone(f"pixels:{SIDE}")
+    other = build_backbone("pixels:4")
     assert read_bundle(tmp_path / "b", backbone=same).backbone is same
     assert read_bundle(tmp_path / "b", backbone=other).backbone.describe() == same.describe()
 
@@ -77,7 +88,10 @@ def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.Capture
     assert main([command]) == 2
     errors = capsys.readouterr().err
     given = {"merge": "models", "report": "runs", "sweep": "files"}.get(command)
-    wanted = f"no {given} are given: name them before" if given else "the following arguments are required: "
+    if given:
+        wanted = f"no {given} are given: name them before"
+    else:
+        wanted = "the following arguments are required: "
     assert errors.startswith(f"cifnet: error: {wanted}")
     assert errors.count("\n") == 1
     assert "--" in errors or given
@@ -139,8 +153,11 @@ DESCRIPTIONS = [
 
 
 @pytest.mark.parametrize(("change", "reason"), DESCRIPTIONS)
-def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: str, bundle: Path, tmp_path: Path):
-    forged, config = copied(bundle, tmp_path / "b"), config_of(bundle)
+def test_hostile_descriptions(
+    change: Callable[[dict[str, Any]], None], reason: str, bundle: Path, tmp_path: Path
+):
+    forged = copied(bundle, tmp_path / "b")
+    config = config_of(bundle)
     change(config)
     forge(forged, config)
     with pytest.raises(CifnetError, match=r"(?s).*" + reason):
@@ -149,11 +166,17 @@ def test_hostile_descriptions(change: Callable[[dict[str, Any]], None], reason: 
 
 @pytest.mark.parametrize(
     ("head", "setting", "value"),
-    [("sgd", "seed", None), ("sgd", "epochs", 2.5), ("knn", "neighbours", True), ("ridge", "remember", 1)],
+    [
+        ("sgd", "seed", None),
+        ("sgd", "epochs", 2.5),
+        ("knn", "neighbours", True),
+        ("ridge", "remember", 1),
+    ],
 )
 def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):
     learned(head).save(tmp_path / "whole")
-    forged, config = copied(tmp_path / "whole", tmp_path / "b"), config_of(tmp_path / "whole")
+    forged = copied(tmp_path / "whole", tmp_path / "b")
+    config = config_of(tmp_path / "whole")
     assert type(config["head"][setting]) is not type(value)
     config["head"][setting] = value
     forge(forged, config)
@@ -190,7 +213,7 @@ TENSORS = [
     (poke("head.labels", 1), "labels"),
     (poke("head.solved", 0), "middle of a task"),
     (poke("head.under_way", 1), "middle of a task"),
-    (poke("head.cohorts.0.sums.counts", 0), "without photos"),
+    (poke("head.cohorts.0.sums.counts", 0), "without images"),
     (poke("buffer.y", 99), "buffer"),
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
@@ -206,8 +229,11 @@ TENSORS = [
 
 
 @pytest.mark.parametrize(("change", "reason"), TENSORS)
-def test_hostile_tensors(change: Callable[[dict[str, Tensor]], None], reason: str, bundle: Path, tmp_path: Path):
-    forged, tensors = copied(bundle, tmp_path / "b"), tensors_of(bundle)
+def test_hostile_tensors(
+    change: Callable[[dict[str, Tensor]], None], reason: str, bundle: Path, tmp_path: Path
+):
+    forged = copied(bundle, tmp_path / "b")
+    tensors = tensors_of(bundle)
     change(tensors)
     forge(forged, config_of(bundle), tensors)
     with pytest.raises(CheckpointError, match=reason):
@@ -225,7 +251,8 @@ def test_a_width_that_is_not_stored_is_never_allocated(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b'{"format": NaN}', b"\xff\xfe", b"[" * 100_000, b"9" * 9999]
+    "content",
+    [b"", b"{", b"[]", b"null", b'{"format": NaN}', b"\xff\xfe", b"[" * 100_000, b"9" * 9999],
 )
 def test_descriptions_that_are_no_description(content: bytes, bundle: Path, tmp_path: Path):
     forged = copied(bundle, tmp_path / "b")
@@ -299,10 +326,20 @@ def bytes_mutated(kind: str, bundle: Path, folder: Path, draw: st.DataObject) ->
 
 
 ODD = st.one_of(
-    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.builds(list), st.builds(dict)),
+    *(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=5),
+        st.builds(list),
+        st.builds(dict),
+    ),
     st.lists(st.integers(), max_size=2),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
-    st.sampled_from([0, -1, 2**63, 10**30, 1e308, "RidgeHead", "KNNHead", "pixels:3", "float32", "gcv"]),
+    st.sampled_from(
+        [0, -1, 2**63, 10**30, 1e308, "RidgeHead", "KNNHead", "pixels:3", "float32", "gcv"]
+    ),
 )
 
 
@@ -312,8 +349,14 @@ def values_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(1, 3))):
         inner: Any = config
         while isinstance(inner, dict | list) and inner:
-            key = draw.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-            if draw.draw(st.booleans()) or not isinstance(inner[key], dict | list) or not inner[key]:
+            key = draw.draw(
+                st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
+            )
+            if (
+                draw.draw(st.booleans())
+                or not isinstance(inner[key], dict | list)
+                or not inner[key]
+            ):
                 inner[key] = draw.draw(ODD)
                 break
             inner = inner[key]
@@ -331,7 +374,9 @@ def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(1, 3))):
         name = draw.draw(st.sampled_from(sorted(tensors)))
         tensor = tensors[name]
-        kind = draw.draw(st.sampled_from(["grow", "shrink", "flat", "number", "zero", "swap", "dtype"]))
+        kind = draw.draw(
+            st.sampled_from(["grow", "shrink", "flat", "number", "zero", "swap", "dtype"])
+        )
         if kind == "grow" and tensor.ndim:
             tensors[name] = torch.cat([tensor, tensor[:1]])
         elif kind == "shrink" and tensor.ndim:
@@ -343,11 +388,15 @@ def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
         elif kind == "swap":
             tensors[name] = tensors[draw.draw(st.sampled_from(sorted(tensors)))]
         elif kind == "dtype":
-            tensors[name] = tensor.to(draw.draw(st.sampled_from([torch.int8, torch.float16, torch.int64, torch.bool])))
+            tensors[name] = tensor.to(
+                draw.draw(st.sampled_from([torch.int8, torch.float16, torch.int64, torch.bool]))
+            )
         elif tensor.numel():
             tensors[name] = tensor.clone()
             at = draw.draw(st.integers(0, tensor.numel() - 1))
-            extreme = draw.draw(st.sampled_from([0.0, -1.0, 1.0, 3.0, 2.0**62, -(2.0**62), 1e300, -1e300]))
+            extreme = draw.draw(
+                st.sampled_from([0.0, -1.0, 1.0, 3.0, 2.0**62, -(2.0**62), 1e300, -1e300])
+            )
             tensors[name].view(-1)[at : at + 1] = torch.tensor([extreme]).double().to(tensor.dtype)
     forged = copied(bundle, folder)
     forge(forged, config_of(bundle), {key: value.clone() for key, value in tensors.items()})
@@ -436,7 +485,10 @@ CHECKPOINTS = [
     (lambda c: c.pop("cifnet"), "cifnet"),
     (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
-    (lambda c: (c["cifnet"].pop("model"), c["cifnet"]["settings"].update(module="FineTune")), "FineTune"),
+    (
+        lambda c: (c["cifnet"].pop("model"), c["cifnet"]["settings"].update(module="FineTune")),
+        "FineTune",
+    ),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
     (lambda c: c.update(state_dict=[]), "state_dict"),
     (widen, "shape"),
@@ -445,7 +497,9 @@ CHECKPOINTS = [
 
 
 @pytest.mark.parametrize(("change", "reason"), CHECKPOINTS)
-def test_hostile_checkpoints(change: Callable[[dict[str, Any]], None], reason: str, run: Path, tmp_path: Path):
+def test_hostile_checkpoints(
+    change: Callable[[dict[str, Any]], None], reason: str, run: Path, tmp_path: Path
+):
     with pytest.raises(CheckpointError, match=reason):
         load(rewritten(run, tmp_path / "c.ckpt", change))
 
@@ -475,7 +529,10 @@ def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
 
 def test_compressed_checkpoints_are_refused(run: Path, tmp_path: Path):
     """Deflated, a few kilobytes could become any number of gigabytes."""
-    with zipfile.ZipFile(run / "checkpoints" / "last.ckpt") as source, zipfile.ZipFile(tmp_path / "c.ckpt", "w") as out:
+    with (
+        zipfile.ZipFile(run / "checkpoints" / "last.ckpt") as source,
+        zipfile.ZipFile(tmp_path / "c.ckpt", "w") as out,
+    ):
         for entry in source.infolist():
             out.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(CheckpointError, match="compressed"):

@@ -18,7 +18,9 @@ def assert_labels_are_readable(picture: Picture) -> None:
     boxes = text_boxes(picture.figure)
     for (a, one), (b, other) in itertools.combinations(boxes, 2):
         meet = Bbox.intersection(one, other)
-        assert meet is None or min(meet.width, meet.height) < 1.5, f"{picture.name}: '{a}' and '{b}' overlap"
+        assert meet is None or min(meet.width, meet.height) < 1.5, (
+            f"{picture.name}: '{a}' and '{b}' overlap"
+        )
     width, height = picture.figure.canvas.get_width_height()
     for text, box in boxes:
         assert -1 <= box.x0 <= box.x1 <= width + 1, f"{picture.name}: '{text}' is cut off"
@@ -30,12 +32,22 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(SETTINGS):
         canvas.draw()
-    hidden = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)]
-    result: dict[tuple[str, tuple[int, ...]], Bbox] = {}  # ticks that an axis no longer needs stay where they were
+    hidden = [
+        label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)
+    ]
+    result: dict[
+        tuple[str, tuple[int, ...]], Bbox
+    ] = {}  # ticks that an axis no longer needs stay where they were
     for artist in figure.findobj(Text):
         assert isinstance(artist, Text)
-        if artist.get_visible() and artist.get_text().strip() and not any(artist is label for label in hidden):
-            box = Text.get_window_extent(artist, canvas.get_renderer())  # of an annotation without its arrow
+        if (
+            artist.get_visible()
+            and artist.get_text().strip()
+            and not any(artist is label for label in hidden)
+        ):
+            box = Text.get_window_extent(
+                artist, canvas.get_renderer()
+            )  # of an annotation without its arrow
             result[artist.get_text(), tuple(box.extents.round().astype(int))] = box
     return [(text, box) for (text, _), box in result.items()]
 

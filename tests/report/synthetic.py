@@ -15,10 +15,22 @@ from cifnet_pl.utilities.files import to_csv, write_json, write_text
 
 SOURCE = "cpu estimated (cpu_load), ram estimated"
 HEADS: dict[str, dict[str, Any]] = {
-    "CIFNetHead": {"ridge": 0.01, "epsilon": 0.05, "update_past": True, "weighting": "derivative", "dtype": "float64"},
+    "CIFNetHead": {
+        "ridge": 0.01,
+        "epsilon": 0.05,
+        "update_past": True,
+        "weighting": "derivative",
+        "dtype": "float64",
+    },
     "RidgeHead": {"ridge": "gcv", "epsilon": 0.05, "dtype": "float64"},
     "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1, "dtype": "float64"},
-    "DSALHead": {"width": 8192, "ridge": 0.1, "compensation_ratio": 0.6, "seed": 1, "dtype": "float64"},
+    "DSALHead": {
+        "width": 8192,
+        "ridge": 0.1,
+        "compensation_ratio": 0.6,
+        "seed": 1,
+        "dtype": "float64",
+    },
     "NCMHead": {"dtype": "float64"},
     "KNNHead": {"neighbours": 5, "dtype": "float64"},
     "LogisticHead": {"dtype": "float64"},
@@ -46,19 +58,25 @@ def write_run(
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
 ) -> Path:
-    """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one whole run."""
+    """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one
+    whole run.
+    """
     draw = np.random.default_rng(seed)
     options_of_head = {**HEADS[head], **(head_options or {})}
     if "seed" in options_of_head:
         options_of_head["seed"] = seed
-    kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
+    kept = (
+        {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
+    )
     used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
     components = state_components(head, options_of_head, features, tasks, tasks * classes)
     components["buffer"] = kept["capacity"] * features if used and kept is not None else 0
     record = RunRecord()
     for k in range(tasks):
         share = k / max(1, tasks - 1)
-        accuracy = float(first + (final - first) * share**0.7 + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0))
+        accuracy = float(
+            first + (final - first) * share**0.7 + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0)
+        )
         record.matrix.append([accuracy + 2 * float(draw.normal()) for _ in range(k + 1)])
         record.rows.append(
             TaskRow(
@@ -106,7 +124,10 @@ def write_run(
     write_json(folder / "summary.json", summary)
     if activations:
         strong = 0.1 if kept is not None else 0.7
-        body = [[i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))] for i in range(tasks)]
+        body = [
+            [i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))]
+            for i in range(tasks)
+        ]
         header = ["image_task", *(f"neurons_{j + 1}" for j in range(tasks))]
         write_text(folder / "activations.csv", to_csv(header, body))
     return folder
@@ -114,7 +135,9 @@ def write_run(
 
 @cache
 def component_names(head: str) -> tuple[str, ...]:
-    """The components that the head itself names, after it learned one task; a projection only where it is stored."""
+    """The components that the head itself names, after it learned one task; a projection only where
+    it is stored.
+    """
     real = getattr(heads, head)(4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {}))
     real.begin_task([0, 1])
     real.observe(torch.eye(4), torch.tensor([0, 1, 0, 1]))
@@ -122,10 +145,15 @@ def component_names(head: str) -> tuple[str, ...]:
     return tuple(name for name, count in real.state_elements().items() if count)
 
 
-def state_components(head: str, options: dict[str, Any], d: int, tasks: int, classes: int) -> dict[str, int]:
+def state_components(
+    head: str, options: dict[str, Any], d: int, tasks: int, classes: int
+) -> dict[str, int]:
     """Numbers kept by a head at any size, under the names of a real one."""
     streams = 2 if head == "DSALHead" else 1
-    width = options["width"] if head in ("ACILHead", "DSALHead") else d + 1
+    if head in ("ACILHead", "DSALHead"):
+        width = options["width"]
+    else:
+        width = d + 1
     grams = tasks if head == "CIFNetHead" else streams
     sizes = {
         "factors": grams * width * (width + 1) // 2, "moments": streams * classes * width,

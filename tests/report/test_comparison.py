@@ -36,7 +36,8 @@ def keep(run: Path, right: np.ndarray, order: np.ndarray | None = None) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
-    draw, right = np.random.default_rng(0), {}
+    draw = np.random.default_rng(0)
+    right = {}
     for head, share in (("CIFNetHead", 0.60), ("RidgeHead", 0.72)):
         for seed in (1, 2, 3):
             folder = tmp_path / f"{head}{seed}" / "version_0"
@@ -50,7 +51,15 @@ def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
 def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     folder, right = runs
     output = tmp_path / "out"
-    arguments = ["report", str(folder), "--output", str(output), "--compare", "Exact ridge", "CIFNet"]
+    arguments = [
+        "report",
+        str(folder),
+        "--output",
+        str(output),
+        "--compare",
+        "Exact ridge",
+        "CIFNet",
+    ]
     assert main(arguments) == 0
     (path,) = (output / "tables").glob("comparison_*.csv")
     rows = {row["quantity"]: row for row in rows_of(path)}
@@ -59,7 +68,9 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     over_seeds = rows["final accuracy A_K, over seeds"]
     assert float(over_seeds["difference (points)"]) == pytest.approx(differences.mean())
     wanted = stats.ttest_1samp(differences, 0).confidence_interval()
-    assert (float(over_seeds["95 % from"]), float(over_seeds["95 % to"])) == pytest.approx((wanted.low, wanted.high))
+    assert (float(over_seeds["95 % from"]), float(over_seeds["95 % to"])) == pytest.approx(
+        (wanted.low, wanted.high)
+    )
     both = rows["final accuracy A_K, over seeds and images"]
     assert float(both["difference (points)"]) == pytest.approx(differences.mean())
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
@@ -79,7 +90,8 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
 
 
 def test_images_are_matched_by_name(tmp_path: Path) -> None:
-    a, b = np.array([True, False, True, True]), np.array([True, True, False, True])
+    a = np.array([True, False, True, True])
+    b = np.array([True, True, False, True])
     for name, answers, order in (("a", a, [3, 1, 0, 2]), ("b", b, [0, 2, 1])):
         (tmp_path / name).mkdir()
         keep(tmp_path / name, answers, np.array(order))
@@ -98,10 +110,17 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_said(runs, names, said, capsys, tmp_path):
-    assert_ends(main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]), 2, said, capsys)
+    assert_ends(
+        main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]),
+        2,
+        said,
+        capsys,
+    )
 
 
-def test_without_a_common_seed_or_with_a_damaged_file(runs: tuple[Path, dict[tuple[str, int], np.ndarray]]) -> None:
+def test_without_a_common_seed_or_with_a_damaged_file(
+    runs: tuple[Path, dict[tuple[str, int], np.ndarray]],
+) -> None:
     folder, _ = runs
     study = read_study([folder / "CIFNetHead1", folder / "RidgeHead2"])
     with pytest.raises(UsageError, match="have no common seed and class order: seed 1, and seed 2"):
@@ -118,11 +137,14 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
     folder, right = runs
     (table,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
     (row,) = (row for row in table.rows if row[0].endswith("over seeds and images"))
-    difference = np.array([100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s] for s in (1, 2, 3)])
+    difference = np.array(
+        [100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s] for s in (1, 2, 3)]
+    )
     draw = np.random.default_rng(5)
     means = []
     for _ in range(4000):
-        seeds, images = draw.integers(0, 3, 3), draw.integers(0, IMAGES, IMAGES)
+        seeds = draw.integers(0, 3, 3)
+        images = draw.integers(0, IMAGES, IMAGES)
         means.append(difference[seeds][:, images].mean())
     low, high = np.quantile(means, [0.025, 0.975])
     assert row[3].mean == pytest.approx(difference.mean())
@@ -131,7 +153,9 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
 
 def test_networks_are_compared_on_the_same_images(runs, tmp_path):
     folder, right = runs
-    other = write_run(tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0)
+    other = write_run(
+        tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0
+    )
     answers = right["RidgeHead", 1].copy()
     answers[:7] = ~answers[:7]
     keep(other, answers, np.arange(IMAGES - 10))
@@ -141,4 +165,6 @@ def test_networks_are_compared_on_the_same_images(runs, tmp_path):
     assert table.title.endswith(": CIFAR-100, 10 cls/task")
     (images,) = (row[-4:-1] for row in table.rows if row[0].endswith("seed 1"))
     assert (images[0].mean, images[1].mean + images[2].mean) == (IMAGES - 10, 7)
-    assert table.notes[1:] == [f"Seed 1: {IMAGES - 10} test images are common to both, of {IMAGES - 10} and {IMAGES}."]
+    assert table.notes[1:] == [
+        f"Seed 1: {IMAGES - 10} test images are common to both, of {IMAGES - 10} and {IMAGES}."
+    ]

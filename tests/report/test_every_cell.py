@@ -1,7 +1,8 @@
-"""Every number of a report, recomputed from the rows of the run folders by code that shares nothing with the report.
+"""Every number of a report, recomputed from the rows of the run folders by code that shares nothing
+with the report.
 
-A sweep of digits with a killed seed, a seed that read its embeddings from the cache, two widths, two machines, a method
-whose energy was not measured, and methods that were run elsewhere.
+A sweep of digits with a killed seed, a seed that read its embeddings from the cache, two widths,
+two machines, a method whose energy was not measured, and methods that were run elsewhere.
 """
 
 import csv
@@ -21,7 +22,8 @@ from cifnet_pl.report.page import to_csv_table, to_markdown
 from cifnet_pl.report.tables import all_tables
 from tests.report.synthetic import write_run
 
-HERE, THERE = {"machine": "some CPU, 2 cores"}, {"machine": "a server, 32 cores"}
+HERE = {"machine": "some CPU, 2 cores"}
+THERE = {"machine": "a server, 32 cores"}
 SETTING = "digits, 2 cls/task"
 Row = dict[str, str]
 Raw = dict[str, Any]
@@ -30,7 +32,13 @@ Raw = dict[str, Any]
 def make(root: Path) -> None:
     """Run folders as a sweep leaves them."""
     digits = {"source": "digits", "root": None, "image_size": 8}
-    common: dict[str, Any] = {"data": digits, "backbone": "pixels:8", "tasks": 5, "classes": 2, "features": 192}
+    common: dict[str, Any] = {
+        "data": digits,
+        "backbone": "pixels:8",
+        "tasks": 5,
+        "classes": 2,
+        "features": 192,
+    }
     plan: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
         *[("CIFNetHead", seed, {"final": 88.0 + seed, "minutes": 1.0 + seed / 7, "kwh": 0.05 + seed / 90}, HERE)
           for seed in (1, 2)],
@@ -44,11 +52,19 @@ def make(root: Path) -> None:
         *[("NCMHead", seed, {"final": 70.0 + 1.1 * seed, "kwh": None, "buffer": None}, HERE) for seed in (1, 2, 3)],
     ]  # fmt: skip
     for number, (head, seed, options, about) in enumerate(plan):
-        run = write_run(root / f"{head}-{number}" / "version_0", head=head, seed=seed, **{**common, **options})
+        run = write_run(
+            root / f"{head}-{number}" / "version_0", head=head, seed=seed, **{**common, **options}
+        )
         path = run / "summary.json"
         summary = json.loads(path.read_text())
         sizes = {name: 4 if name == "buffer" else 8 for name in summary["state_components"]}
-        more = {"cached_images": 0, "top5": 98.0 + seed / 10, "epochs": 1, "state_bytes_per_element": sizes, **about}
+        more = {
+            "cached_images": 0,
+            "top5": 98.0 + seed / 10,
+            "epochs": 1,
+            "state_bytes_per_element": sizes,
+            **about,
+        }
         path.write_text(json.dumps({**summary, "co2_kg": number / 1000, **more}))
     killed = root / "acil256-s2-0123456789"
     (killed / "version_0" / "checkpoints").mkdir(parents=True)
@@ -60,7 +76,11 @@ def make(root: Path) -> None:
 def write_external(root: Path) -> None:
     """Methods that were run elsewhere: one task by task, of one the energy alone."""
     lines = ["method,seed,task,A_k,seconds,kWh"]
-    lines += [f'"Other, tuned",{seed},{k + 1},{95 - 4 * k - seed},300,0.001' for seed in (1, 2) for k in range(5)]
+    lines += [
+        f'"Other, tuned",{seed},{k + 1},{95 - 4 * k - seed},300,0.001'
+        for seed in (1, 2)
+        for k in range(5)
+    ]
     lines += ["Energy alone,1,,,,0.02"]
     (root / "external.csv").write_text("\n".join(lines))
 
@@ -71,7 +91,8 @@ def raw(folder: Path) -> Raw:
     rows = list(csv.DictReader((folder / "tasks.csv").open(newline="")))
     matrix = [[float(cell) for cell in row[1:] if cell]
               for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[1:]]  # fmt: skip
-    accuracies, last = [float(row["A_k"]) for row in rows], len(rows) - 1
+    accuracies = [float(row["A_k"]) for row in rows]
+    last = len(rows) - 1
     kwh = sum(float(row["energy_kwh"]) for row in rows) if rows[0]["energy_kwh"] else None
     parts = {name: count for name, count in summary["state_components"].items() if count}
     return {
@@ -104,8 +125,14 @@ def runs(root: Path) -> list[Raw]:
 @pytest.fixture(scope="module")
 def tables(root: Path) -> dict[str, tuple[list[Row], str]]:
     """Name of a table → its rows as in the CSV file, and its Markdown."""
-    result = [table for section in all_tables(read_study([root], root / "external.csv")).values() for table in section]
-    return {t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in result}
+    result = [
+        table
+        for section in all_tables(read_study([root], root / "external.csv")).values()
+        for table in section
+    ]
+    return {
+        t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in result
+    }
 
 
 METHODS: dict[str, Callable[[Raw], bool]] = {
@@ -123,12 +150,18 @@ CONDITIONS: dict[str, Callable[[Raw], bool]] = {
 
 
 def chosen(runs: list[Raw], label: str, costs: bool = False) -> list[Raw]:
-    """The runs that a row's name stands for; in a table of costs those with the cache have a row of their own."""
+    """The runs that a row's name stands for; in a table of costs those with the cache have a row of
+    their own.
+    """
     method = max((name for name in METHODS if label.startswith(name)), key=len)
     kept = [run for run in runs if METHODS[method](run)]
     rest = label[len(method) :].removeprefix(", ")
     mixed = label == "CIFNet" and costs
-    return [run for run in kept if (not mixed or not run["conditions"][1]) and (not rest or CONDITIONS[rest](run))]
+    return [
+        run
+        for run in kept
+        if (not mixed or not run["conditions"][1]) and (not rest or CONDITIONS[rest](run))
+    ]
 
 
 def check(row: Row, header: str, values: list[float | None]) -> None:
@@ -141,7 +174,10 @@ def check(row: Row, header: str, values: list[float | None]) -> None:
     assert float(cell[0]) == pytest.approx(statistics.fmean(known), rel=1e-9), (header, row)
     assert int(cell[2]) == len(known), (header, row)
     if len(known) > 1 and cell[1]:
-        assert float(cell[1]) == pytest.approx(statistics.stdev(known), rel=1e-6, abs=1e-12), (header, row)
+        assert float(cell[1]) == pytest.approx(statistics.stdev(known), rel=1e-6, abs=1e-12), (
+            header,
+            row,
+        )
 
 
 def numeric(rows: list[Row]) -> set[str]:
@@ -151,7 +187,12 @@ def numeric(rows: list[Row]) -> set[str]:
 
 def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
     rows, text = tables["accuracy"]
-    assert [row["method"] for row in rows if row["numbers"] == "measured"] == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
+    assert [row["method"] for row in rows if row["numbers"] == "measured"] == [
+        "CIFNet",
+        "Exact ridge",
+        "ACIL",
+        "NCM",
+    ]
     for row in rows:
         for header, key in ((f"{SETTING}: Ā", "A_bar"), (f"{SETTING}: A_K", "A_K")):
             if row["numbers"] == "measured":
@@ -189,7 +230,9 @@ def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: lis
     headers = {"training (min)": "minutes", "energy (kWh)": "kwh", "A_K (%)": "A_K"}
     for row in measured:
         row_runs = chosen(runs, row["method"], costs=True)
-        assert len({run["conditions"] for run in row_runs}) == 1  # never averaged over machines, or with the cache
+        assert (
+            len({run["conditions"] for run in row_runs}) == 1
+        )  # never averaged over machines, or with the cache
         for header, key in headers.items():
             check(row, header, [run[key] for run in row_runs])
         if row_runs[0]["kwh"]:  # of the row's own means, not a mean of ratios
@@ -205,7 +248,9 @@ def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: lis
     check(external["Energy alone"], "energy (kWh)", [0.02])
 
 
-def test_the_table_of_all_results(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+def test_the_table_of_all_results(
+    tables: dict[str, tuple[list[Row], str]], runs: list[Raw]
+) -> None:
     rows, _ = tables["results_digits_2_cls_task"]
     quality: dict[str, Callable[[Raw], float | None]] = {
         "Ā (%)": lambda r: r["A_bar"], "A_K (%)": lambda r: r["A_K"], "top-5 (%)": lambda r: r["summary"]["top5"],
@@ -246,11 +291,20 @@ def test_the_tables_of_memory_widths_and_runs(tables, runs, root):
     for row in rows:
         row_runs = chosen(runs, row["method"])
         for part in parts:
-            check(row, f"{part} (M)", [run["parts"][part] / 1e6 for run in row_runs if part in run["parts"]])
+            check(
+                row,
+                f"{part} (M)",
+                [run["parts"][part] / 1e6 for run in row_runs if part in run["parts"]],
+            )
         check(row, "total (M)", [run["elements"] / 1e6 for run in row_runs])
         check(row, "stored (MB)", [run["bytes"] / 1e6 for run in row_runs])
         check(row, "backbone (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
-    assert numeric(rows) == {*(f"{part} (M)" for part in parts), "total (M)", "stored (MB)", "backbone (M)"}
+    assert numeric(rows) == {
+        *(f"{part} (M)" for part in parts),
+        "total (M)",
+        "stored (MB)",
+        "backbone (M)",
+    }
     rows, _ = tables["head_width"]
     for row in rows:
         row_runs = [run for run in runs if run["width"] == int(row["head.width"])]

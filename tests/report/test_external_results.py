@@ -13,7 +13,7 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 CIFAR = Setting("CIFAR-100", 10, 100, "file:x", 32, "data", 0.0, "10")
 FIVE = Setting("CIFAR-100", 20, 100, "file:x", 32, "data", 0.0, "5")
-PHOTOS = Setting("photos", 10, 100, "file:x", 128, "p", 0.0, "10")
+IMAGES = Setting("images", 10, 100, "file:x", 128, "p", 0.0, "10")
 
 
 def test_the_papers_numbers() -> None:
@@ -38,8 +38,8 @@ def test_published_efficiency_is_consistent() -> None:
 
 
 def test_published_rows_belong_to_their_data_and_protocol_only() -> None:
-    assert {g.setting for g in published_groups([CIFAR, FIVE, PHOTOS])} == {CIFAR, FIVE}
-    assert published_groups([PHOTOS]) == []
+    assert {g.setting for g in published_groups([CIFAR, FIVE, IMAGES])} == {CIFAR, FIVE}
+    assert published_groups([IMAGES]) == []
     part = Setting("CIFAR-100", 5, 50, "file:x", 32, "data", 0.0, "10")  # half of the classes
     assert published_groups([part]) == []
     names = [g.name for g in published_groups([CIFAR])]
@@ -59,13 +59,19 @@ HEADER = "method,seed,task,A_k,seconds,kWh"
 
 
 def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
-    lines = [f"DER,{seed},{k + 1},{90 - 3 * k - seed},60,0.03" for seed in (1, 2) for k in range(10)]
-    lines += [f"PODNet,1,{k + 1},{'' if k == 3 else 80 - k},{'' if k == 5 else 60}," for k in range(10)]
+    lines = [
+        f"DER,{seed},{k + 1},{90 - 3 * k - seed},60,0.03" for seed in (1, 2) for k in range(10)
+    ]
+    lines += [
+        f"PODNet,1,{k + 1},{'' if k == 3 else 80 - k},{'' if k == 5 else 60}," for k in range(10)
+    ]
     lines += ["WA,,,51.9,600,0.3"]
     groups = read_external(write(tmp_path, HEADER, *lines), [CIFAR])
     der, pod, wa = groups
     assert [g.kind for g in groups] == ["external"] * 3
-    means = {key: der.stat(key).mean for key in ("A_K", "energy_kwh", "train_seconds", "A_K_per_kwh")}
+    means = {
+        key: der.stat(key).mean for key in ("A_K", "energy_kwh", "train_seconds", "A_K_per_kwh")
+    }
     wanted = {"A_K": 61.5, "energy_kwh": 0.3, "train_seconds": 600, "A_K_per_kwh": 61.5 / 0.3}
     assert means == pytest.approx(wanted)
     assert der.stat("A_K").n == 2
@@ -78,10 +84,10 @@ def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
 
 def test_external_methods_find_their_setting(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, *(f"DER,1,{k + 1},50,," for k in range(20)))
-    assert read_external(path, [CIFAR, FIVE, PHOTOS])[0].setting == FIVE
-    ten = [f"DER,1,{k + 1},50,,,photos,10" for k in range(10)]
+    assert read_external(path, [CIFAR, FIVE, IMAGES])[0].setting == FIVE
+    ten = [f"DER,1,{k + 1},50,,,images,10" for k in range(10)]
     path = write(tmp_path, HEADER + ",dataset,classes_per_task", *ten)
-    assert read_external(path, [CIFAR, FIVE, PHOTOS])[0].setting == PHOTOS
+    assert read_external(path, [CIFAR, FIVE, IMAGES])[0].setting == IMAGES
 
 
 def test_external_methods_name_one_of_several_backbones(tmp_path: Path) -> None:
@@ -90,7 +96,9 @@ def test_external_methods_name_one_of_several_backbones(tmp_path: Path) -> None:
     (group,) = read_external(write(tmp_path, HEADER + ",backbone", *lines), [CIFAR, other])
     assert group.setting == other
     with pytest.raises(UsageError, match="dataset, classes_per_task and backbone"):
-        read_external(write(tmp_path, HEADER, *(line.rpartition(",")[0] for line in lines)), [CIFAR, other])
+        read_external(
+            write(tmp_path, HEADER, *(line.rpartition(",")[0] for line in lines)), [CIFAR, other]
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,14 +123,17 @@ def test_external_methods_name_one_of_several_backbones(tmp_path: Path) -> None:
 )
 def test_bad_external_files_are_named(tmp_path: Path, lines: list[str], part: str) -> None:
     with pytest.raises(CifnetError, match=re.escape(part)):
-        read_external(write(tmp_path, *lines), [CIFAR, FIVE, PHOTOS])
+        read_external(write(tmp_path, *lines), [CIFAR, FIVE, IMAGES])
     with pytest.raises(CifnetError, match="no file"):
         read_external(tmp_path / "none.csv", [CIFAR])
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "external.csv"
-    for content in (b"\xff\xfe\x00m", "method,seed,task,A_k,seconds,kWh\nM\u00fcller,1,1,50,,\n".encode("latin-1")):
+    for content in (
+        b"\xff\xfe\x00m",
+        "method,seed,task,A_k,seconds,kWh\nM\u00fcller,1,1,50,,\n".encode("latin-1"),
+    ):
         path.write_bytes(content)
         with pytest.raises(CifnetError, match="is not a CSV file in UTF-8"):
             read_external(path, [CIFAR])

@@ -1,4 +1,6 @@
-"""Figures show the numbers that they are given; times and energies are compared only where they can be."""
+"""Figures show the numbers that they are given; times and energies are compared only where they can
+be.
+"""
 
 from pathlib import Path
 
@@ -31,10 +33,16 @@ from tests.report.synthetic import write_run
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    bars = [("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)), ("published", None, Stat(64.2, None, 1))]
+    bars = [
+        ("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)),
+        ("published", None, Stat(64.2, None, 1)),
+    ]
     chart = pair_bars(bars, "An ablation")
     (axes,), (legend,) = chart.axes, chart.legends
-    assert [text.get_text() for text in legend.get_texts()] == [r"average accuracy $\bar{A}$", "final accuracy $A_K$"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        r"average accuracy $\bar{A}$",
+        "final accuracy $A_K$",
+    ]
     lengths = sorted(bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle))
     assert lengths == pytest.approx([64.2, 70.0, 80.0])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
@@ -43,8 +51,11 @@ def test_bars_are_as_long_as_their_numbers() -> None:
 
 
 def test_deviations_end_at_0_and_100_percent() -> None:
-    setting = Setting("photos", 2, 20, "file:x", 128, "p", 0.0, "10")
-    seeds = [Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed)) for seed, spread in ((1, 1.0), (2, -1.0))]
+    setting = Setting("images", 2, 20, "file:x", 128, "p", 0.0, "10")
+    seeds = [
+        Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed))
+        for seed, spread in ((1, 1.0), (2, -1.0))
+    ]
     with matplotlib.rc_context(SETTINGS):
         (picture,) = trajectories(Study([Group(setting, "A", "external", seeds)]))
     (axes,) = picture.figure.axes
@@ -66,12 +77,21 @@ def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Pa
                 about={"energy_counts_other_processes": True},
             )  # fmt: skip
     study = read_study([tmp_path])
-    for table in (efficiency_table(study, study.settings[0]), results_table(study, study.settings[0])):
-        costs = [j for j, column in enumerate(table.columns) if column.header.startswith(COST_HEADERS)]
+    for table in (
+        efficiency_table(study, study.settings[0]),
+        results_table(study, study.settings[0]),
+    ):
+        costs = [
+            j for j, column in enumerate(table.columns) if column.header.startswith(COST_HEADERS)
+        ]
         assert not {j for _, j in table.best} & {*costs}
-        assert {j for j, column in enumerate(table.columns) if column.header == "A_K (%)"} <= {j for _, j in table.best}
+        assert {j for j, column in enumerate(table.columns) if column.header == "A_K (%)"} <= {
+            j for _, j in table.best
+        }
         measured = [i for i, row in enumerate(table.rows) if row[1] == "measured"]
-        assert all(table.text(i, j).endswith("†") for i in measured for j in costs if table.rows[i][j])
+        assert all(
+            table.text(i, j).endswith("†") for i in measured for j in costs if table.rows[i][j]
+        )
         assert any(note.startswith("†: ") for note in table.notes)
 
 
@@ -116,27 +136,40 @@ def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
     canvas.draw()
     (axes,) = picture.figure.axes
     for drawn in axes.collections:
-        (x, _), radius = axes.transData.transform(drawn.get_offsets())[0], drawn.get_sizes()[0] ** 0.5 / 2  # type: ignore[attr-defined]
+        (x, _), radius = (
+            axes.transData.transform(drawn.get_offsets())[0],
+            drawn.get_sizes()[0] ** 0.5 / 2,
+        )  # type: ignore[attr-defined]
         assert axes.bbox.x0 <= x - radius * picture.figure.dpi / 72, "a bubble is cut off"
         assert x + radius * picture.figure.dpi / 72 <= axes.bbox.x1, "a bubble is cut off"
 
 
 def test_costs_of_unlike_conditions_have_panels_apart(tmp_path: Path) -> None:
     """Two heads on a CPU; one of them ran with the cache and on a GPU as well."""
-    cpu, gpu = {"machine": "some CPU, 2 cores"}, {"machine": "NVIDIA H100"}
-    plan = [("CIFNetHead", cpu), ("RidgeHead", cpu), ("CIFNetHead", {**cpu, "cached_images": 500}), ("CIFNetHead", gpu)]
+    cpu = {"machine": "some CPU, 2 cores"}
+    gpu = {"machine": "NVIDIA H100"}
+    plan = [
+        ("CIFNetHead", cpu),
+        ("RidgeHead", cpu),
+        ("CIFNetHead", {**cpu, "cached_images": 500}),
+        ("CIFNetHead", gpu),
+    ]
     for seed, (head, about) in enumerate(plan):
         write_run(tmp_path / f"e{seed}" / "version_0", seed=seed, head=head, about=about)
     study = read_study([tmp_path])
     (setting,) = study.settings
     (picture,) = time_bubbles(study, setting)
     assert len(picture.figure.axes) == 3
-    sizes = [len(groups) for groups in panels(study, study.compared(setting), "energy_kwh").values()]
+    sizes = [
+        len(groups) for groups in panels(study, study.compared(setting), "energy_kwh").values()
+    ]
     assert sorted(sizes) == [1, 1, 2]
 
 
 def trained_beside_frozen(folder: Path) -> Study:
-    """CIFNet and exact ridge on a pretrained network, and a method that trains its own; one machine, three seeds."""
+    """CIFNet and exact ridge on a pretrained network, and a method that trains its own; one
+    machine, three seeds.
+    """
     for seed in (1, 2, 3):
         for head, backbone, kwh in (
             ("CIFNetHead", "file:resnet32.pth", 0.01), ("RidgeHead", "file:resnet32.pth", 0.005),
@@ -165,7 +198,9 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
     assert {table.rows[i][0] for i, _ in table.best} == {"Exact ridge"}
 
 
-def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(tmp_path: Path) -> None:
+def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
+    tmp_path: Path,
+) -> None:
     shown = {}
     for picture in trajectories(trained_beside_frozen(tmp_path)):
         (legend,) = picture.figure.legends

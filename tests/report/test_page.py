@@ -50,13 +50,18 @@ def test_numbers_and_deviations() -> None:
 def test_markdown() -> None:
     text = to_markdown(TABLE)
     assert "| one \\| 1 | 59.30 ± 0.61 | 0.0603 ± 0.0011 |" in text
-    assert "| two_2 | **61.33 ± 0.67** | – |" in text  # alone in its column, 0.0603 is not the best of anything
+    assert (
+        "| two_2 | **61.33 ± 0.67** | – |" in text
+    )  # alone in its column, 0.0603 is not the best of anything
     assert "nothing" not in text
 
 
 def test_the_number_of_seeds_is_said_where_it_differs() -> None:
-    """A killed seed: the mean of two seeds is above that of three, and seed for seed both are equal."""
-    two, three = stat(70.0, 72.0), stat(70.0, 72.0, 60.0)
+    """A killed seed: the mean of two seeds is above that of three, and seed for seed both are
+    equal.
+    """
+    two = stat(70.0, 72.0)
+    three = stat(70.0, 72.0, 60.0)
     table = Table("t", "t", [Column("method"), Column("A_K", 1, "max")], [["a", two], ["b", three]])
     assert table.best == set()
     assert [table.text(i, 1) for i in (0, 1)] == ["71.0 ± 1.4 (n = 2)", "67.3 ± 6.4 (n = 3)"]
@@ -65,9 +70,15 @@ def test_the_number_of_seeds_is_said_where_it_differs() -> None:
 
 def test_best_is_looked_for_among_comparable_rows_only() -> None:
     columns = [Column("method"), Column("A_K (%)", 2, "max"), Column("energy (kWh)", None, "min")]
-    better, worse = stat(80.0, 81.0, 79.5), stat(60.0, 61.2, 59.4)
-    low, high = stat(0.01, 0.011, 0.01), stat(0.3, 0.31, 0.29)
-    rows = [["a", better, low], ["b", worse, high], ["c", stat(99.0, 99.5, 99.1), stat(1e-9, 2e-9, 1e-9)]]
+    better = stat(80.0, 81.0, 79.5)
+    worse = stat(60.0, 61.2, 59.4)
+    low = stat(0.01, 0.011, 0.01)
+    high = stat(0.3, 0.31, 0.29)
+    rows = [
+        ["a", better, low],
+        ["b", worse, high],
+        ["c", stat(99.0, 99.5, 99.1), stat(1e-9, 2e-9, 1e-9)],
+    ]
     table = Table("t", "t", columns, rows, blocks=["measured", "measured", "published"])
     assert table.best == {(0, 1), (0, 2)}
     # The same accuracies, but the energies are of two machines.
@@ -109,10 +120,14 @@ def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> 
     assert found == [(kind, str(round(96 * inches)))]
 
 
-def test_whatever_photos_and_classes_are_called_is_text() -> None:
-    photo = ("", HOSTILE, HOSTILE)
-    side = (HOSTILE, [photo])
+def test_whatever_images_and_classes_are_called_is_text() -> None:
+    image = ("", HOSTILE, HOSTILE)
+    side = (HOSTILE, [image])
     table = {"header": (HOSTILE,), "rows": [(HOSTILE,)]}
-    page = audit_page(HOSTILE, [HOSTILE], [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], photos=[photo], **table)])
+    page = audit_page(
+        HOSTILE,
+        [HOSTILE],
+        [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], images=[image], **table)],
+    )
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;") == 18

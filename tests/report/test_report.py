@@ -1,4 +1,6 @@
-"""The whole report on synthetic runs: what is in it, that it is the same each time, that its figures are legible."""
+"""The whole report on synthetic runs: what is in it, that it is the same each time, that its
+figures are legible.
+"""
 
 import re
 import shutil
@@ -31,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ncm": {"final": 57.0, "head": "NCMHead"},
     "sgd": {"final": 12.0, "head": "SGDHead", "kwh": None},
 }
-PHOTOS = {"source": "folder", "root": "some/photos", "image_size": 128}
+IMAGES = {"source": "folder", "root": "some/images", "image_size": 128}
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +44,32 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_run(root / f"{name}{seed}" / "version_0", seed=seed, **options)
     for strategy in ("random", "kmeans"):
         buffer = {"strategy": strategy}
-        write_run(root / f"five_{strategy}" / "version_0", tasks=20, classes=5, buffer=buffer, final=58.0, kwh=None)
+        write_run(
+            root / f"five_{strategy}" / "version_0",
+            tasks=20,
+            classes=5,
+            buffer=buffer,
+            final=58.0,
+            kwh=None,
+        )
     for head in ("CIFNetHead", "ACILHead"):
         write_run(root / f"long_{head}" / "version_0", tasks=50, classes=2, head=head)
-    embedded = {"backbone": "embedded:efficientnet_lite0", "data": PHOTOS, "features": 1280, "kwh": None}
-    write_run(root / "photos" / "version_0", seed=1, **embedded)
+    embedded = {
+        "backbone": "embedded:efficientnet_lite0",
+        "data": IMAGES,
+        "features": 1280,
+        "kwh": None,
+    }
+    write_run(root / "images" / "version_0", seed=1, **embedded)
     (root / "half" / "version_0" / "checkpoints").mkdir(parents=True)
     killed = root / "acil-s3-0123456789"
     killed.mkdir()
     (killed / "point.yaml").write_text("seed_everything: 3\n")
     (killed / "failure.txt").write_text("killed by SIGKILL\n")
     lines = ["method,seed,task,A_k,seconds,kWh,dataset,classes_per_task"]
-    lines += [f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10" for s in (1, 2) for k in range(10)]
+    lines += [
+        f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10" for s in (1, 2) for k in range(10)
+    ]
     (root / "external.csv").write_text("\n".join(lines))
     return root
 
@@ -66,7 +82,12 @@ def study(runs: Path) -> Study:
 @pytest.fixture(scope="module")
 def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("report") / "out"
-    assert main(["report", str(runs), "--output", str(output), "--external", str(runs / "external.csv")]) == 0
+    assert (
+        main(
+            ["report", str(runs), "--output", str(output), "--external", str(runs / "external.csv")]
+        )
+        == 0
+    )
     return output
 
 
@@ -101,27 +122,41 @@ def test_accuracies_are_means_over_seeds_beside_published_ones(written: Path) ->
     assert float(result["CIFNet", "published"][name]) == 59.57
     assert float(result["DER", "external"][name]) == 63
     assert float(result["DER", "published"][name]) == 59.03
-    photos = [key for key in table[0] if key.startswith("photos")]
-    assert not any(row[key] for row in table for key in photos if row["numbers"] != "measured")
+    images = [key for key in table[0] if key.startswith("images")]
+    assert not any(row[key] for row in table for key in images if row["numbers"] != "measured")
 
 
 def test_tables_of_the_ablations(written: Path) -> None:
-    ablation = {(row["variant"], row["numbers"]): row for row in rows(written / "tables" / "ablation.csv")}
+    ablation = {
+        (row["variant"], row["numbers"]): row for row in rows(written / "tables" / "ablation.csv")
+    }
     name = "CIFAR-100, 10 cls/task: A_K"
     assert float(ablation["CIFNet, no buffer", "measured"][name]) == pytest.approx(25.0)
     assert float(ablation["CIFNet, no buffer", "published"][name]) == 24.74
     assert ("CIFNet, locked old neurons", "measured") in ablation
-    sizes = {row["size of the buffer (embeddings)"]: row for row in rows(written / "tables" / "buffer_size.csv")}
-    assert [float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")] == [50.0, 60.0]
+    sizes = {
+        row["size of the buffer (embeddings)"]: row
+        for row in rows(written / "tables" / "buffer_size.csv")
+    }
+    assert [float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")] == [
+        50.0,
+        60.0,
+    ]
     sampling = rows(written / "tables" / "sampling.csv")
     assert [row["buffer.strategy"] for row in sampling] == ["herding", "kmeans", "random"]
-    five = {row["buffer.strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling}
+    five = {
+        row["buffer.strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling
+    }
     assert five == {"random": "59.26", "kmeans": "58.25", "herding": "58.07"}
 
 
 def test_memory_as_in_the_paper(written: Path) -> None:
-    kept = {(r["method"], r["numbers"]): r for r in rows(written / "tables" / "memory_cifar_100_10_cls_task.csv")}
-    # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes. Here: float64, a triangle, no projection.
+    kept = {
+        (r["method"], r["numbers"]): r
+        for r in rows(written / "tables" / "memory_cifar_100_10_cls_task.csv")
+    }
+    # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes. Here: float64, a
+    # triangle, no projection.
     assert float(kept["ACIL", "published"]["total (M)"]) == pytest.approx(72.1, abs=0.05)
     assert float(kept["ACIL", "published"]["stored (MB)"]) == pytest.approx(288.5, abs=0.3)
     numbers = 8192 * 8193 // 2 + 2 * 100 * 8192
@@ -131,7 +166,9 @@ def test_memory_as_in_the_paper(written: Path) -> None:
     for kind, factors in (("measured", 33.56), ("published", 67.1)):
         assert float(kept["ACIL", kind]["factors (M)"]) == pytest.approx(factors, abs=0.05)
         assert float(kept["CIFNet", kind]["buffer (M)"]) == pytest.approx(1.02, abs=0.03)
-    assert {float(row["backbone (M)"]) for row in kept.values() if row["numbers"] == "measured"} == {11.17}
+    assert {
+        float(row["backbone (M)"]) for row in kept.values() if row["numbers"] == "measured"
+    } == {11.17}
 
 
 def test_energies_carry_their_source(written: Path) -> None:
@@ -153,7 +190,10 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     assert not re.search(r"<script|<link|@import|url\(|https?:", page)
     assert "half/version_0: no summary.json" in page
     top = page.partition("<h2")[0]
-    assert "Missing: 1 point of the sweep without a whole run: acil-s3-0123456789: killed by SIGKILL" in top
+    assert (
+        "Missing: 1 point of the sweep without a whole run: acil-s3-0123456789: killed by SIGKILL"
+        in top
+    )
     assert "was trained on ImageNet labels, which the paper avoids" in page
     assert page.count("<table>") == page.count("</table>") > 5
     assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
@@ -168,7 +208,9 @@ def test_two_reports_are_the_same_bytes(runs: Path, written: Path, tmp_path: Pat
 
 
 def test_letters_are_legible_half_a_page_wide(pictures: dict[str, list[Picture]]) -> None:
-    """No two labels overlap; no figure is so wide, or has so small letters, that they are lost in a column of text."""
+    """No two labels overlap; no figure is so wide, or has so small letters, that they are lost in a
+    column of text.
+    """
     drawn = [picture for section in pictures.values() for picture in section]
     assert {picture.name for picture in drawn} >= FIGURES
     for picture in drawn:
@@ -184,7 +226,11 @@ def test_cells_of_activation_maps_have_their_numbers(pictures: dict[str, list[Pi
     without, with_buffer = picture.figure.axes[:2]
     for axes, later in ((without, 70), (with_buffer, 10)):
         cells = {text.get_position(): text.get_text() for text in axes.texts}
-        wanted = {(j + 1, i + 1): 90 if i == j else later if j > i else 15 for i in range(10) for j in range(10)}
+        wanted = {
+            (j + 1, i + 1): 90 if i == j else later if j > i else 15
+            for i in range(10)
+            for j in range(10)
+        }
         assert cells == {place: str(number) for place, number in wanted.items()}
         assert axes.get_title().endswith(f"above the diagonal: {later} %")
 
@@ -200,21 +246,32 @@ def test_methods_differ_without_colours(study: Study, pictures: dict[str, list[P
 
 def test_nothing_to_report(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(runs / "half", tmp_path / "half")
-    assert_ends(main(["report", str(tmp_path), "--output", str(tmp_path / "out")]), 1, "no finished run in", capsys)
+    assert_ends(
+        main(["report", str(tmp_path), "--output", str(tmp_path / "out")]),
+        1,
+        "no finished run in",
+        capsys,
+    )
     assert main(["report", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "out").exists()
 
 
 def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:
-    write_run(tmp_path / "e" / "version_0", tasks=1, kwh=None, data={"source": "digits", "root": None})
+    write_run(
+        tmp_path / "e" / "version_0", tasks=1, kwh=None, data={"source": "digits", "root": None}
+    )
     assert main(["report", str(tmp_path / "e"), "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
     assert "digits, 10 cls/task" in page
     assert "kWh" not in page
 
 
-@pytest.mark.parametrize(("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)])
-def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, images, ridge, noted):
+@pytest.mark.parametrize(
+    ("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)]
+)
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
+    tmp_path, images, ridge, noted
+):
     about = {"learned_images": images}
     write_run(tmp_path / "e" / "version_0", tasks=2, head_options={"ridge": ridge}, about=about)
     write_report(read_study([tmp_path]), tmp_path / "out")

@@ -1,4 +1,6 @@
-"""Run folders as disks and people leave them: no traceback, every doubt said, the page and its figures legible."""
+"""Run folders as disks and people leave them: no traceback, every doubt said, the page and its
+figures legible.
+"""
 
 import csv
 import itertools
@@ -39,7 +41,12 @@ def test_a_file_among_the_folders_is_passed_over_with_a_note(tmp_path, capsys):
     write_run(tmp_path / "logs" / "e" / "version_0", tasks=2)
     readme = tmp_path / "logs" / "README.md"
     readme.write_text("about the runs")
-    arguments = ["report", *map(str, sorted(readme.parent.iterdir())), "--output", str(tmp_path / "out")]
+    arguments = [
+        "report",
+        *map(str, sorted(readme.parent.iterdir())),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert_ends(main(arguments), 0, f"left out: {readme} is a file", capsys)
     assert main(["report", str(readme), "--output", str(tmp_path / "none")]) == 1
 
@@ -95,7 +102,10 @@ DAMAGED: list[tuple[Change, str]] = [
     (garbage("tasks.csv"), "tasks.csv is damaged"),
     (cut("config.yaml", 0.02), "config.yaml"),
     (garbage("config.yaml"), "config.yaml is damaged"),
-    (lambda run: (run / "activations.csv").write_text("a,b\n1,high\n"), "activations.csv is damaged"),
+    (
+        lambda run: (run / "activations.csv").write_text("a,b\n1,high\n"),
+        "activations.csv is damaged",
+    ),
     (changed(A_K="high"), "summary.json is damaged: A_K should be a valid number"),
     (changed(A_k=[]), "summary.json is damaged: A_k"),
     (changed(ece=math.nan), "summary.json is damaged: ece should be a finite number"),
@@ -109,7 +119,10 @@ DAMAGED: list[tuple[Change, str]] = [
 ]
 PREDICTIONS = "predictions.parquet/task_0005.parquet"
 KEPT: list[tuple[Change, str]] = [
-    (cut(PREDICTIONS), "predictions.parquet is damaged, so its run is not compared over test images"),
+    (
+        cut(PREDICTIONS),
+        "predictions.parquet is damaged, so its run is not compared over test images",
+    ),
 ]
 """Runs that are shown but for what is damaged."""
 
@@ -130,8 +143,13 @@ def test_damaged_runs_are_named_and_the_others_shown(real, tmp_path, capsys):
     assert "Traceback" not in said.out + said.err
     page = (tmp_path / "out" / "report.md").read_text()
     for i, (_, sentence) in enumerate([*DAMAGED, *KEPT]):
-        assert any(f"damaged{i}/" in line and sentence in line for line in page.splitlines()), (i, sentence)
-    (row,) = csv.DictReader((tmp_path / "out" / "tables" / "results_digits_2_cls_task.csv").open(newline=""))
+        assert any(f"damaged{i}/" in line and sentence in line for line in page.splitlines()), (
+            i,
+            sentence,
+        )
+    (row,) = csv.DictReader(
+        (tmp_path / "out" / "tables" / "results_digits_2_cls_task.csv").open(newline="")
+    )
     assert int(row["seeds"]) == 1 + len(KEPT)
     summary = json.loads((real / "summary.json").read_text())
     assert float(row["A_K (%)"]) == pytest.approx(summary["A_K"])
@@ -139,35 +157,67 @@ def test_damaged_runs_are_named_and_the_others_shown(real, tmp_path, capsys):
     assert not {"nan", "inf"} & {cell for cell in row.values() if cell}
 
 
-VALUES: list[Any] = [None, "x", [], {}, [None], {"a": "b"}, math.nan, -1, 0, True, 10**400, "\x1b[31m<b>$"]
+VALUES: list[Any] = [
+    None,
+    "x",
+    [],
+    {},
+    [None],
+    {"a": "b"},
+    math.nan,
+    -1,
+    0,
+    True,
+    10**400,
+    "\x1b[31m<b>$",
+]
 
 
 def test_any_entry_may_be_anything(real: Path, tmp_path: Path) -> None:
-    """Each entry of a run's summary and configuration as something else: it is left out with a sentence, or shown."""
+    """Each entry of a run's summary and configuration as something else: it is left out with a
+    sentence, or shown.
+    """
     shutil.copytree(real, tmp_path / "whole" / "version_0")
     shutil.copytree(real, tmp_path / "other" / "version_0")
     write_run(tmp_path / "more" / "version_0", seed=3, tasks=2)
     run = tmp_path / "other" / "version_0"
     summary = json.loads((run / "summary.json").read_text())
     config = yaml.safe_load((run / "config.yaml").read_text())
-    for i, (key, section) in enumerate(itertools.product(range(0, len(summary), 2), (summary, config))):
-        inner = section if section is summary else [config, config["data"], config["model"]][key % 3]
-        name, value = list(inner)[key % len(inner)], VALUES[i % len(VALUES)]
-        old, inner[name] = inner[name], value
+    for i, (key, section) in enumerate(
+        itertools.product(range(0, len(summary), 2), (summary, config))
+    ):
+        if section is summary:
+            inner = section
+        else:
+            inner = [config, config["data"], config["model"]][key % 3]
+        name = list(inner)[key % len(inner)]
+        value = VALUES[i % len(VALUES)]
+        old = inner[name]
+        inner[name] = value
         (run / "summary.json").write_text(json.dumps(summary))
         (run / "config.yaml").write_text(yaml.safe_dump(config))
         runs, left_out = read_runs([tmp_path])
         assert len(runs) + sum("other" in sentence for sentence in left_out) == 3
-        for table in (table for section in all_tables(read_study([tmp_path])).values() for table in section):
+        for table in (
+            table for section in all_tables(read_study([tmp_path])).values() for table in section
+        ):
             assert "\x1b" not in to_html(table) + to_latex(table), (name, value)
         inner[name] = old
 
 
-NAMES = ["<script>alert('x')</script> & co", "two $x_{ and $ formulas", "_underscore", "long " * 40, "x" * 200]
+NAMES = [
+    "<script>alert('x')</script> & co",
+    "two $x_{ and $ formulas",
+    "_underscore",
+    "long " * 40,
+    "x" * 200,
+]
 
 
 def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) -> None:
-    """30 methods over two seeds, one of them none; 200 tasks; names with markup, and with 200 characters."""
+    """30 methods over two seeds, one of them none; 200 tasks; names with markup, and with 200
+    characters.
+    """
     heads = ("CIFNetHead", "RidgeHead", "ACILHead", "NCMHead", "KNNHead")
     for i, seed in itertools.product(range(30), (1, 2)):
         run = write_run(tmp_path / f"many{i}-{seed}" / "version_0", head=heads[i % 5], seed=seed, tasks=5, classes=2,
@@ -178,15 +228,30 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
             config["seed_everything"] = config["data"]["class_order"] = None
             (run / "config.yaml").write_text(yaml.safe_dump(config))
     for head in heads[:3]:
-        write_run(tmp_path / f"long-{head}" / "version_0", head=head, tasks=200, classes=1, activations=True)
-    write_run(tmp_path / "long-0" / "version_0", head=heads[0], tasks=200, classes=1, activations=True, buffer=None)
+        write_run(
+            tmp_path / f"long-{head}" / "version_0",
+            head=head,
+            tasks=200,
+            classes=1,
+            activations=True,
+        )
+    write_run(
+        tmp_path / "long-0" / "version_0",
+        head=heads[0],
+        tasks=200,
+        classes=1,
+        activations=True,
+        buffer=None,
+    )
     study = read_study([tmp_path])
     for table in (table for section in all_tables(study).values() for table in section):
         assert "<script>" not in to_html(table)
     pictures = [picture for section in all_pictures(study).values() for picture in section]
     lines = next(p for p in pictures if p.name == "trajectory_cifar_100_2_cls_task")
     assert [len(axes.containers) for axes in lines.figure.axes] == [8, 8, 7, 7]
-    shown = [text.get_text() for axes in lines.figure.axes for text in axes.get_legend().get_texts()]
+    shown = [
+        text.get_text() for axes in lines.figure.axes for text in axes.get_legend().get_texts()
+    ]
     assert len(shown) == len(set(shown)) == 30
     assert any("_underscore" in text for text in shown)
     for picture in pictures:

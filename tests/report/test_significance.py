@@ -7,7 +7,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cifnet_pl.report.significance import Stat, bootstrap, marked, paired_test, seed_interval, stat_of, worse_p
+from cifnet_pl.report.significance import (
+    Stat,
+    bootstrap,
+    marked,
+    paired_test,
+    seed_interval,
+    stat_of,
+    worse_p,
+)
 
 
 def of(**values: float) -> Stat:
@@ -15,7 +23,8 @@ def of(**values: float) -> Stat:
 
 
 def test_the_paired_test_is_scipys() -> None:
-    a, b = np.array([70.0, 71.0, 69.0, 70.5]), np.array([69.0, 70.2, 68.4, 69.1])
+    a = np.array([70.0, 71.0, 69.0, 70.5])
+    b = np.array([69.0, 70.2, 68.4, 69.1])
     assert paired_test(a - b) == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert paired_test(np.array([1.0])) is None
     assert paired_test(np.zeros(3)) == 1.0
@@ -30,14 +39,19 @@ def test_the_paired_test_is_scipys() -> None:
 
 
 def test_only_common_seeds_are_compared() -> None:
-    low, high = of(a=60.0, b=61.0, c=62.0), of(b=71.5, c=72.0, d=50.0)
-    assert worse_p(low, high, "max") == pytest.approx(stats.ttest_rel([61.0, 62.0], [71.5, 72.0]).pvalue)
+    low = of(a=60.0, b=61.0, c=62.0)
+    high = of(b=71.5, c=72.0, d=50.0)
+    assert worse_p(low, high, "max") == pytest.approx(
+        stats.ttest_rel([61.0, 62.0], [71.5, 72.0]).pvalue
+    )
     assert worse_p(low, high, "min") == 1.0
     assert worse_p(low, of(d=99.0), "max") is None
 
 
 def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
-    best, tied, worse = of(a=70.0, b=71.0, c=72.0), of(a=70.4, b=70.8, c=71.9), of(a=60.0, b=61.1, c=62.0)
+    best = of(a=70.0, b=71.0, c=72.0)
+    tied = of(a=70.4, b=70.8, c=71.9)
+    worse = of(a=60.0, b=61.1, c=62.0)
     assert marked([best, tied, worse], "max") == {0, 1}
     assert marked([best, tied], "max") == set()
     # A mean below one that is not marked is not marked either, however wide its own deviation.
@@ -51,7 +65,9 @@ def test_ties_are_marked_alike_and_nothing_where_nothing_differs() -> None:
 
 
 def test_marks_are_corrected_for_the_number_of_comparisons() -> None:
-    """A row that is worse at a level of 0.03: alone that is a difference, among ten such rows it is none (Holm)."""
+    """A row that is worse at a level of 0.03: alone that is a difference, among ten such rows it is
+    none (Holm).
+    """
     best = of(a=70.0, b=71.0, c=72.0)
     near = [of(a=69.0 - i / 1e6, b=70.4, c=71.2) for i in range(10)]
     p = stats.ttest_1samp([1.0, 0.6, 0.8], 0.0).pvalue
@@ -69,7 +85,8 @@ def answers(a: np.ndarray, b: np.ndarray, seed: str = "") -> pd.DataFrame:
 
 def test_the_bootstrap_covers_the_truth() -> None:
     draw = np.random.default_rng(0)
-    a, b = draw.random(4000) < 0.70, draw.random(4000) < 0.66
+    a = draw.random(4000) < 0.70
+    b = draw.random(4000) < 0.66
     low, high = bootstrap([answers(a, b)])
     assert low < 4.0 < high
     # The interval of a mean of independent images, by the normal approximation.
@@ -77,7 +94,8 @@ def test_the_bootstrap_covers_the_truth() -> None:
     assert high - low == pytest.approx(2 * half, rel=0.05)
     assert bootstrap([answers(a, a)]) == (0, 0)
     assert bootstrap([answers(a, b)]) == (low, high)
-    # Four seeds that answer alike are one measurement: they say no more about other photos than one of them.
+    # Four seeds that answer alike are one measurement: they say no more about other images than one
+    # of them.
     low, high = bootstrap([answers(a, b)] * 4)
     assert high - low == pytest.approx(2 * half, rel=0.05)
 

@@ -24,30 +24,41 @@ def groups_of(folder: Path, *runs: dict[str, Any]) -> list[Group]:
 
 
 def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> None:
-    """As of a folder of photos that has got classes since: nothing in the configuration says so."""
-    runs = [{"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3)]
+    """As of a folder of images that has got classes since: nothing in the configuration says so."""
+    runs = [
+        {"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3)
+    ]
     groups = groups_of(tmp_path, *runs)
     found = {(g.setting.n_tasks, tuple(o.seed for o in g.outcomes), g.mean("A_K")) for g in groups}
     assert found == {(2, (1, 2), 20.0), (3, (1, 2), 30.0)}
     names = Study(groups).names
-    assert sorted(names.values()) == ["CIFAR-100, 10 cls/task, 2 tasks", "CIFAR-100, 10 cls/task, 3 tasks"]
+    assert sorted(names.values()) == [
+        "CIFAR-100, 10 cls/task, 2 tasks",
+        "CIFAR-100, 10 cls/task, 3 tasks",
+    ]
 
 
 def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
-    """As on a second machine; photos that differ, in folders of one name, stay apart."""
-    places = {"/a/photos": "aaaa", "/b/photos": "aaaa", "/c/photos": "cccc", "/d/photos": None}
+    """As on a second machine; images that differ, in folders of one name, stay apart."""
+    places = {"/a/images": "aaaa", "/b/images": "aaaa", "/c/images": "cccc", "/d/images": None}
     options = [
-        {"seed": seed, "data": {"source": "folder", "root": root}, "about": {"data_fingerprint": mark}}
+        {
+            "seed": seed,
+            "data": {"source": "folder", "root": root},
+            "about": {"data_fingerprint": mark},
+        }
         for seed, (root, mark) in enumerate(places.items(), 1)
     ]
     groups = groups_of(tmp_path, *options)
     assert sorted((g.setting.root, [o.seed for o in g.outcomes]) for g in groups) == [
-        ("/a/photos", [1, 2]), ("/c/photos", [3]), ("/d/photos", [4]),
+        ("/a/images", [1, 2]), ("/c/images", [3]), ("/d/images", [4]),
     ]  # fmt: skip
 
 
 def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> None:
-    write_run(tmp_path / "new" / "version_0", seed=1, tasks=3, data={"split_seed": 0, "options": None})
+    write_run(
+        tmp_path / "new" / "version_0", seed=1, tasks=3, data={"split_seed": 0, "options": None}
+    )
     write_run(tmp_path / "old" / "version_0", seed=2, tasks=3)
     write_run(tmp_path / "other" / "version_0", seed=3, tasks=3, data={"split_seed": 1})
     groups, _ = group_runs(read_runs([tmp_path])[0])
@@ -57,7 +68,8 @@ def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> No
 
 def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
     """A permutation by seed, and the order as given, are two samples of one thing."""
-    given, drawn = {"class_order": None}, {"class_order": 7, "cache": True}
+    given = {"class_order": None}
+    drawn = {"class_order": 7, "cache": True}
     (group,) = groups_of(tmp_path, {"seed": 1, "data": given}, {"seed": 1, "data": drawn})
     assert len(group.outcomes) == 2
     assert "class_order" not in group.label
@@ -76,7 +88,9 @@ def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
         {"backbone": "pixels"},
     ],
 )
-def test_every_other_setting_makes_a_group_of_its_own(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_every_other_setting_makes_a_group_of_its_own(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
     assert len(groups_of(tmp_path, {"seed": 1}, {"seed": 2, **other})) == 2
 
 
@@ -121,7 +135,13 @@ def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     study = Study(groups)
     (family,) = study.varied("buffer", "buffer.oversample", "head.update_past", "head.weighting")
     names = [g.variant for g in family]
-    assert names == ["full method", "no buffer", "no oversampling", "locked old neurons", "released weighting"]
+    assert names == [
+        "full method",
+        "no buffer",
+        "no oversampling",
+        "locked old neurons",
+        "released weighting",
+    ]
     assert [len(f) for f in study.varied("buffer.capacity")] == [2]
     assert study.other_keys() == ["head.ridge"]
 
@@ -136,7 +156,11 @@ def test_two_buffers_beside_a_reference_without_any_are_told_apart(tmp_path: Pat
     groups = groups_of(tmp_path, *({"buffer": None, "classes": c} for c in (2, 5, 10)), *sizes)
     same = [group for group in groups if group.setting.protocol == "2"]
     names = [group.label for group in same]
-    assert names == ["CIFNet, no buffer", "CIFNet, with buffer, buffer 100", "CIFNet, with buffer, buffer 300"]
+    assert names == [
+        "CIFNet, no buffer",
+        "CIFNet, with buffer, buffer 100",
+        "CIFNet, with buffer, buffer 300",
+    ]
     assert len({group.variant for group in same}) == 3
 
 
@@ -153,16 +177,21 @@ def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_name_is_no_text_is_shown_by_codes(tmp_path: Path) -> None:
-    (group,) = groups_of(tmp_path, {"data": {"source": "folder", "root": os.fsdecode(b"photos/t\xe4st")}})
+    (group,) = groups_of(
+        tmp_path, {"data": {"source": "folder", "root": os.fsdecode(b"images/t\xe4st")}}
+    )
     assert group.setting.dataset == "t\\udce4st"
     assert group.setting.root.isprintable()
 
 
 @pytest.mark.parametrize(
-    ("per_task", "initial", "name"), [(10, None, "10"), (10, 50, "50 + 10"), ([4, 3, 3], None, "4, 3, 3")]
+    ("per_task", "initial", "name"),
+    [(10, None, "10"), (10, 50, "50 + 10"), ([4, 3, 3], None, "4, 3, 3")],
 )
 def test_a_protocol_says_the_classes_of_each_task(per_task, initial, name, tmp_path):
-    (group,) = groups_of(tmp_path, {"data": {"classes_per_task": per_task, "initial_classes": initial}})
+    (group,) = groups_of(
+        tmp_path, {"data": {"classes_per_task": per_task, "initial_classes": initial}}
+    )
     assert group.setting.protocol == name
 
 
@@ -181,11 +210,16 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
         model = {"class_path": "cifnet_pl.iterative.FOSTERModule", "init_args": given}
         content[key] = model if key == "model" else "FOSTERModule"
         content.pop("head_settings", None)
-        write = yaml.safe_dump if name.endswith(".yaml") else json.dumps
+        if name.endswith(".yaml"):
+            write = yaml.safe_dump
+        else:
+            write = json.dumps
         (folder / name).write_text(write(content))
 
 
-def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(tmp_path: Path) -> None:
+def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(
+    tmp_path: Path,
+) -> None:
     for seed in (1, 2):
         trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
         trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
@@ -203,7 +237,9 @@ def outside(folder: Path, seed: int, **options: Any) -> None:
 
 
 def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
-    """Its own title, the configuration that is nearest to its own defaults as reference, a line beside all heads."""
+    """Its own title, the configuration that is nearest to its own defaults as reference, a line
+    beside all heads.
+    """
     outside(tmp_path / "one" / "version_0", 1, alpha=1.0, soft=False)
     outside(tmp_path / "two" / "version_0", 1, alpha=2.0, soft=False)
     outside(tmp_path / "left" / "version_0", 2, alpha=2.0)  # soft was left to its default
@@ -211,7 +247,11 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
         write_run(tmp_path / head / "version_0", head=head, tasks=3)
     trained(tmp_path / "foster" / "version_0", 1)
     study = Study(group_runs(read_runs([tmp_path])[0])[0])
-    own = {g.label: [outcome.seed for outcome in g.outcomes] for g in study.groups if g.name == "My head"}
+    own = {
+        g.label: [outcome.seed for outcome in g.outcomes]
+        for g in study.groups
+        if g.name == "My head"
+    }
     assert own == {"My head": [1, 2], "My head, alpha 1": [1]}
     (row,) = [row for row in settings_table(study).rows if row[1] == "My head"]
     assert row[2] == "head.alpha: 2.0; head.dtype: float64; head.soft: no"

@@ -1,4 +1,6 @@
-"""Data sources of large packages: the shared suite, the same photos in every format, and what is wrong with them."""
+"""Data sources of large packages: the shared suite, the same images in every format, and what is
+wrong with them.
+"""
 
 import json
 import shutil
@@ -15,9 +17,9 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
 from tests.data import test_sources
-from tests.data.layouts import NUMBERED, THREE, Case, encoded, photo
+from tests.data.layouts import NUMBERED, THREE, Case, encoded, image
 from tests.data.test_sources import source  # noqa: F401
-from tests.data.test_tar_shards import OPTIONS, photos  # noqa: F401
+from tests.data.test_tar_shards import OPTIONS, images  # noqa: F401
 from tests.data.tree import COLOURS, class_tree
 
 datasets = pytest.importorskip("datasets")
@@ -28,18 +30,28 @@ pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
 def rows(first: int, count: int) -> dict[str, list[Any]]:
     """Columns of a table of images and labels."""
     numbers = range(first, first + count)
-    images = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in numbers]
-    return {"image": images, "label": [i % 3 for i in numbers]}
+    rows = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in numbers]
+    return {"image": rows, "label": [i % 3 for i in numbers]}
 
 
 def features(names: list[str] | None = None) -> Any:
-    label = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+    if names:
+        label = datasets.ClassLabel(names=names)
+    else:
+        label = datasets.Value("int64")
     return datasets.Features({"image": datasets.Image(), "label": label})
 
 
 def in_pieces(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uneven Parquet files of row groups of two, with names of classes and a test part; another column is large."""
-    for file, first, count in (("train-0", 0, 1), ("train-1", 1, 9), ("train-2", 10, 2), ("test-0", 60, 3)):
+    """Uneven Parquet files of row groups of two, with names of classes and a test part; another
+    column is large.
+    """
+    for file, first, count in (
+        ("train-0", 0, 1),
+        ("train-1", 1, 9),
+        ("train-2", 10, 2),
+        ("test-0", 60, 3),
+    ):
         columns = {**rows(first, count), "notes": ["x" * 10_000] * count}
         kinds = datasets.Features({**features(list(THREE)), "notes": datasets.Value("string")})
         table = datasets.Dataset.from_dict(columns, kinds)
@@ -54,7 +66,10 @@ def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``save_to_disk`` writes, with names of classes and a test part."""
     parts = {"train": (0, 12), "test": (60, 3)}
-    made = {part: datasets.Dataset.from_dict(rows(*span), features(list(THREE))) for part, span in parts.items()}
+    made = {
+        part: datasets.Dataset.from_dict(rows(*span), features(list(THREE)))
+        for part, span in parts.items()
+    }
     datasets.DatasetDict(made).save_to_disk(str(root))
 
 
@@ -62,7 +77,7 @@ def image_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_tree(root / "train", 5)
     for i, name in enumerate(THREE):
         (root / "test" / name).mkdir(parents=True)
-        photo(COLOURS[name], seed=100 + i).save(root / "test" / name / "0.png")
+        image(COLOURS[name], seed=100 + i).save(root / "test" / name / "0.png")
 
 
 HEAVY = [
@@ -79,7 +94,8 @@ WRITTEN: dict[str, Path] = {}
 
 def laid_out(request, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
-    case, name = request.param, request.param.write.__name__
+    case = request.param
+    name = request.param.write.__name__
     if name not in WRITTEN:
         WRITTEN[name] = tmp_path_factory.mktemp(name)
         case.write(WRITTEN[name], monkeypatch)
@@ -100,7 +116,7 @@ class TestHeavySourcesOfImages(test_sources.TestEverySourceOfImages):
     case = pytest.fixture(params=HEAVY, ids=test_sources._id)(staticmethod(laid_out))
 
 
-# ---------------------------------------------------------------------- the same photos
+# ---------------------------------------------------------------------- the same images
 
 
 def of_file(root: Path, name: str) -> dict[str, Any]:
@@ -115,33 +131,51 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def formats(photos: Path) -> dict[str, list[str]]:  # noqa: F811
-    """The photos of ``photos`` in every format, in no order of classes: the options that read each."""
-    table = [line.split(",") for line in (photos / "table.csv").read_text().splitlines()[1:]]
-    parts = {subset: [path for path, _, split in table if split == subset] for subset in ("train", "test")}
-    (photos / "wds").mkdir()
-    (photos / "parquet").mkdir()
+def formats(images: Path) -> dict[str, list[str]]:  # noqa: F811
+    """The images of ``images`` in every format, in no order of classes: the options that read
+    each.
+    """
+    table = [line.split(",") for line in (images / "table.csv").read_text().splitlines()[1:]]
+    parts = {
+        subset: [path for path, _, split in table if split == subset]
+        for subset in ("train", "test")
+    }
+    (images / "wds").mkdir()
+    (images / "parquet").mkdir()
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     for subset, files in parts.items():
-        samples = [of_file(photos, path) for path in files]
-        with webdataset.ShardWriter(str(photos / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0) as writer:
+        samples = [of_file(images, path) for path in files]
+        with webdataset.ShardWriter(
+            str(images / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0
+        ) as writer:
             for i, made in enumerate(samples):
                 writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
-        rows_of = [{"image": {"bytes": made["image"], "path": None}, "label": made["label"]} for made in samples]
-        for number, part in enumerate((rows_of[:1], rows_of[1:])):  # uneven files, of row groups of five
-            path = str(photos / "parquet" / f"{subset}-{number:05d}.parquet")
+        rows_of = [
+            {"image": {"bytes": made["image"], "path": None}, "label": made["label"]}
+            for made in samples
+        ]
+        for number, part in enumerate(
+            (rows_of[:1], rows_of[1:])
+        ):  # uneven files, of row groups of five
+            path = str(images / "parquet" / f"{subset}-{number:05d}.parquet")
             datasets.Dataset.from_list(part, kinds).to_parquet(path, batch_size=5)
     roots = {"folder": "folder", "manifest": "table.csv", "webdataset": "wds", "hf": "parquet"}
-    options = {kind: ["--data.source", kind, "--data.root", str(photos / root)] for kind, root in roots.items()}
-    packed = pack(photos / "folder", photos / "photos.zip")
+    options = {
+        kind: ["--data.source", kind, "--data.root", str(images / root)]
+        for kind, root in roots.items()
+    }
+    packed = pack(images / "folder", images / "images.zip")
     options["zip"] = ["--data.source", "folder", "--data.root", str(packed)]
     return options
 
 
 @pytest.fixture(scope="module")
-def runs(formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(
+    formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """A run over each format with two workers that decode."""
-    logs, found = tmp_path_factory.mktemp("logs"), {}
+    logs = tmp_path_factory.mktemp("logs")
+    found = {}
     same = [*OPTIONS, "--data.batch_size", "4", "--logs", str(logs), "--data.num_workers"]
     for name, options in formats.items():
         assert main(["fit", *same, "2", "--experiment", name, *options]) == 0
@@ -150,15 +184,17 @@ def runs(formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 
 
 def test_every_format_gives_the_same_run(runs: dict[str, Path]):
-    """A_k, weights, and the content of every photo, each counted once."""
+    """A_k, weights, and the content of every image, each counted once."""
     model = cifnet_pl.load(runs["folder"])
     expected = json.loads((runs["folder"] / "summary.json").read_text())["A_k"]
     for name, run in runs.items():
         other = cifnet_pl.load(run)
         assert json.loads((run / "summary.json").read_text())["A_k"] == expected, name
         assert other.counts == model.counts
-        assert other.photos.content.tolist() == model.photos.content.tolist(), name
-        np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12, err_msg=name)
+        assert other.images.content.tolist() == model.images.content.tolist(), name
+        np.testing.assert_allclose(
+            other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12, err_msg=name
+        )
 
 
 # ---------------------------------------------------------------------- what is wrong
@@ -170,8 +206,10 @@ def build(kind: str, root: Path, **own: str) -> Any:
 
 def test_wrong_names_say_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved(tmp_path, monkeypatch)
-    with pytest.raises(DataError, match=r"has no column 'photo', it has image \(Image\), label \(ClassLabel\)"):
-        build("hf", tmp_path, image="photo")
+    with pytest.raises(
+        DataError, match=r"has no column 'image', it has image \(Image\), label \(ClassLabel\)"
+    ):
+        build("hf", tmp_path, image="image")
     with pytest.raises(DataError, match="has no split 'validation', it has train, test"):
         build("hf", tmp_path, test="validation")
 
@@ -181,11 +219,16 @@ def test_no_split_for_training(tmp_path: Path):
     datasets.DatasetDict({"unsupervised": made}).save_to_disk(str(tmp_path / "d"))
     with pytest.raises(DataError, match=r"has no split train, it has unsupervised: name one with"):
         build("hf", tmp_path / "d")
-    assert len(build("hf", tmp_path / "d", train="unsupervised").val)  # a dataset without a test split
+    assert len(
+        build("hf", tmp_path / "d", train="unsupervised").val
+    )  # a dataset without a test split
 
 
 def test_float_labels_and_empty_cells(tmp_path: Path):
-    for values, sentence in (([0.5, 1.5], r"row 0 .* is 0\.5 \(float\)"), ([1, None], r"row 1 .* is missing")):
+    for values, sentence in (
+        ([0.5, 1.5], r"row 0 .* is 0\.5 \(float\)"),
+        ([1, None], r"row 1 .* is missing"),
+    ):
         made = datasets.Dataset.from_dict({"image": rows(0, 2)["image"], "label": values})
         made.to_parquet(str(tmp_path / "t.parquet"))
         with pytest.raises(DataError, match=sentence):
@@ -195,5 +238,7 @@ def test_float_labels_and_empty_cells(tmp_path: Path):
 def test_the_network_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"cannot load hf:someone/flowers: .*; allow the download with"):
+    with pytest.raises(
+        DataError, match=r"cannot load hf:someone/flowers: .*; allow the download with"
+    ):
         build_source("hf:someone/flowers", SourceOptions())

@@ -1,4 +1,6 @@
-"""64 shards by Ray on two cores, one worker killed in the middle: the sums of one run, and nothing counted twice."""
+"""64 shards by Ray on two cores, one worker killed in the middle: the sums of one run, and nothing
+counted twice.
+"""
 
 import subprocess
 import threading
@@ -14,7 +16,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
-from cifnet_pl.model.sums import Shard
+from cifnet_pl.model.partial_sums import Shard
 from tests.command_line import command, environment
 from tests.models import tensors_equal
 
@@ -28,7 +30,9 @@ def with_ray(folder: Path, given: list[str]) -> list[str]:
 
 
 def kill_a_worker(folder: Path, killed: list[int]) -> None:
-    """Kill the first of Ray's workers that makes a shard, once ten are finished; ``killed`` gets its number."""
+    """Kill the first of Ray's workers that makes a shard, once ten are finished; ``killed`` gets
+    its number.
+    """
     while len(list(folder.glob("*.sums"))) < 10:
         time.sleep(0.05)
     while not killed:
@@ -43,7 +47,8 @@ def kill_a_worker(folder: Path, killed: list[int]) -> None:
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options: 64,000 embeddings of 256 numbers in 50 classes."""
-    path, draw = tmp_path_factory.mktemp("vectors") / "vectors.npz", np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
+    draw = np.random.default_rng(0)
     labels = draw.integers(0, 50, 64_000)
     z = (draw.normal(size=(50, 256))[labels] + draw.normal(size=(64_000, 256))).astype(np.float32)
     np.savez(path, embeddings=z, labels=labels)
@@ -66,13 +71,16 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
     assert killed
     for path in sorted(here.glob("*.sums")):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
-    model, other = reduce_sums(sorted(tmp_path.glob("*.sums"))), reduce_sums(sorted(here.glob("*.sums")))
+    model = reduce_sums(sorted(tmp_path.glob("*.sums")))
+    other = reduce_sums(sorted(here.glob("*.sums")))
     assert sum(model.model.counts.values()) == sum(other.model.counts.values())
     assert tensors_equal(model.solved().tensors(), other.solved().tensors())
 
 
 def test_processes_and_ray_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
-    """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, against one process."""
+    """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray,
+    against one process.
+    """
     part = command("sums", "--output", str(tmp_path), "--shard", f"7/{SHARDS}", *given)
     subprocess.run(part, check=True, env=environment())
     assert main(with_ray(tmp_path, given)) == 0

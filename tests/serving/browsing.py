@@ -27,14 +27,23 @@ DROP = """([place, files]) => {
 
 
 @contextmanager
-def page_of(browser, server: ThreadServer, width: str = "desktop", scheme: str = "light") -> Iterator:
-    """The open page; at its end, nothing was asked of anyone else and no script or style was refused."""
+def page_of(
+    browser, server: ThreadServer, width: str = "desktop", scheme: str = "light"
+) -> Iterator:
+    """The open page; at its end, nothing was asked of anyone else and no script or style was
+    refused.
+    """
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
     context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == "phone")
-    page, asked, faults = context.new_page(), [], []
+    page = context.new_page()
+    asked = []
+    faults = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if "Security Policy" in message.text else None)
+    page.on(
+        "console",
+        lambda message: faults.append(message.text) if "Security Policy" in message.text else None,
+    )
     page.goto(server.url)
     sync_api.expect(page.locator("#state")).to_contain_text("classes")
     yield page
@@ -56,7 +65,9 @@ def picture(page, name: str) -> None:
 
 
 def no_wider_than_the_screen(page) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.evaluate(
+        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
 
 
 CONTRAST = """() => {

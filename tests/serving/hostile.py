@@ -1,4 +1,6 @@
-"""Requests that nobody should send: mutated photos, zip files, names, headers, paths, forms and JSON."""
+"""Requests that nobody should send: mutated photos, zip files, names, headers, paths, forms and
+JSON.
+"""
 
 import io
 import json
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 from hypothesis import strategies as st
 
-from tests.serving.services import photo, zipped
+from tests.serving.services import image, zipped
 
 PATHS = ("/classify", "/inbox")
 GETS = ("/classes", "/look", "/versions", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
@@ -23,7 +25,7 @@ NAMES = st.one_of(
     ),
     st.text(max_size=30),
 )  # fmt: skip
-PHOTOS = [photo("red", 0, 12, kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")]
+IMAGES = [image("red", 0, 12, kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")]
 
 
 @st.composite
@@ -58,28 +60,50 @@ def packed(names: list[str], contents: list[bytes], mode: int, link: bool) -> by
     return out.getvalue()
 
 
-FILES = mutated(st.sampled_from(PHOTOS)) | st.binary(max_size=200)
-MODES = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+FILES = mutated(st.sampled_from(IMAGES)) | st.binary(max_size=200)
+MODES = st.sampled_from(
+    [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
 ZIPS = mutated(
-    st.builds(packed, st.lists(NAMES, max_size=4), st.lists(FILES, min_size=4, max_size=4), MODES, st.booleans())
+    st.builds(
+        packed,
+        st.lists(NAMES, max_size=4),
+        st.lists(FILES, min_size=4, max_size=4),
+        MODES,
+        st.booleans(),
+    )
     | st.just(zipped({"a/bomb.png": bytes(100_000)}))
 )
 UPLOADS = st.lists(
-    st.tuples(st.just("files"), st.tuples(NAMES, FILES) | st.tuples(st.sampled_from(["a.zip", "B.ZIP"]), ZIPS)),
+    st.tuples(
+        st.just("files"),
+        st.tuples(NAMES, FILES) | st.tuples(st.sampled_from(["a.zip", "B.ZIP"]), ZIPS),
+    ),
     max_size=4,
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["red", "green"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["red", "green"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 FIELDS = ("name", "old", "new", "into", "names", "photos")
 BODIES = (
     st.binary(max_size=300)
     | VALUES.map(lambda value: json.dumps(value).encode())
-    | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4).map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4).map(
+        lambda value: json.dumps(value).encode()
+    )
 )
-PLAIN = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
+PLAIN = st.text(
+    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40
+)
 HEADERS = st.dictionaries(
     st.sampled_from(
         ["content-type", "content-encoding", "origin", "cookie", "range", "accept",
@@ -88,7 +112,11 @@ HEADERS = st.dictionaries(
     PLAIN | st.sampled_from(["multipart/form-data", "multipart/form-data; boundary=x", "application/json", "gzip"]),
     max_size=3,
 )  # fmt: skip
-PARTS = st.text(max_size=12) | st.integers(-1, 10**20).map(str) | st.sampled_from(["%2e%2e%2f", "..%00", "1", "model"])
+PARTS = (
+    st.text(max_size=12)
+    | st.integers(-1, 10**20).map(str)
+    | st.sampled_from(["%2e%2e%2f", "..%00", "1", "model"])
+)
 
 
 def encoded(values: dict[str, str]) -> dict[str, bytes]:
@@ -105,14 +133,23 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     path = draw(st.sampled_from(GETS if kind == "get" else POSTS))
     while "{}" in path:
         path = path.replace("{}", draw(PARTS).replace("{}", ""), 1)
-    path = "".join(c if 32 < ord(c) < 127 and c not in "?#" else "".join(f"%{b:02x}" for b in c.encode()) for c in path)
-    found = {"method": "GET" if kind == "get" else draw(st.sampled_from(["POST", "PUT", "DELETE", "OPTIONS"]))}
+    path = "".join(
+        c if 32 < ord(c) < 127 and c not in "?#" else "".join(f"%{b:02x}" for b in c.encode())
+        for c in path
+    )
+    found = {
+        "method": (
+            "GET" if kind == "get" else draw(st.sampled_from(["POST", "PUT", "DELETE", "OPTIONS"]))
+        )
+    }
     content = {"content": draw(BODIES)} if kind == "post" else {}
     return {**found, "url": path, **content, "headers": encoded(draw(HEADERS))}
 
 
 def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> int:
-    """An answer, or one sentence with its status; never a fault of the service. Gives the status."""
+    """An answer, or one sentence with its status; never a fault of the service. Gives the
+    status.
+    """
     answer = http.request(**request)
     assert answer.status_code < 500 or answer.status_code in (503, 507), (request, answer.text)
     if answer.status_code >= 400:

@@ -13,7 +13,7 @@ from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
-from tests.serving.services import model, photo
+from tests.serving.services import image, model
 
 NAMES = ["red", "green", "blue", "yellow", "pink"]
 KEPT = 4
@@ -22,8 +22,10 @@ KEPT = 4
 
 def decided(service: Service, name: str, first: int) -> Job:
     """Photos arrive, and all of those that wait but the newest are decided."""
-    service.receive([(f"{i}.png", BytesIO(photo(name, first + i))) for i in range(3)])
-    return service.decide({waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False)
+    service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
+    return service.decide(
+        {waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False
+    )
 
 
 def random_change(service: Service, draw: random.Random) -> Job:
@@ -48,31 +50,46 @@ def serves(folder: Path) -> list[int]:
 
 
 def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
-    """Change the workspace's model again and again; a line of ``acknowledged`` for each change that was reported."""
+    """Change the workspace's model again and again; a line of ``acknowledged`` for each change that
+    was reported.
+    """
     begun = model()
     workspace = Workspace(folder, begun, keep_versions=KEPT)
     service = Service(workspace, workspace.load(workspace.current))
-    draw, log = random.Random(seed), os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    draw = random.Random(seed)
+    log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
         try:
             random_change(service, draw).result.result(60)
         except RequestError:
             continue
         waiting = [one.file for one in workspace.waiting()]
-        state = {"changes": len(serves(folder)), "classes": service.model.counts, "waiting": waiting}
+        state = {
+            "changes": len(serves(folder)),
+            "classes": service.model.counts,
+            "waiting": waiting,
+        }
         os.write(log, json.dumps(state).encode() + b"\n")
 
 
 def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
-    """What was acknowledged is in the journal, every version is whole, and nothing else is left; number of changes."""
+    """What was acknowledged is in the journal, every version is whole, and nothing else is left;
+    number of changes.
+    """
     workspace = Workspace(folder, model(), keep_versions=KEPT)
     try:
-        served, versions = serves(folder), workspace.versions
-        lines = acknowledged.read_bytes().splitlines() if acknowledged.exists() else []
+        served = serves(folder)
+        versions = workspace.versions
+        if acknowledged.exists():
+            lines = acknowledged.read_bytes().splitlines()
+        else:
+            lines = []
         for state in map(json.loads, lines):
             assert versions[served[state["changes"] - 1]].counts == state["classes"]
         last = json.loads(lines[-1])["changes"] if lines else 1
-        assert last <= len(served) <= last + 1  # one change may have been stored but not acknowledged
+        assert (
+            last <= len(served) <= last + 1
+        )  # one change may have been stored but not acknowledged
         assert workspace.current == served[-1]
         stored = {f"{number:06d}" for number, version in versions.items() if version.stored}
         assert {path.name for path in (folder / "versions").iterdir()} == stored
@@ -82,7 +99,12 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         kept = {name for files in workspace.kept(workspace.current).values() for name in files}
         told = {name for line in lines for name in json.loads(line)["waiting"]}
         assert all((folder / "photos" / name).is_file() for name in kept | told)
-        learned = {name for version in versions.values() for files in version.change.learned.values() for name in files}
+        learned = {
+            name
+            for version in versions.values()
+            for files in version.change.learned.values()
+            for name in files
+        }
         waiting = {one.file for one in workspace.waiting()}
         assert set(json.loads(lines[-1])["waiting"] if lines else []) <= waiting | learned
         assert list((folder / "incoming").iterdir()) == []

@@ -31,7 +31,12 @@ from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
 
 SIDE = 8
-COLOURS = {"red": (200, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 210), "yellow": (220, 210, 40)}
+COLOURS = {
+    "red": (200, 30, 30),
+    "green": (30, 180, 60),
+    "blue": (40, 60, 210),
+    "yellow": (220, 210, 40),
+}
 
 
 def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
@@ -41,7 +46,7 @@ def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
     return np.clip(np.array(base) + draw.normal(0, 25, (side, side, 3)), 0, 255).astype(np.uint8)
 
 
-def photo(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
+def image(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
     """The same as a file's content."""
     return as_png(pixels(name, number, side), kind)
 
@@ -62,13 +67,17 @@ def heic(name: str) -> bytes:
     return out.getvalue()
 
 
-def photos(name: str, count: int, first: int = 100) -> list[tuple[str, tuple[str, bytes]]]:
+def images(name: str, count: int, first: int = 100) -> list[tuple[str, tuple[str, bytes]]]:
     """Photos of one class, as a multipart request has them."""
-    return [("files", (f"{name}-{i}.png", photo(name, i))) for i in range(first, first + count)]
+    return [("files", (f"{name}-{i}.png", image(name, i))) for i in range(first, first + count)]
 
 
-def teach(http: httpx.Client, files: list[Any], name: str | None = None, **params: str) -> httpx.Response:
-    """Bring photos, and learn those that were not known as one class, or each as its folder; the last answer."""
+def teach(
+    http: httpx.Client, files: list[Any], name: str | None = None, **params: str
+) -> httpx.Response:
+    """Bring photos, and learn those that were not known as one class, or each as its folder; the
+    last answer.
+    """
     arrived = http.post("/inbox", files=files)
     if arrived.status_code != 200:
         return arrived
@@ -100,7 +109,9 @@ def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) ->
     """Both give the same scores to the same classes, to rounding."""
     images = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
     order = [other.class_names.index(name) for name in one.class_names]
-    assert torch.allclose(one.head(one.embed(images)), other.head(other.embed(images))[:, order], atol=atol)
+    assert torch.allclose(
+        one.head(one.embed(images)), other.head(other.embed(images))[:, order], atol=atol
+    )
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -112,19 +123,31 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def model(names: tuple[str, ...] = ("red", "green"), head: Head | None = None, count: int = 12) -> Classifier:
+def model(
+    names: tuple[str, ...] = ("red", "green"), head: Head | None = None, count: int = 12
+) -> Classifier:
     """A model that knows a few colours."""
-    backbone, head = build_backbone(f"pixels:{SIDE}"), head or RidgeHead(3 * SIDE**2)
+    backbone = build_backbone(f"pixels:{SIDE}")
+    head = head or RidgeHead(3 * SIDE**2)
     made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
     if not names:
         return made
     made.begin_task(list(names), [count] * len(names))
     for label, name in enumerate(names):
-        squares = np.stack([np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))) for i in range(count)])
+        squares = np.stack(
+            [
+                np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE)))
+                for i in range(count)
+            ]
+        )
         z = made.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
         made.observe(z, torch.full((count,), label), torch.arange(count) + 1000 * label)
     made.finish_task()
-    made.history.append(Event("task", len(names), None, 95.0, seconds=0.1, energy_kwh=1e-6, energy_source="estimated"))
+    made.history.append(
+        Event(
+            "task", len(names), None, 95.0, seconds=0.1, energy_kwh=1e-6, energy_source="estimated"
+        )
+    )
     return made
 
 
@@ -139,7 +162,10 @@ def client(folder, access=None, options=None, begun=None, images=None):
     """A client of a service on a workspace, in this process."""
     begun = begun or model()
     workspace = Workspace(folder, begun, images=images)
-    current = workspace.load(workspace.current) if workspace.current != 1 else begun
+    if workspace.current != 1:
+        current = workspace.load(workspace.current)
+    else:
+        current = begun
     app = make_app(Service(workspace, current, options), access or Access())
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as made:
         yield made
@@ -172,7 +198,9 @@ class Address:
 
 
 class ThreadServer(Address):
-    """A service in a thread of this process, with a real port: a browser can ask it, and it starts at once."""
+    """A service in a thread of this process, with a real port: a browser can ask it, and it starts
+    at once.
+    """
 
     def __init__(self, folder, access=None, begun=None, options=None, connections=None):
         begun = begun or model()
@@ -184,9 +212,13 @@ class ThreadServer(Address):
         self._socket.listen()
         self.url = f"http://localhost:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
-            uvicorn.Config(app, http="h11", limit_concurrency=connections, log_config=None, access_log=False)
+            uvicorn.Config(
+                app, http="h11", limit_concurrency=connections, log_config=None, access_log=False
+            )
         )
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
         self._thread.start()
 
     @property
@@ -207,7 +239,11 @@ class Server(Address):
     def __init__(self, bundle: Path, *options: str):
         args = command("serve", "--model", str(bundle), "--port", "0", "--rate", "0", *options)
         self.process = subprocess.Popen(
-            args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(PYTHONUNBUFFERED="1")
+            args,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(PYTHONUNBUFFERED="1"),
         )
         self.said: list[str] = []
         for line in self.process.stdout:

@@ -1,4 +1,6 @@
-"""Photos that are asked about at the same time are embedded together, and each gets its own answer."""
+"""Photos that are asked about at the same time are embedded together, and each gets its own
+answer.
+"""
 
 import threading
 import time
@@ -11,8 +13,12 @@ from cifnet_pl.serving.answering import Answering, Served
 from cifnet_pl.serving.refusals import RequestError
 from tests.serving.services import SIDE, model, pixels
 
-SQUARES = [Image.fromarray(pixels(name, i)).resize((SIDE, SIDE)) for i in range(6) for name in ("red", "green")]
-PHOTOS = [np.asarray(square) for square in SQUARES]
+SQUARES = [
+    Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))
+    for i in range(6)
+    for name in ("red", "green")
+]
+IMAGES = [np.asarray(square) for square in SQUARES]
 
 
 @pytest.fixture
@@ -33,8 +39,12 @@ def answering(sizes, monkeypatch):
 
 
 def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes):
-    """Both threads embed a photo when eight more come: these wait for them, and are embedded together."""
-    own, together, go_on = answering.served().model, threading.Barrier(3), threading.Event()
+    """Both threads embed a photo when eight more come: these wait for them, and are embedded
+    together.
+    """
+    own = answering.served().model
+    together = threading.Barrier(3)
+    go_on = threading.Event()
 
     def slow(images):
         sizes.append(len(images))
@@ -44,14 +54,15 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes)
         return type(own).embed(own, images)
 
     own.embed = slow
-    first = answering.submit(lambda: PHOTOS[0])
+    first = answering.submit(lambda: IMAGES[0])
     while not sizes:
         time.sleep(0.01)
-    second = answering.submit(lambda: PHOTOS[1])
+    second = answering.submit(lambda: IMAGES[1])
     together.wait(30)
-    later, decoded = [], threading.Semaphore(0)
-    for photo in PHOTOS[2:10]:
-        later.append(answering.submit(lambda photo=photo: (decoded.release(), photo)[1]))
+    later = []
+    decoded = threading.Semaphore(0)
+    for image in IMAGES[2:10]:
+        later.append(answering.submit(lambda image=image: (decoded.release(), image)[1]))
     for _ in later:
         decoded.acquire(timeout=30)
     go_on.set()
@@ -63,9 +74,9 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering, sizes)
 
 def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
     start = threading.Event()
-    answers = [answering.submit(lambda: (start.wait(30), PHOTOS[1])[1]) for _ in range(12)]
+    answers = [answering.submit(lambda: (start.wait(30), IMAGES[1])[1]) for _ in range(12)]
     with pytest.raises(RequestError) as refusal:
-        answering.submit(lambda: PHOTOS[1])
+        answering.submit(lambda: IMAGES[1])
     assert refusal.value.status == 503
     start.set()
     scored = [answer.result(30) for answer in answers]

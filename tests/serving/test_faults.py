@@ -16,16 +16,22 @@ from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
 from tests.serving.services import becomes, client, tree
 
-LIMITS = Limits(body_bytes=200_000, photo_bytes=50_000, pixels=100_000, photos=5, zip_bytes=60_000)
+LIMITS = Limits(body_bytes=200_000, image_bytes=50_000, pixels=100_000, images=5, zip_bytes=60_000)
 
 
 def test_killed_while_it_changes(tmp_path):
-    """What was acknowledged is there, and no half version is: two processes, and two more that go on."""
-    draw, output, places = random.Random(0), tmp_path / "output", [tmp_path / str(i) for i in range(2)]
+    """What was acknowledged is there, and no half version is: two processes, and two more that go
+    on.
+    """
+    draw = random.Random(0)
+    output = tmp_path / "output"
+    places = [tmp_path / str(i) for i in range(2)]
     for place in places:
         place.mkdir()
     for turn in range(2):
-        works = [partial(change_for_ever, place / "w", turn, place / f"told-{turn}") for place in places]
+        works = [
+            partial(change_for_ever, place / "w", turn, place / f"told-{turn}") for place in places
+        ]
         processes = [start(work, output) for work in works]
         for told in [place / f"told-{turn}" for place in places]:
             becomes(lambda told=told: told.exists() and told.stat().st_size, 120)
@@ -38,7 +44,9 @@ def test_killed_while_it_changes(tmp_path):
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """A service with small limits; whatever it is sent, it writes nothing outside its workspace and keeps no upload."""
+    """A service with small limits; whatever it is sent, it writes nothing outside its workspace and
+    keeps no upload.
+    """
     place = tmp_path_factory.mktemp("attacked")
     (place / "outside").mkdir()
     with client(place / "w", Access(rate=0), Options(limits=LIMITS)) as http:
@@ -49,7 +57,9 @@ def attacked(tmp_path_factory):
         assert http.get("/look").status_code == 200
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(request=requests())
 def test_hostile_requests_get_one_sentence(request, attacked):
     assert_refused_well(attacked, request)

@@ -1,4 +1,6 @@
-"""Photos that wait to be decided: by whom they are kept, in which order they come, what takes them away and back."""
+"""Photos that wait to be decided: by whom they are kept, in which order they come, what takes them
+away and back.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,17 @@ import pytest
 import cifnet_pl
 from cifnet_pl.serving import inbox
 from cifnet_pl.serving.service import Options
-from tests.serving.services import becomes, client, counts, model, photo, photos, teach, tree, zipped
+from tests.serving.services import (
+    becomes,
+    client,
+    counts,
+    image,
+    images,
+    model,
+    teach,
+    tree,
+    zipped,
+)
 
 
 def sent(http, files):
@@ -20,21 +32,31 @@ def sent(http, files):
 
 def waiting(http):
     """The photos that wait, once all of them are answered."""
-    return becomes(lambda: (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"] and now)
+    return becomes(
+        lambda: (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"] and now
+    )
 
 
 def learned(http, names, **options):
     return http.post("/inbox/learn", json={"names": names}, **options)
 
 
-def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
+def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
     """Undo lets them wait again, and so does a new start before and after; redo takes them."""
     with client(tmp_path / "w") as http:
-        answer = sent(http, [*photos("blue", 3), ("files", ("bad.png", b"no"))])
-        assert (len(answer["photos"]), answer["known"], answer["unreadable"][0]["file"]) == (3, 0, "bad.png")
-        packed = zipped({f"{name}/{i}.png": photo(name, i) for name in ("blue", "yellow") for i in (100, 200)})
-        assert len(sent(http, [("files", ("a.zip", packed))])["photos"]) == 3  # one of them waits already
-        assert sent(http, photos("blue", 3)) == {"photos": [], "known": 3, "unreadable": []}
+        answer = sent(http, [*images("blue", 3), ("files", ("bad.png", b"no"))])
+        assert (len(answer["photos"]), answer["known"], answer["unreadable"][0]["file"]) == (
+            3,
+            0,
+            "bad.png",
+        )
+        packed = zipped(
+            {f"{name}/{i}.png": image(name, i) for name in ("blue", "yellow") for i in (100, 200)}
+        )
+        assert (
+            len(sent(http, [("files", ("a.zip", packed))])["photos"]) == 3
+        )  # one of them waits already
+        assert sent(http, images("blue", 3)) == {"photos": [], "known": 3, "unreadable": []}
     with client(tmp_path / "w") as http:
         found = waiting(http)
         assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
@@ -42,7 +64,7 @@ def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
         assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
         assert http.get("/inbox").json()["waiting"] == 0
         assert learned(http, names).status_code == 409
-        assert sent(http, photos("blue", 3))["known"] == 3
+        assert sent(http, images("blue", 3))["known"] == 3
     with client(tmp_path / "w") as http:
         assert http.get("/inbox").json()["waiting"] == 0
         http.post("/undo")
@@ -53,7 +75,7 @@ def test_photos_wait_through_a_new_start_until_they_are_decided(tmp_path):
 
 
 def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
-    sent(http, [*photos("red", 2), *photos("blue", 3), *photos("green", 1)])
+    sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
     found = waiting(http)["photos"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
     assert [one["certain"] for one in found] == [False] * 3 + [True] * 3
@@ -68,60 +90,78 @@ def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
     assert last["classes"][0]["name"] == "blue"
 
 
-def test_a_lesson_of_waiting_photos_is_that_of_the_same_photos_sent(http, tmp_path):
-    """What was embedded when they came gives the same model as what is embedded when they are learned."""
-    sent(http, photos("blue", 10))
+def test_a_lesson_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_path):
+    """What was embedded when they came gives the same model as what is embedded when they are
+    learned.
+    """
+    sent(http, images("blue", 10))
     names = {one["photo"]: "blue" for one in waiting(http)["photos"]}
     assert learned(http, names, params={"dry_run": "true"}).json()["version"] is None
     lesson = learned(http, names).json()
     with client(tmp_path / "other") as other:
-        own = teach(other, photos("blue", 10), "blue").json()
+        own = teach(other, images("blue", 10), "blue").json()
         assert {**lesson, "seconds": 0} == {**own, "seconds": 0}
-        known = [one.post("/classify", files=photos("blue", 3, 500)).json()["photos"] for one in (http, other)]
+        known = [
+            one.post("/classify", files=images("blue", 3, 500)).json()["photos"]
+            for one in (http, other)
+        ]
     for first, second in zip(*known, strict=True):
-        assert first["classes"][0]["probability"] == pytest.approx(second["classes"][0]["probability"], abs=1e-6)
+        assert first["classes"][0]["probability"] == pytest.approx(
+            second["classes"][0]["probability"], abs=1e-6
+        )
     assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
 
 
 def test_what_is_taken_away_comes_back_or_goes(tmp_path):
     with client(tmp_path / "w") as http:
-        sent(http, photos("blue", 2))
+        sent(http, images("blue", 2))
         first, second = [one["photo"] for one in waiting(http)["photos"]]
         assert http.post("/inbox/remove", json={"photos": [first, second]}).json() == {"waiting": 0}
-        assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {"waiting": 1}
+        assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {
+            "waiting": 1
+        }
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "photos") == {second}
-        watched = [(name, BytesIO(content)) for _, (name, content) in photos("blue", 2)]
-        assert http.app.app.state.service.receive(watched, again=False).photos == []
+        watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
+        assert http.app.app.state.service.receive(watched, again=False).images == []
         assert http.get("/inbox").json()["waiting"] == 1
-        assert sent(http, photos("blue", 2))["photos"] == [first]  # whoever drops it again wants it
+        assert sent(http, images("blue", 2))["photos"] == [first]  # whoever drops it again wants it
 
 
-def test_photos_of_a_forgotten_class_can_be_taught_again(http):
-    """They do not come back by themselves; those that are brought again wait through undo, and are learned."""
-    teach(http, photos("blue", 3), "blu")
+def test_images_of_a_forgotten_class_can_be_taught_again(http):
+    """They do not come back by themselves; those that are brought again wait through undo, and are
+    learned.
+    """
+    teach(http, images("blue", 3), "blu")
     http.post("/forget", json={"name": "blu"})
     assert http.get("/inbox").json()["waiting"] == 0
-    assert len(sent(http, photos("blue", 3))["photos"]) == 3
-    assert sent(http, photos("blue", 3))["known"] == 3
+    assert len(sent(http, images("blue", 3))["photos"]) == 3
+    assert sent(http, images("blue", 3))["known"] == 3
     assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 0]
     assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 3]
     http.post("/versions/3/serve")
-    assert learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]}).json()["learned"] == {"blue": 3}
+    assert learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]}).json()[
+        "learned"
+    ] == {"blue": 3}
     assert http.get("/inbox").json()["waiting"] == 0
 
 
-def test_a_photo_that_is_learned_again_while_it_waits(tmp_path):
-    """It waits since its class was forgotten, and that is undone: to learn it as another class may be a mistake."""
-    with client(tmp_path / "w", begun=model(()), options=Options(keep_photos=False)) as http:
-        teach(http, photos("red", 3), "red")
-        teach(http, photos("green", 3), "green")
+def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
+    """It waits since its class was forgotten, and that is undone: to learn it as another class may
+    be a mistake.
+    """
+    with client(tmp_path / "w", begun=model(()), options=Options(keep_images=False)) as http:
+        teach(http, images("red", 3), "red")
+        teach(http, images("green", 3), "green")
         http.post("/forget", json={"name": "red"})
-        sent(http, photos("red", 3))
+        sent(http, images("red", 3))
         http.post("/undo")
         names = dict.fromkeys((one["photo"] for one in waiting(http)["photos"]), "pink")
         refused = learned(http, names)
-        assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (409, True)
+        assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (
+            409,
+            True,
+        )
         again = learned(http, dict.fromkeys(names, "red")).json()["error"]
         assert again == "3 photos sent, but all were learned before"
         assert learned(http, names, params={"anyway": "true"}).json()["learned"] == {"pink": 3}
@@ -129,12 +169,18 @@ def test_a_photo_that_is_learned_again_while_it_waits(tmp_path):
 
 def test_names_that_nothing_can_have(http):
     """Half a character, a path, far too long: one sentence, and nothing is changed."""
-    sent(http, photos("blue", 1))
+    sent(http, images("blue", 1))
     (one,) = waiting(http)["photos"]
-    asked = [("/inbox/remove", {"photos": ["NAME"]}, 200), ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409)]
+    asked = [
+        ("/inbox/remove", {"photos": ["NAME"]}, 200),
+        ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409),
+    ]
     asked += [("/group", {"photos": ["NAME"]}, 200), ("/forget", {"name": "NAME"}, 404)]
     asked += [("/move", {"name": "red", "into": "NAME"}, 409)]
-    asked += [("/rename", {"old": "red", "new": "NAME"}, 422), ("/inbox/learn", {"names": {one["photo"]: "NAME"}}, 422)]
+    asked += [
+        ("/rename", {"old": "red", "new": "NAME"}, 422),
+        ("/inbox/learn", {"names": {one["photo"]: "NAME"}}, 422),
+    ]
     for name in ("\\ud800", "../a", "x" * 5000):
         for path, body, status in asked:
             content = json.dumps(body).replace("NAME", name)
@@ -144,76 +190,93 @@ def test_names_that_nothing_can_have(http):
 
 
 def test_purging_leaves_what_waits(http, tmp_path):
-    sent(http, photos("blue", 3))
+    sent(http, images("blue", 3))
     first = waiting(http)["photos"][0]["photo"]
     learned(http, {first: "blue"})
     http.post("/purge", json={"photos": "all"})
     assert len(tree(tmp_path / "w" / "photos")) == http.get("/inbox").json()["waiting"] == 2
 
 
-def test_without_kept_photos_they_go_when_they_are_learned(tmp_path):
-    with client(tmp_path / "w", options=Options(keep_photos=False)) as http:
-        sent(http, photos("blue", 2))
+def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
+    with client(tmp_path / "w", options=Options(keep_images=False)) as http:
+        sent(http, images("blue", 2))
         learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]})
         assert http.get("/inbox").json()["waiting"] == 0
         assert tree(tmp_path / "w" / "photos") == set()
 
 
-def test_groups_of_photos_that_look_alike(http):
-    sent(http, [*photos("blue", 4), *photos("red", 3)])
+def test_groups_of_images_that_look_alike(http):
+    sent(http, [*images("blue", 4), *images("red", 3)])
     found = waiting(http)["photos"]
     groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
     assert [(len(one["photos"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
-    sent(http, [*photos("red", 1, 500), *photos("green", 1, 500)])
+    sent(http, [*images("red", 1, 500), *images("green", 1, 500)])
     pair = [one["photo"] for one in waiting(http)["photos"] if one["file"].endswith("500.png")]
-    assert [one["suggestion"] for one in http.post("/group", json={"photos": pair}).json()] == [None]  # a draw
+    assert [one["suggestion"] for one in http.post("/group", json={"photos": pair}).json()] == [
+        None
+    ]  # a draw
     assert http.post("/group", json={"photos": ["0" * 64 + ".png"]}).json() == []
 
 
 def test_eight_people_decide_at_once(http):
-    """Each photo is learned once, by one of them, and none is lost; those who come late are told."""
+    """Each photo is learned once, by one of them, and none is lost; those who come late are
+    told.
+    """
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: sent(http, photos("blue", 4, 100 * i)), range(8)))
+        list(pool.map(lambda i: sent(http, images("blue", 4, 100 * i)), range(8)))
         names = [one["photo"] for one in waiting(http)["photos"]]
         assert len(names) == 32
         parts = [dict.fromkeys(names[4 * i : 4 * i + 8], "blue") for i in range(8)]
         answers = list(pool.map(lambda part: learned(http, part), parts))
     assert {answer.status_code for answer in answers} <= {200, 409, 422}
-    assert sum(answer.json()["learned"]["blue"] for answer in answers if answer.status_code == 200) == 32
+    assert (
+        sum(answer.json()["learned"]["blue"] for answer in answers if answer.status_code == 200)
+        == 32
+    )
     assert counts(http)["blue"] == 32
 
 
 def test_more_than_may_wait_are_refused(http, monkeypatch):
     monkeypatch.setattr(inbox, "MOST", 2)
-    answer = http.post("/inbox", files=photos("blue", 3))
+    answer = http.post("/inbox", files=images("blue", 3))
     assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (503, True)
 
 
-def test_an_empty_model_keeps_photos_for_its_first_classes(tmp_path):
+def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
     with client(tmp_path / "w", begun=model(())) as http:
-        sent(http, [*photos("blue", 3), *photos("red", 3)])
+        sent(http, [*images("blue", 3), *images("red", 3)])
         found = waiting(http)["photos"]
         assert all(not one["classes"] and not one["certain"] for one in found)
         groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
-        names = {photo: name for group, name in zip(groups, "ab", strict=True) for photo in group["photos"]}
+        names = {
+            image: name
+            for group, name in zip(groups, "ab", strict=True)
+            for image in group["photos"]
+        }
         assert learned(http, names).json()["learned"] == {"a": 3, "b": 3}
 
 
-def test_photos_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
+def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
     """Those that were sent in a folder of their class do; and all of them, once nothing waits."""
 
     def chosen(version):
-        return cifnet_pl.load(tmp_path / "w" / "versions" / f"{version:06}", "cpu").calibration.chosen.tolist()
+        return cifnet_pl.load(
+            tmp_path / "w" / "versions" / f"{version:06}", "cpu"
+        ).calibration.chosen.tolist()
 
     with client(tmp_path / "w") as http:
-        packed = zipped({f"yellow/{i}.png": photo("yellow", i) for i in range(3)})
-        sent(http, [("files", ("a.zip", packed)), *photos("blue", 4)])
+        packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
+        sent(http, [("files", ("a.zip", packed)), *images("blue", 4)])
         found = waiting(http)["photos"]
         own = [one["photo"] for one in found if one["folder"]]
         others = [one["photo"] for one in found if not one["folder"]]
         first = learned(http, {others[0]: "blue", own[0]: "yellow"}).json()["version"]
         assert len(chosen(first)) == 1
-        second = learned(http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}).json()["version"]
+        second = learned(http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}).json()[
+            "version"
+        ]
         assert len(chosen(second)) == 3
-        last = learned(http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}).json()["version"]
+        last = learned(http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}).json()[
+            "version"
+        ]
         assert chosen(last) == []

@@ -26,14 +26,20 @@ def test_stored_samples_are_answered_as_if_never_learned():
 
 def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """Around the means of their classes."""
-    return means[y] + torch.randn(len(y), means.shape[1], generator=torch.Generator().manual_seed(seed))
+    return means[y] + torch.randn(
+        len(y), means.shape[1], generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
     """A model of fruit that learned such samples."""
     width = means.shape[1]
-    model = Classifier(build_backbone("pixels:2"), RidgeHead(width), CalibrationBuffer(500), [], 2, calibrated=True)
-    return take_in(model, ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], samples(means, y), y)
+    model = Classifier(
+        build_backbone("pixels:2"), RidgeHead(width), CalibrationBuffer(500), [], 2, calibrated=True
+    )
+    return take_in(
+        model, ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], samples(means, y), y
+    )
 
 
 def test_what_each_class_is_taken_for():
@@ -41,12 +47,17 @@ def test_what_each_class_is_taken_for():
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
     pear, plum, quince, rare = class_answers(model).classes
-    assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (["quince"], [], ["pear"], [])
+    assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (
+        ["quince"],
+        [],
+        ["pear"],
+        [],
+    )
     assert (plum.right, plum.between) == (100, pytest.approx((90, 100)))
     assert (rare.right, rare.between) == (None, None)
     assert 20 < pear.right < 80
     assert not any(one.seldom for one in (pear, plum, quince, rare))
-    assert Promise.of(model).another_day is not None
+    assert Promise.of(model).new_group_accuracy is not None
 
 
 def test_where_nearly_any_share_is_possible_no_number_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -60,31 +71,44 @@ def test_where_nearly_any_share_is_possible_no_number_is_told(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("occasions", [4, 12, 40])
-def test_a_forecast_holds_what_as_many_occasions_show(occasions: int):
+def test_a_forecast_holds_what_as_many_groups_show(groups: int):
     """Over all shares on another day, with their prior: at least 95 times of a hundred."""
-    draw = np.random.default_rng(occasions)
+    draw = np.random.default_rng(groups)
     true = draw.beta(0.5, 0.5, 3000)
-    seen, shown = draw.binomial(occasions, true), draw.binomial(occasions, true)
-    ends = {count: forecast(count / occasions, occasions) for count in range(occasions + 1)}
-    held = [ends[a][0] - 1e-9 <= 100 * b / occasions <= ends[a][1] + 1e-9 for a, b in zip(seen, shown, strict=True)]
+    seen = draw.binomial(groups, true)
+    shown = draw.binomial(groups, true)
+    ends = {count: forecast(count / groups, groups) for count in range(groups + 1)}
+    held = [
+        ends[a][0] - 1e-9 <= 100 * b / groups <= ends[a][1] + 1e-9
+        for a, b in zip(seen, shown, strict=True)
+    ]
     assert 0.945 < np.mean(held) < 0.995
 
 
-def test_the_margin_is_of_occasions_and_not_of_photos():
-    """Of two classes with a hundred photos half are right: an error of 3.5 points, twice that if four go together.
+def test_the_margin_is_of_groups_and_not_of_images():
+    """Of two classes with a hundred photos half are right: an error of 3.5 points, twice that if
+    four go together.
 
     What two hundred new photos show has the same error once more.
     """
-    columns, right = torch.arange(2).repeat_interleave(100), torch.arange(200) % 8 < 4
+    columns = torch.arange(2).repeat_interleave(100)
+    right = torch.arange(200) % 8 < 4
     scores = torch.nn.functional.one_hot(torch.where(right, columns, 1 - columns), 2).double()
     for groups, expected in ((None, 1.96 * 3.54), (torch.arange(200) // 4, 1.96 * 7.07)):
-        samples = SimpleNamespace(scores=lambda: scores, columns=columns, learned=True, groups=groups)
-        assert margin(cast(CalibrationSamples, samples)) == pytest.approx(2**0.5 * expected, abs=0.03)
+        samples = SimpleNamespace(
+            scores=lambda: scores, columns=columns, learned=True, groups=groups
+        )
+        assert margin(cast(CalibrationSamples, samples)) == pytest.approx(
+            2**0.5 * expected, abs=0.03
+        )
 
 
-def test_what_ten_more_photos_would_bring():
-    """The interval holds what they bring, where classes are hard to tell apart and where they are easy; not of few."""
-    directions, new = torch.randn(6, 40, generator=torch.Generator().manual_seed(5)), torch.arange(6).repeat(500)
+def test_what_ten_more_images_would_bring():
+    """The interval holds what they bring, where classes are hard to tell apart and where they are
+    easy; not of few.
+    """
+    directions = torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
+    new = torch.arange(6).repeat(500)
     for apart, least in ((0.5, 1), (9, 0)):
         means = apart * directions
         before, after = (taught(means, torch.arange(6).repeat(count)) for count in (30, 40))

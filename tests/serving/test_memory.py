@@ -1,4 +1,6 @@
-"""What a service no longer needs is not held: models of earlier versions, embeddings of deleted photos."""
+"""What a service no longer needs is not held: models of earlier versions, embeddings of deleted
+photos.
+"""
 
 import gc
 import weakref
@@ -12,7 +14,7 @@ from cifnet_pl.serving.learner import Job
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
-from tests.serving.services import becomes, model, photo
+from tests.serving.services import becomes, image, model
 
 
 @pytest.fixture
@@ -24,15 +26,19 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def taught(service: Service) -> Job:
-    arrived = service.receive([(f"{i}.png", BytesIO(photo("blue", i))) for i in range(3)]).photos
+    arrived = service.receive([(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]).images
     return service.decide(dict.fromkeys(arrived, "blue"), dry_run=False)
 
 
 def test_models_of_earlier_versions(service, caplog):
-    """After answers, and after a refused lesson, whose error is remembered, the next version replaces the model."""
-    caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged, here an error with its traceback
+    """After answers, and after a refused lesson, whose error is remembered, the next version
+    replaces the model.
+    """
+    caplog.set_level(
+        "ERROR", "cifnet_pl.serving"
+    )  # pytest keeps what is logged, here an error with its traceback
     taught(service).result.result(60)
-    service.score(photo("red", 50)).result(60)
+    service.score(image("red", 50)).result(60)
     unknown = service.forget("x")
     with pytest.raises(RequestError, match="unknown class 'x'"):
         unknown.result.result(60)
@@ -41,7 +47,7 @@ def test_models_of_earlier_versions(service, caplog):
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
 
 
-def test_embeddings_of_deleted_photos(service):
+def test_embeddings_of_deleted_images(service):
     taught(service).result.result(60)
     assert becomes(lambda: len(service.gallery.known) == 3)
     service.purge("all").result.result(60)

@@ -1,4 +1,6 @@
-"""The page in a browser, with a server, in a network namespace that has nothing but its loopback."""
+"""The page in a browser, with a server, in a network namespace that has nothing but its
+loopback.
+"""
 
 import shutil
 import subprocess
@@ -32,8 +34,13 @@ def alone(command: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(700)
 def test_the_page_needs_no_network() -> None:
     if shutil.which("unshare") is None or alone("true").returncode:
-        pytest.skip("no network namespace can be made here: unshare -rn is not allowed, or ip is not installed")
+        pytest.skip(
+            "no network namespace can be made here: unshare -rn is not allowed, or ip is not"
+            " installed"
+        )
     assert "unreachable" in alone('exec "$@"', sys.executable, "-c", OUTSIDE).stderr
-    done = alone('exec "$@"', sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", PAGE)
+    done = alone(
+        'exec "$@"', sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", PAGE
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

@@ -1,12 +1,22 @@
-"""The page in a real browser without a network, at three widths: drop, name, learn, undo, look, change."""
+"""The page in a real browser without a network, at three widths: drop, name, learn, undo, look,
+change.
+"""
 
 import time
 
 import pytest
 
 from cifnet_pl.serving.app import Access
-from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, model, photo, zipped
+from tests.serving.browsing import (
+    CONTRAST,
+    WIDTHS,
+    drop,
+    no_wider_than_the_screen,
+    page_of,
+    picture,
+    sync_api,
+)
+from tests.serving.services import ThreadServer, image, model, zipped
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -20,17 +30,20 @@ def change(page, name: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_drop_name_learn_undo(width, browser, server):
     with page_of(browser, server, width) as page:
-        files = {f"{name}.png": photo(name, 70, 120) for name in ("red", "green", "blue")}
+        files = {f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")}
         drop(page, "drop", {**files, "<b>broken</b>.png": b"no"})
-        cards, message = page.locator("#cards .card"), page.locator("#message-text")
+        cards = page.locator("#cards .card")
+        message = page.locator("#message-text")
         expect(cards).to_have_count(3)
-        expect(message).to_contain_text("3 new photos, 1 that cannot be read (<b>broken</b>.png: no image of a known")
+        expect(message).to_contain_text(
+            "3 new photos, 1 that cannot be read (<b>broken</b>.png: no image of a known"
+        )
         expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
         expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text("red over 99 %")
         no_wider_than_the_screen(page)
         picture(page, f"ask-{width}")
 
-        packed = zipped({f"yellow/{i}.png": photo("yellow", i, 60) for i in range(8)})
+        packed = zipped({f"yellow/{i}.png": image("yellow", i, 60) for i in range(8)})
         drop(page, "drop", {"photos.zip": packed})
         page.get_by_role("button", name="Name 8 by their folders").click()
         expect(page.locator("#named")).to_have_text("8 named")
@@ -65,7 +78,9 @@ def test_drop_name_learn_undo(width, browser, server):
         change(page, "blue")
         page.get_by_role("button", name="Forget this class").click()
         page.locator("#sure").get_by_role("button", name="Forget", exact=True).click()
-        expect(message).to_contain_text("the model keeps nothing of its photos. 1 photo of it and the versions")
+        expect(message).to_contain_text(
+            "the model keeps nothing of its photos. 1 photo of it and the versions"
+        )
         change(page, "red")
         page.locator("#class-new").fill("<img src=x onerror=alert(1)>")
         page.get_by_role("button", name="Rename").click()
@@ -73,7 +88,9 @@ def test_drop_name_learn_undo(width, browser, server):
         page.get_by_role("tab", name="Versions").click()
         expect(page.locator("#version-table tr")).to_have_count(5)
         expect(page.locator("#version-table img")).to_have_count(0)
-        expect(page.locator("#version-table tr").nth(3)).to_contain_text("too few to say")  # of two held-back photos
+        expect(page.locator("#version-table tr").nth(3)).to_contain_text(
+            "too few to say"
+        )  # of two held-back photos
         no_wider_than_the_screen(page)
         picture(page, f"versions-{width}")
         page.get_by_role("button", name="Delete all kept photos").click()
@@ -81,15 +98,19 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(message).to_contain_text("Deleted 9 photos and all other versions for good")
         page.get_by_role("tab", name="Photos").click()
         expect(cards).to_have_count(2)
-    assert [one["name"] for one in server.get("/classes")] == ["<img src=x onerror=alert(1)>", "green", "yellow"]
+    assert [one["name"] for one in server.get("/classes")] == [
+        "<img src=x onerror=alert(1)>",
+        "green",
+        "yellow",
+    ]
 
 
 def test_from_an_empty_page(browser, tmp_path):
     """Two groups are named, and are the first classes; the next photos are answered."""
     with ThreadServer(tmp_path / "w", begun=model(())) as server, page_of(browser, server) as page:
         expect(page.locator("#begin")).to_be_visible()
-        files = {f"{n}-{i}.png": photo(n, i, 60) for n in ("red", "blue") for i in range(4)}
-        drop(page, "drop", files | {"green.png": photo("green", 0, 60)})
+        files = {f"{n}-{i}.png": image(n, i, 60) for n in ("red", "blue") for i in range(4)}
+        drop(page, "drop", files | {"green.png": image("green", 0, 60)})
         cards = page.locator("#cards .card")
         expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
         picture(page, "empty")
@@ -104,12 +125,14 @@ def test_from_an_empty_page(browser, tmp_path):
         expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
         expect(page.locator("#begin")).to_be_hidden()
         expect(cards).to_have_count(1, timeout=30_000)  # what was learned waits no longer
-        drop(page, "drop", {"a.png": photo("blue", 70, 60)})
+        drop(page, "drop", {"a.png": image("blue", 70, 60)})
         expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
 
 
 def test_a_change_is_told_once_it_is_shown(browser, server):
-    """Whoever acts at once on "Forgot 'red'" changes no class that is gone, however slow the network is."""
+    """Whoever acts at once on "Forgot 'red'" changes no class that is gone, however slow the
+    network is.
+    """
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Classes").click()
         change(page, "red")
@@ -133,7 +156,9 @@ def test_a_change_that_cannot_be_shown_is_told(browser, server):
 
 
 def test_by_keyboard_in_the_dark(browser, server):
-    """Tabs by arrows; photos by keys, to the next after each; every control can be reached and is readable."""
+    """Tabs by arrows; photos by keys, to the next after each; every control can be reached and is
+    readable.
+    """
     with page_of(browser, server, scheme="dark") as page:
         page.locator("#tab-photos").click()
         page.locator("#tab-photos").focus()
@@ -142,15 +167,26 @@ def test_by_keyboard_in_the_dark(browser, server):
             expect(page.locator(f"#{name}")).to_be_visible()
             assert page.evaluate("document.activeElement.id") == f"tab-{name}"
             assert page.evaluate(CONTRAST) == []
-        drop(page, "drop", {f"{n}.png": photo(n, 70, 120) for n in ("red", "green", "blue")})
+        drop(page, "drop", {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")})
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
         reached = set()
         for _ in range(30):
             page.keyboard.press("Tab")
-            reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
-        assert {"files", "folder", "camera-open", "group", "csv", "card", "plain", "plain yes"} <= reached
+            reached.add(
+                page.evaluate("document.activeElement.id || document.activeElement.className")
+            )
+        assert {
+            "files",
+            "folder",
+            "camera-open",
+            "group",
+            "csv",
+            "card",
+            "plain",
+            "plain yes",
+        } <= reached
         cards.nth(1).focus()
         page.keyboard.press("y")
         page.keyboard.press("2")

@@ -1,4 +1,6 @@
-"""What the page takes in and shows, in a real browser: camera, paste, boxes, many photos, questions, read-only."""
+"""What the page takes in and shows, in a real browser: camera, paste, boxes, many photos,
+questions, read-only.
+"""
 
 import csv
 import io
@@ -9,8 +11,16 @@ import numpy as np
 import pytest
 
 from cifnet_pl.serving.service import Options
-from tests.serving.browsing import CONTRAST, WIDTHS, drop, no_wider_than_the_screen, page_of, picture, sync_api
-from tests.serving.services import ThreadServer, as_png, heic, photo, photos, pixels, teach, tree
+from tests.serving.browsing import (
+    CONTRAST,
+    WIDTHS,
+    drop,
+    no_wider_than_the_screen,
+    page_of,
+    picture,
+    sync_api,
+)
+from tests.serving.services import ThreadServer, as_png, heic, image, images, pixels, teach, tree
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -27,7 +37,9 @@ NO_CAMERA = """() => {
 
 
 def until(page, condition: str) -> None:
-    """Wait for an expression; Playwright's own way needs `eval`, which the page's policy forbids."""
+    """Wait for an expression; Playwright's own way needs `eval`, which the page's policy
+    forbids.
+    """
     for _ in range(100):
         if page.evaluate(condition):
             return
@@ -35,9 +47,9 @@ def until(page, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def test_a_pasted_photo_waits(browser, server):
+def test_a_pasted_image_waits(browser, server):
     with page_of(browser, server) as page:
-        page.evaluate(PASTE, list(photo("green", 70, 120)))
+        page.evaluate(PASTE, list(image("green", 70, 120)))
         expect(page.locator("#cards .verdict")).to_contain_text("green")
 
 
@@ -57,8 +69,10 @@ def wait_for_another_picture(page) -> None:
         page.wait_for_timeout(50)
 
 
-def test_the_camera_answers_live_and_takes_photos_in_a_row(browser, server):
-    """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it is called."""
+def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
+    """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it
+    is called.
+    """
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()
         page.get_by_role("button", name="Camera", exact=True).click()
@@ -82,7 +96,9 @@ def test_the_camera_answers_live_and_takes_photos_in_a_row(browser, server):
 
 
 def test_a_list_that_comes_late_takes_no_name_back(browser, server):
-    """The list that is asked for after the first photo arrives when a second one has been taken and named."""
+    """The list that is asked for after the first photo arrives when a second one has been taken and
+    named.
+    """
     late = []
 
     def hold(route):
@@ -119,7 +135,9 @@ def test_a_camera_that_cannot_be_used_is_said(browser, server):
 
 
 def test_a_box_asks_about_a_part(browser, server):
-    """Half red, half green: each half is answered as what it is, and one is kept as a photo of its own."""
+    """Half red, half green: each half is answered as what it is, and one is kept as a photo of its
+    own.
+    """
     both = np.concatenate([pixels("red", 70, 120), pixels("green", 70, 120)], axis=1)
     with page_of(browser, server) as page:
         drop(page, "drop", {"both.png": as_png(both)})
@@ -137,12 +155,14 @@ def test_a_box_asks_about_a_part(browser, server):
         expect(page.locator("#cards .card")).to_have_count(2)
 
 
-def test_many_photos_are_named_by_a_range_and_listed(browser, server):
-    """Doubtful ones first; click and shift select a range, one name serves for all; the CSV has every photo."""
+def test_many_images_are_named_by_a_range_and_listed(browser, server):
+    """Doubtful ones first; click and shift select a range, one name serves for all; the CSV has
+    every photo.
+    """
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
-    files = {f"{i:02} {name}.png": photo(name, 70 + i, 60) for i, name in enumerate(names)}
+    files = {f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)}
     with page_of(browser, server) as page:
-        drop(page, "drop", {**files, "=1+1.png": photo("red", 300, 60)})
+        drop(page, "drop", {**files, "=1+1.png": image("red", 300, 60)})
         cards = page.locator("#cards .card")
         expect(cards).to_have_count(21)
         expect(page.locator("#progress")).to_be_hidden()
@@ -171,15 +191,19 @@ def test_many_photos_are_named_by_a_range_and_listed(browser, server):
     table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
     assert all(table[file]["closest"] in ("red", "green") for file in files)
     assert [table[file]["class"] for file in list(files)[:16]] == names[:16]
-    assert [(table[file]["class"], table[file]["known"]) for file in list(files)[16:]] == [("", "false")] * 4
+    assert [(table[file]["class"], table[file]["known"]) for file in list(files)[16:]] == [
+        ("", "false")
+    ] * 4
     assert "'=1+1.png" in table  # a spreadsheet must not run it
     assert {one["name"]: one["photos"] for one in server.get("/classes")}["blue"] == 4
 
 
-def test_a_reload_keeps_photos_and_names(browser, server):
-    """What waits is kept by the service, for every browser; names that are not learned yet, by this one."""
+def test_a_reload_keeps_images_and_names(browser, server):
+    """What waits is kept by the service, for every browser; names that are not learned yet, by this
+    one.
+    """
     with page_of(browser, server) as page:
-        drop(page, "drop", {"a.png": photo("red", 70, 120), "b.png": photo("green", 70, 120)})
+        drop(page, "drop", {"a.png": image("red", 70, 120), "b.png": image("green", 70, 120)})
         page.get_by_role("button", name="Yes, a.png is red").click()
         assert page.title() == "Photos · model · cifnet"
         page.reload()
@@ -189,18 +213,26 @@ def test_a_reload_keeps_photos_and_names(browser, server):
             other.get_by_role("button", name="Yes, b.png is green").click()
             other.get_by_role("button", name="Learn 1").click()
             expect(other.locator("#cards .card")).to_have_count(1)
-        expect(page.locator("#cards .card")).to_have_count(1)  # what others decide goes away here, too
+        expect(page.locator("#cards .card")).to_have_count(
+            1
+        )  # what others decide goes away here, too
         expect(page.locator("#state")).to_contain_text("version 2")
 
 
 def test_cards_are_answered_anew_after_a_lesson_and_after_undo(browser, server):
-    """No card names a class that is gone, and none has a percentage where it is unlike all that is known."""
-    files = {f"blue/{i}.png": photo("blue", 70 + i, 120) for i in range(9)} | {"new.png": photo("blue", 90, 120)}
+    """No card names a class that is gone, and none has a percentage where it is unlike all that is
+    known.
+    """
+    files = {f"blue/{i}.png": image("blue", 70 + i, 120) for i in range(9)} | {
+        "new.png": image("blue", 90, 120)
+    }
     with page_of(browser, server) as page:
         drop(page, "drop", files)
         card = page.locator("#cards .card").filter(has_text="new.png")
         for taught in (False, True, False):
-            expect(card.locator(".verdict")).to_contain_text("blue" if taught else "This looks unlike what I learned.")
+            expect(card.locator(".verdict")).to_contain_text(
+                "blue" if taught else "This looks unlike what I learned."
+            )
             assert [word in card.inner_text() for word in ("blue", "%")] == [taught] * 2
             if taught:
                 page.locator("#undo").click()
@@ -209,18 +241,26 @@ def test_cards_are_answered_anew_after_a_lesson_and_after_undo(browser, server):
                 page.get_by_role("button", name="Learn 9").click()
 
 
-def test_photos_that_arrive_elsewhere_are_shown(browser, server):
+def test_images_that_arrive_elsewhere_are_shown(browser, server):
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()
-        httpx.post(f"{server.url}/inbox", files=photos("red", 2))
+        httpx.post(f"{server.url}/inbox", files=images("red", 2))
         expect(page.locator("#cards .card")).to_have_count(2)
 
 
 def test_what_may_be_a_mistake_is_asked_about(browser, server):
-    """A name that is nearly another; a photo of another class; a class that gets the name of another one."""
+    """A name that is nearly another; a photo of another class; a class that gets the name of
+    another one.
+    """
     with page_of(browser, server) as page:
-        sure, message, cards = page.locator("#sure"), page.locator("#message-text"), page.locator("#cards .card")
-        fruit = {"apple/1.png": photo("apple", 1), "pear/1.png": photo("pear", 1), "x/2.png": photo("pear", 2)}
+        sure = page.locator("#sure")
+        message = page.locator("#message-text")
+        cards = page.locator("#cards .card")
+        fruit = {
+            "apple/1.png": image("apple", 1),
+            "pear/1.png": image("pear", 1),
+            "x/2.png": image("pear", 2),
+        }
         drop(page, "drop", fruit)
         expect(cards).to_have_count(3)
         page.get_by_role("button", name="Name 3 by their folders").click()
@@ -231,7 +271,9 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         page.locator("#name").fill(" Pear")
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Learn 1").click()
-        expect(sure).to_contain_text("'Pear' differs from the class 'pear' by capitals, spaces or Unicode form only")
+        expect(sure).to_contain_text(
+            "'Pear' differs from the class 'pear' by capitals, spaces or Unicode form only"
+        )
         sure.get_by_role("button", name="Cancel").click()
         expect(message).to_have_text("Nothing was changed.")
         page.get_by_role("button", name="Learn 1").click()
@@ -244,13 +286,17 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         expect(sure).to_contain_text("there is a class 'apple' already")
         sure.get_by_role("button", name="Use “apple”").click()
         expect(message).to_contain_text("Joined 'pear' to 'apple'")
-    assert {one["name"]: one["photos"] for one in server.get("/classes")} == {"red": 12, "green": 12, "apple": 3}
+    assert {one["name"]: one["photos"] for one in server.get("/classes")} == {
+        "red": 12,
+        "green": 12,
+        "apple": 3,
+    }
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_class_is_split_by_groups_and_a_wrong_photo_is_moved(width, browser, server):
-    taught = {f"both/{i}.png": photo("blue" if i < 20 else "yellow", i, 60) for i in range(24)}
-    taught |= {f"pink/{i}.png": photo("pink" if i < 20 else "blue", 50 + i) for i in range(21)}
+def test_a_class_is_split_by_groups_and_a_wrong_image_is_moved(width, browser, server):
+    taught = {f"both/{i}.png": image("blue" if i < 20 else "yellow", i, 60) for i in range(24)}
+    taught |= {f"pink/{i}.png": image("pink" if i < 20 else "blue", 50 + i) for i in range(21)}
     with httpx.Client(base_url=server.url, timeout=60) as http:
         teach(http, [("files", one) for one in taught.items()]).raise_for_status()
     with page_of(browser, server, width, "dark" if width == "tablet" else "light") as page:
@@ -280,22 +326,30 @@ def test_a_class_is_split_by_groups_and_a_wrong_photo_is_moved(width, browser, s
 
 def test_forgotten_for_good(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "drop", {"blue/1.png": photo("blue", 1), "red/1.png": photo("red", 99)})
+        drop(page, "drop", {"blue/1.png": image("blue", 1), "red/1.png": image("red", 99)})
         page.get_by_role("button", name="Name 2 by their folders").click()
         page.get_by_role("button", name="Learn 2").click()
         page.get_by_role("tab", name="Classes").click()
         page.get_by_role("button", name="Change blue").click()
         page.get_by_role("button", name="Forget this class").click()
         page.locator("#sure").get_by_role("button", name="Forget, and delete for good").click()
-        expect(page.locator("#message-text")).to_contain_text("Deleted 1 photo and all other versions for good")
-    assert len(tree(server.folder / "photos")) == len(tree(server.folder / "versions") & {"000003"}) == 1
+        expect(page.locator("#message-text")).to_contain_text(
+            "Deleted 1 photo and all other versions for good"
+        )
+    assert (
+        len(tree(server.folder / "photos"))
+        == len(tree(server.folder / "versions") & {"000003"})
+        == 1
+    )
 
 
 def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "drop", {"a.tif": photo("red", 70, 120, "TIFF"), "b.heic": heic("green")})
+        drop(page, "drop", {"a.tif": image("red", 70, 120, "TIFF"), "b.heic": heic("green")})
         expect(page.locator("#cards .card")).to_have_count(2)
-        until(page, "[...document.querySelectorAll('.card img')].every((one) => one.naturalWidth > 0)")
+        until(
+            page, "[...document.querySelectorAll('.card img')].every((one) => one.naturalWidth > 0)"
+        )
         assert page.locator("#cards .card img").count() == 2
         assert ".heic" in page.locator("#files").get_attribute("accept")
 
@@ -311,22 +365,42 @@ def promise(right):
 
 
 def test_plain_words_first(browser, server):
-    """The laboratory's words are behind "Details"; accuracy of these days is not promised for another day."""
+    """The laboratory's words are behind "Details"; accuracy of these days is not promised for
+    another day.
+    """
     with page_of(browser, server) as page:
         figures = page.locator("#figures div")
         expect(figures.nth(2)).to_contain_text("Right on photos of these days")
         expect(figures.nth(3)).to_contain_text("Right on photos of another day (estimated)")
         expect(figures.nth(4)).to_contain_text("too few photos to say")
-        waits = "import('/page/page.js').then((page) => [page.waits({ place: 1 }), page.count(2, 'photo')])"
+        waits = (
+            "import('/page/page.js').then((page) => [page.waits({ place: 1 }), page.count(2,"
+            " 'photo')])"
+        )
         assert page.evaluate(waits) == ["Waiting: 1 change comes first.", "2 photos"]
         shown = page.locator("body").inner_text()
         assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
         page.locator("#classes").get_by_text("Details").click()
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
-        found = {"these_days": 96.5, "another_day": 71.0, "known": "found", "says": ["of these days", "of another day"]}
+        found = {
+            "these_days": 96.5,
+            "another_day": 71.0,
+            "known": "found",
+            "says": ["of these days", "of another day"],
+        }
         page.route("**/look", promise(found))
-        seen = [{"name": "red", "right": 71.2, "between": [50, 86.4], "taken_for": ["green"], "seldom": False}]
-        seen += [{"name": "green", "right": 3.0, "between": None, "taken_for": ["red"], "seldom": True}]
+        seen = [
+            {
+                "name": "red",
+                "right": 71.2,
+                "between": [50, 86.4],
+                "taken_for": ["green"],
+                "seldom": False,
+            }
+        ]
+        seen += [
+            {"name": "green", "right": 3.0, "between": None, "taken_for": ["red"], "seldom": True}
+        ]
         answers = {"classes": seen, "margin": 2.4, "ten_more": [-0.6, 2.2]}
         page.route("**/classes/answers", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
@@ -343,24 +417,37 @@ def test_plain_words_first(browser, server):
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
 
-LONG = ["مرحبا بالعالم الجميل", "🐟🎣 bass 👩‍👩‍👧‍👦", "W" * 150, "<b>a sentence</b>, with commas, " * 6]
+LONG = [
+    "مرحبا بالعالم الجميل",
+    "🐟🎣 bass 👩‍👩‍👧‍👦",
+    "W" * 150,
+    "<b>a sentence</b>, with commas, " * 6,
+]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["desktop", "phone"])
 def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
-    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most, readable."""
+    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most,
+    readable.
+    """
     service = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         service.rename(old, new).result.result(30)
     with page_of(browser, server, width, scheme) as page:
-        drop(page, "drop", {f"{'long ' * 40}{i}.png": photo(c, 70, 60) for i, c in enumerate(("red", "blue"))})
+        drop(
+            page,
+            "drop",
+            {f"{'long ' * 40}{i}.png": image(c, 70, 60) for i, c in enumerate(("red", "blue"))},
+        )
         expect(page.locator("#cards .verdict").filter(has_text="sentence")).to_have_count(1)
         for name, count in (("Versions", 6), ("Classes", 3), ("Photos", 0)):
             page.get_by_role("tab", name=name).click()
             expect(page.locator(f"#{name.lower()} table tr")).to_have_count(count)
             expect(page.locator("main b")).to_have_count(0)
-            heights = page.evaluate("[...document.querySelectorAll('main .clamp')].map((one) => one.clientHeight)")
+            heights = page.evaluate(
+                "[...document.querySelectorAll('main .clamp')].map((one) => one.clientHeight)"
+            )
             assert max(heights) < 80
             no_wider_than_the_screen(page)
             assert page.evaluate(CONTRAST) == [], name
@@ -371,7 +458,11 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
     with ThreadServer(tmp_path / "w", options=Options(read_only=True)) as server:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")
-            drop(page, "drop", {"a.png": photo("red", 70, 120), "b.png": photo("blue", 70, 120), "c.png": b"no"})
+            drop(
+                page,
+                "drop",
+                {"a.png": image("red", 70, 120), "b.png": image("blue", 70, 120), "c.png": b"no"},
+            )
             expect(page.locator("#cards .card")).to_have_count(3)
             expect(page.locator("#cards .verdict").nth(0)).to_contain_text("red")
             expect(page.locator("#cards .verdict").nth(2)).to_have_text("Cannot be read")
@@ -379,7 +470,15 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
                 page.get_by_role("tab", name=name).click()
                 expect(page.locator(f"#{name.lower()}")).to_be_visible()
                 shown = page.locator("button:visible").all_inner_texts()
-                assert not {"Undo", "Redo", "Change", "Go to", "Group by likeness", "Learn", "Name"} & set(shown), shown
+                assert not {
+                    "Undo",
+                    "Redo",
+                    "Change",
+                    "Go to",
+                    "Group by likeness",
+                    "Learn",
+                    "Name",
+                } & set(shown), shown
                 assert not [text for text in shown if text.startswith(("Yes", "Delete", "Say yes"))]
             page.get_by_role("tab", name="Photos").click()
             page.get_by_role("button", name="Clear", exact=True).click()

@@ -1,4 +1,6 @@
-"""What a hostile client sends over a real connection: the right status, one sentence, and the service goes on."""
+"""What a hostile client sends over a real connection: the right status, one sentence, and the
+service goes on.
+"""
 
 import contextlib
 import logging
@@ -10,7 +12,7 @@ import pytest
 
 from cifnet_pl.serving import app as guard
 from cifnet_pl.serving.app import Access, Rate
-from tests.serving.services import ThreadServer, becomes, photo, teach, tree, zipped
+from tests.serving.services import ThreadServer, becomes, image, teach, tree, zipped
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,9 @@ def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
     return answer.json()["error"]
 
 
-def taught(server: ThreadServer, content: bytes, file: str = "a.zip", name: str | None = None) -> httpx.Response:
+def taught(
+    server: ThreadServer, content: bytes, file: str = "a.zip", name: str | None = None
+) -> httpx.Response:
     with httpx.Client(base_url=server.url, timeout=60) as http:
         return teach(http, [("files", (file, content))], name)
 
@@ -38,18 +42,28 @@ def test_a_hostile_archive(server):
 
 
 def test_names_of_devices_and_html_are_names(server):
-    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are, and taken back."""
+    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are, and taken
+    back.
+    """
     names = ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000)
     for number, name in enumerate(names):
-        answer = taught(server, photo("navy", number), "COM1.png", name)
+        answer = taught(server, image("navy", number), "COM1.png", name)
         assert answer.json()["learned"] == {name: 1}
         assert name in [one["name"] for one in server.get("/classes")]
     for number, name in enumerate(("x" * 1001, "a\nb", "")):
-        assert "class name" in said(server, 422, taught(server, photo("pink", number), "a.png", name))
+        assert "class name" in said(
+            server, 422, taught(server, image("pink", number), "a.png", name)
+        )
 
 
 FOREIGN = [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
-HOSTS = ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "", "localhost.evil.example:80"]
+HOSTS = [
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "localhost@evil.example",
+    "",
+    "localhost.evil.example:80",
+]
 BAD = [
     ("POST", "/classify", {"content-type": "text/html"}, b"<b>", 422, "files"),
     ("POST", "/classify", {"content-type": "multipart/form-data"}, b"--x", 400, "boundary"),
@@ -81,7 +95,12 @@ def test_files_are_sent_whole(path, asked, server):
 
 
 @pytest.mark.parametrize(
-    "headers", [{"host": "127.0.0.1:9999"}, {"host": "[::1]:80"}, {"host": "localhost", "origin": "http://localhost"}]
+    "headers",
+    [
+        {"host": "127.0.0.1:9999"},
+        {"host": "[::1]:80"},
+        {"host": "localhost", "origin": "http://localhost"},
+    ],
 )
 def test_this_machine_and_the_own_page_may_ask(headers, server):
     assert httpx.get(f"{server.url}/classes", headers=headers).status_code == 200
@@ -148,16 +167,22 @@ def test_heads_that_are_too_large_or_no_http(head, server):
 def test_more_connections_than_are_served(tmp_path):
     with ThreadServer(tmp_path / "w", connections=4) as server:
         with contextlib.ExitStack() as closing:
-            links = [closing.enter_context(socket.create_connection(address(server))) for _ in range(5)]
+            links = [
+                closing.enter_context(socket.create_connection(address(server))) for _ in range(5)
+            ]
             becomes(lambda: len(server.connections) == 5)
-            links[0].sendall(b"GET /classes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            links[0].sendall(
+                b"GET /classes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             assert answered(links[0]).status_code == 503
         becomes(lambda: not server.connections)
         assert server.get("/health") == {"ready": True}
 
 
 def test_a_body_that_never_ends(server, monkeypatch):
-    """It is refused when it is too long, when it pauses and when it takes too long, and its connection is closed."""
+    """It is refused when it is too long, when it pauses and when it takes too long, and its
+    connection is closed.
+    """
     head = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
     head += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
     part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
@@ -187,7 +212,9 @@ def test_a_body_that_never_ends(server, monkeypatch):
 
 
 def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
-    """Neither one in the address, where it does not count, nor one in the header; a fault is logged without it."""
+    """Neither one in the address, where it does not count, nor one in the header; a fault is logged
+    without it.
+    """
     monkeypatch.setattr("cifnet_pl.serving.service.Service.audit", lambda self: 1 / 0)
     caplog.set_level(logging.DEBUG)
     token = "correct-horse-battery"
@@ -197,7 +224,9 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
         failed = httpx.get(f"{made.url}/audit?token={token}", headers=header)
         assert (bare.status_code, failed.status_code) == (401, 500)
     assert "ZeroDivisionError" in caplog.text
-    assert token not in "".join(record.getMessage() for record in caplog.records if "httpx" not in record.name)
+    assert token not in "".join(
+        record.getMessage() for record in caplog.records if "httpx" not in record.name
+    )
 
 
 def test_nothing_is_left_outside_or_waiting(server):

@@ -18,7 +18,7 @@ from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_ends
-from tests.serving.services import Server, becomes, model, photo, saved
+from tests.serving.services import Server, becomes, image, model, saved
 
 BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 
@@ -26,7 +26,10 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--host", "0.0.0.0"], "can be reached from other machines: give a --token or --token_file"),
+        (
+            ["--host", "0.0.0.0"],
+            "can be reached from other machines: give a --token or --token_file",
+        ),
         (["--token", "short"], "16 or more plain characters"),
         (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
         (["--token_file", "missing"], "cannot read --token_file missing"),
@@ -60,14 +63,22 @@ def test_without_a_model_it_begins_with_the_recommended_one():
     assert made.buffer.capacity == 2000
 
 
-def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
-    """In the sub-folder whose name may be their class; one whose disk is full for a moment is tried again."""
+def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
+    """In the sub-folder whose name may be their class; one whose disk is full for a moment is tried
+    again.
+    """
     monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
-    begun, folder, failed = model(), tmp_path / "photos", []
+    begun = model()
+    folder = tmp_path / "photos"
+    failed = []
     (folder / "blue").mkdir(parents=True)
-    service = Service(Workspace(tmp_path / "w", begun), begun, Options(limits=Limits(photo_bytes=5000)))
-    (folder / "a.png").write_bytes(photo("red", 1, 200))  # too large: it does not hold up the others
-    (folder / os.fsdecode(b"\xff.png")).write_bytes(photo("red", 2))
+    service = Service(
+        Workspace(tmp_path / "w", begun), begun, Options(limits=Limits(image_bytes=5000))
+    )
+    (folder / "a.png").write_bytes(
+        image("red", 1, 200)
+    )  # too large: it does not hold up the others
+    (folder / os.fsdecode(b"\xff.png")).write_bytes(image("red", 2))
     receive = service.receive
 
     def full_at_first(files, again):
@@ -79,12 +90,12 @@ def test_new_photos_of_a_watched_folder_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "receive", full_at_first)
     thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
     thread.start()
-    (folder / "blue" / "1.png").write_bytes(photo("blue", 1))
+    (folder / "blue" / "1.png").write_bytes(image("blue", 1))
     assert becomes(lambda: len(service.workspace.waiting()) == 2)
     assert {one.sent for one in service.workspace.waiting()} == {"blue/1.png", "?.png"}
     assert failed
     service.close()
-    (folder / "late.png").write_bytes(photo("red", 3))
+    (folder / "late.png").write_bytes(image("red", 3))
     thread.join(20)
     assert not thread.is_alive()
 
@@ -100,12 +111,16 @@ def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(tmp_path
 
 @pytest.mark.system
 def test_from_start_to_end(tmp_path):
-    """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was served."""
+    """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was
+    served.
+    """
     bundle = saved(tmp_path / "bundle")
     server = Server(bundle)
     assert server.said == [f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"]
     content = b'{"old": "red", "new": "crimson"}'
-    request = urllib.request.Request(f"{server.url}/rename", content, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{server.url}/rename", content, {"Content-Type": "application/json"}
+    )
     assert urllib.request.urlopen(request, timeout=30).status == 200
     assert server.stop() == 130
     assert "Traceback" not in "".join(server.said)

@@ -1,4 +1,6 @@
-"""The service over HTTP, in this process: ask, teach, look, change; who may; what is refused and how."""
+"""The service over HTTP, in this process: ask, teach, look, change; who may; what is refused and
+how.
+"""
 
 import threading
 import zipfile
@@ -23,10 +25,10 @@ from tests.serving.services import (
     becomes,
     client,
     counts,
+    image,
+    images,
     kept,
     model,
-    photo,
-    photos,
     pixels,
     teach,
     tree,
@@ -40,11 +42,15 @@ def names_of(answer):
 
 def ended(http, job):
     """A change once it has ended."""
-    return becomes(lambda: (now := http.get(f"/jobs/{job['job']}").json())["state"] in ("done", "refused") and now)
+    return becomes(
+        lambda: (
+            (now := http.get(f"/jobs/{job['job']}").json())["state"] in ("done", "refused") and now
+        )
+    )
 
 
 def taught(http, name="blue", count=10, **params):
-    answer = teach(http, photos(name, count), name, **params)
+    answer = teach(http, images(name, count), name, **params)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -65,11 +71,13 @@ def test_answers_are_the_models_own(http, tmp_path):
     """Through HTTP, the same numbers as the model gives for the files."""
     own = model()
     for i, name in enumerate(["red", "green", "red"]):
-        (tmp_path / f"{i}.png").write_bytes(photo(name, 50 + i))
+        (tmp_path / f"{i}.png").write_bytes(image(name, 50 + i))
     files = [("files", (f"{i}.png", (tmp_path / f"{i}.png").read_bytes())) for i in range(3)]
     found = http.post("/classify", files=files).json()
     assert found["version"] == 1
-    for answer, prediction in zip(found["photos"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True):
+    for answer, prediction in zip(
+        found["photos"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True
+    ):
         assert answer["file"] == prediction.file.name
         assert [one["name"] for one in answer["classes"]] == list(prediction.classes)
         shares = [one["probability"] for one in answer["classes"]]
@@ -77,34 +85,50 @@ def test_answers_are_the_models_own(http, tmp_path):
 
 
 def test_none_of_these_and_the_set_of_answers(http):
-    """A foreign photo is called so until it is taught; known ones get the set of classes that they may be."""
-    sent = [*photos("red", 1, 60), *photos("blue", 1, 60)]
+    """A foreign photo is called so until it is taught; known ones get the set of classes that they
+    may be.
+    """
+    sent = [*images("red", 1, 60), *images("blue", 1, 60)]
     red, blue = http.post("/classify", files=sent).json()["photos"]
     assert (red["known"], red["answers"], blue["known"]) == (True, ["red"], False)
     assert blue["novelty"] > red["novelty"]
     assert blue["p_value"] < 0.05 < red["p_value"]
     taught(http)
-    assert [one["known"] for one in http.post("/classify", files=sent).json()["photos"]] == [True, True]
+    assert [one["known"] for one in http.post("/classify", files=sent).json()["photos"]] == [
+        True,
+        True,
+    ]
 
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
-    answer = logistic.answer("a", logistic.score(photo("red", 1)).result(30), 1)
-    assert (answer.known, answer.novelty, answer.p_value, answer.answers) == (None, None, None, None)
+    answer = logistic.answer("a", logistic.score(image("red", 1)).result(30), 1)
+    assert (answer.known, answer.novelty, answer.p_value, answer.answers) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
-def test_an_unreadable_photo_does_not_stop_the_others(http):
-    sent = {"a.png": photo("red", 1), "<b>.png": b"no", "c.png": photo("green", 1)}
+def test_an_unreadable_image_does_not_stop_the_others(http):
+    sent = {"a.png": image("red", 1), "<b>.png": b"no", "c.png": image("green", 1)}
     files = [("files", one) for one in sent.items()]
     first, bad, last = http.post("/classify", files=files).json()["photos"]
     assert (first["classes"][0]["name"], last["classes"][0]["name"]) == ("red", "green")
-    assert (bad["file"], bad["classes"], bad["unreadable"]) == ("<b>.png", [], "no image of a known format")
+    assert (bad["file"], bad["classes"], bad["unreadable"]) == (
+        "<b>.png",
+        [],
+        "no image of a known format",
+    )
 
 
-def test_many_clients_get_the_answers_to_their_own_photos(http):
+def test_many_clients_get_the_answers_to_their_own_images(http):
     names = ["red", "green"] * 20
 
     def ask(i):
-        return names_of(http.post("/classify", files=[("files", (f"{i}.png", photo(names[i], i, 300)))]))
+        return names_of(
+            http.post("/classify", files=[("files", (f"{i}.png", image(names[i], i, 300)))])
+        )
 
     with ThreadPoolExecutor(20) as pool:
         assert list(pool.map(ask, range(40))) == [[name] for name in names]
@@ -116,15 +140,19 @@ def test_many_clients_get_the_answers_to_their_own_photos(http):
 def test_taught_as_the_command_line_teaches(http, tmp_path):
     """The same weights as ``extend`` gives for the same photos."""
     lesson = taught(http)
-    assert (lesson["version"], lesson["learned"], lesson["held_back_photos"]) == (2, {"blue": 10}, 2)
+    assert (lesson["version"], lesson["learned"], lesson["held_back_photos"]) == (
+        2,
+        {"blue": 10},
+        2,
+    )
     assert lesson["old_accuracy_before"] == 100.0
     folder = tmp_path / "photos" / "blue"
     folder.mkdir(parents=True)
-    for _, (name, content) in photos("blue", 10):
+    for _, (name, content) in images("blue", 10):
         (folder / name).write_bytes(content)
     own = model().extend(tmp_path / "photos").model
     assert_same_model(own, cifnet_pl.load(tmp_path / "w" / "versions" / "000002"), atol=1e-9)
-    assert names_of(http.post("/classify", files=photos("blue", 3, 500))) == ["blue"] * 3
+    assert names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
 
 
 def test_a_trial_changes_nothing(http, tmp_path):
@@ -135,17 +163,32 @@ def test_a_trial_changes_nothing(http, tmp_path):
     assert [len(http.get("/classes").json()), http.get("/inbox").json()["waiting"]] == [2, 10]
 
 
-def test_class_folders_in_a_zip_file_and_a_photo_counts_once(http):
-    files = {f"{name}/{i}": content for name in ("blue", "red") for i, (_, (_, content)) in enumerate(photos(name, 5))}
-    assert teach(http, [("files", ("photos.zip", zipped(files)))]).json()["learned"] == {"blue": 5, "red": 5}
+def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
+    files = {
+        f"{name}/{i}": content
+        for name in ("blue", "red")
+        for i, (_, (_, content)) in enumerate(images(name, 5))
+    }
+    assert teach(http, [("files", ("photos.zip", zipped(files)))]).json()["learned"] == {
+        "blue": 5,
+        "red": 5,
+    }
     assert taught(http, count=7)["learned"] == {"blue": 2}
     assert counts(http) == {"red": 17, "green": 12, "blue": 7}
-    assert http.post("/inbox", files=photos("blue", 7)).json() == {"photos": [], "known": 7, "unreadable": []}
+    assert http.post("/inbox", files=images("blue", 7)).json() == {
+        "photos": [],
+        "known": 7,
+        "unreadable": [],
+    }
 
 
 def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_path, monkeypatch):
-    """While a lesson cannot end, photos are answered, and two more changes say how many come before them."""
-    begun, go_on, learn = threading.Event(), threading.Event(), teaching.learn
+    """While a lesson cannot end, photos are answered, and two more changes say how many come before
+    them.
+    """
+    begun = threading.Event()
+    go_on = threading.Event()
+    learn = teaching.learn
 
     def slow(*args, **kwargs):
         begun.set()
@@ -154,17 +197,27 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_pa
 
     monkeypatch.setattr(teaching, "learn", slow)
     with client(tmp_path / "w") as http:
-        jobs = [teach(http, photos("blue", 5), "blue", wait="false")]
-        jobs += [http.post("/rename?wait=false", json={"old": "red", "new": new}) for new in ("a", "b")]
+        jobs = [teach(http, images("blue", 5), "blue", wait="false")]
+        jobs += [
+            http.post("/rename?wait=false", json={"old": "red", "new": new}) for new in ("a", "b")
+        ]
         assert [job.status_code for job in jobs] == [202] * 3
         assert begun.wait(30)
         now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
-        assert [(job["state"], job["place"]) for job in now] == [("at work", 0), ("waiting", 1), ("waiting", 2)]
-        answer = http.post("/classify", files=photos("red", 2))
+        assert [(job["state"], job["place"]) for job in now] == [
+            ("at work", 0),
+            ("waiting", 1),
+            ("waiting", 2),
+        ]
+        answer = http.post("/classify", files=images("red", 2))
         assert (answer.json()["version"], names_of(answer)) == (1, ["red"] * 2)
         go_on.set()
         now = [ended(http, job.json()) for job in jobs]
-        assert [(job["state"], job["status"]) for job in now] == [("done", 200), ("done", 200), ("refused", 404)]
+        assert [(job["state"], job["status"]) for job in now] == [
+            ("done", 200),
+            ("done", 200),
+            ("refused", 404),
+        ]
         assert now[0]["lesson"]["learned"] == {"blue": 5}
         assert http.get("/versions").json()["current"] == 3
 
@@ -172,21 +225,26 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_pa
 # ---------------------------------------------------------------------- change
 
 
-def test_purged_photos_and_versions_are_gone(tmp_path):
+def test_purged_images_and_versions_are_gone(tmp_path):
     """Photos of forgotten classes first, then all; what remains goes on, also after a new start."""
     with client(tmp_path / "w") as http:
         taught(http, "blue", 4)
         taught(http, "yellow", 3)
         assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
         assert len(tree(tmp_path / "w" / "photos")) == 7
-        assert http.post("/purge", json={}).json()["says"] == "deleted 4 photos and all other versions for good"
+        assert (
+            http.post("/purge", json={}).json()["says"]
+            == "deleted 4 photos and all other versions for good"
+        )
         assert [path.name for path in (tmp_path / "w" / "versions").iterdir()] == ["000004"]
         assert http.post("/undo").status_code == 409
         assert [len(files) for files in kept(http).values()] == [0, 0, 3]
         assert http.post("/purge", json={"photos": "all"}).status_code == 200
         assert tree(tmp_path / "w" / "photos") == set()
     with client(tmp_path / "w") as http:
-        taught(http, "yellow", 5)  # three of them once more: a photo of the model's own memory counts once
+        taught(
+            http, "yellow", 5
+        )  # three of them once more: a photo of the model's own memory counts once
         assert [len(files) for files in kept(http).values()] == [0, 0, 2]
 
 
@@ -194,19 +252,23 @@ def test_teach_undo_redo_and_start_again(tmp_path):
     with client(tmp_path / "w") as http:
         taught(http)
         assert http.post("/undo").json()["says"] == "undid: learned 10 photos of 'blue'"
-        assert "blue" not in names_of(http.post("/classify", files=photos("blue", 3, 500)))
+        assert "blue" not in names_of(http.post("/classify", files=images("blue", 3, 500)))
         assert http.post("/undo").status_code == 409
         assert http.post("/redo").json()["version"] == 2
         assert http.post("/versions/1/serve").json()["version"] == 1
         assert http.post("/undo").json() == {"version": 2, "says": "went back", "exact": None}
-        assert http.post("/redo").json() == {"version": 1, "says": "went there again", "exact": None}
+        assert http.post("/redo").json() == {
+            "version": 1,
+            "says": "went there again",
+            "exact": None,
+        }
         http.post("/undo")
     with client(tmp_path / "w") as http:
         assert http.get("/versions").json()["current"] == 2
-        assert names_of(http.post("/classify", files=photos("blue", 3, 500))) == ["blue"] * 3
+        assert names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
 
 
-def test_forgotten_exactly_where_all_photos_are_kept(http, tmp_path):
+def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
     """A class that was taught here leaves no trace: the model is the one before, to rounding."""
     taught(http)
     changed = http.post("/forget", json={"name": "blue"}).json()
@@ -224,58 +286,77 @@ def refused(http, path, content):
 
 
 def test_what_may_be_a_mistake_is_done_where_it_is_asked_for_anyway(http):
-    """A name that is nearly another, of a lesson and of a class; a photo as two classes: once by mistake, once not."""
-    assert teach(http, photos("red", 1, 300), " RED").status_code == 409
+    """A name that is nearly another, of a lesson and of a class; a photo as two classes: once by
+    mistake, once not.
+    """
+    assert teach(http, images("red", 1, 300), " RED").status_code == 409
     (one,) = http.get("/inbox").json()["photos"]
     learn = {"json": {"names": {one["photo"]: " RED"}}}
     assert http.post("/inbox/learn?anyway=true", **learn).json()["learned"] == {"RED": 1}
     taught(http, "navy", 1)
     job = refused(http, "/rename", {"old": "navy", "new": "Green "})
     assert (job["status"], job["may_be_asked_for"], job["instead"]) == (409, True, "green")
-    assert http.post("/rename?anyway=true", json={"old": "navy", "new": "Green "}).status_code == 200
+    assert (
+        http.post("/rename?anyway=true", json={"old": "navy", "new": "Green "}).status_code == 200
+    )
     assert list(counts(http)) == ["red", "green", "RED", "Green"]
 
 
-def test_renamed_classes_keep_their_photos(http):
+def test_renamed_classes_keep_their_images(http):
     taught(http, count=4)
     assert http.post("/rename", json={"old": "blue", "new": "<img src=x>"}).json()["version"] == 3
     assert [counts(http)["<img src=x>"], len(kept(http)["<img src=x>"])] == [4, 4]
-    photo = http.get(f"/photos/{kept(http)['<img src=x>'][0]}")
-    assert photo.headers["content-type"] == "image/png"
-    assert Image.open(BytesIO(photo.content)).size == (24, 24)
-    for old, new, status in (("x", "y", 404), ("red", "green", 409), ("red", "../x", 422), ("red", "", 422)):
+    image = http.get(f"/photos/{kept(http)['<img src=x>'][0]}")
+    assert image.headers["content-type"] == "image/png"
+    assert Image.open(BytesIO(image.content)).size == (24, 24)
+    for old, new, status in (
+        ("x", "y", 404),
+        ("red", "green", 409),
+        ("red", "../x", 422),
+        ("red", "", 422),
+    ):
         answer = http.post("/rename", json={"old": old, "new": new})
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
 
 
 def test_two_classes_become_one(http, tmp_path):
-    """The model is the one that learned all photos as one class, and undo takes it back; photos must be kept for it."""
+    """The model is the one that learned all photos as one class, and undo takes it back; photos
+    must be kept for it.
+    """
     taught(http, "blue", 6)
-    teach(http, photos("blue", 4, 300), "Blue", anyway="true")
+    teach(http, images("blue", 4, 300), "Blue", anyway="true")
     job = refused(http, "/rename", {"old": "Blue", "new": "blue"})
     assert (job["may_be_asked_for"], job["instead"]) == (True, "blue")
-    assert http.post("/move", json={"name": "Blue", "into": "blue"}).json()["says"] == "joined 'Blue' to 'blue'"
+    assert (
+        http.post("/move", json={"name": "Blue", "into": "blue"}).json()["says"]
+        == "joined 'Blue' to 'blue'"
+    )
     assert [counts(http)["blue"], len(kept(http)["blue"])] == [10, 10]
     http.post("/undo")
     assert len(counts(http)) == 4
     http.post("/forget", json={"name": "Blue"})
-    teach(http, photos("blue", 4, 300), "blue")
+    teach(http, images("blue", 4, 300), "blue")
     versions = tmp_path / "w" / "versions"
     assert_same_model(cifnet_pl.load(versions / "000006"), cifnet_pl.load(versions / "000004"))
     job = refused(http, "/move", {"name": "red", "into": "green"})
     assert (job["status"], "not all of its photos are kept here" in job["error"]) == (409, True)
 
 
-def test_a_class_is_split_and_a_wrong_photo_is_moved(http, tmp_path):
-    """The model is the one that was taught so at once; what may be a mistake is asked about; undo takes it back."""
-    both = [*photos("blue", 6), *photos("yellow", 4)]
+def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
+    """The model is the one that was taught so at once; what may be a mistake is asked about; undo
+    takes it back.
+    """
+    both = [*images("blue", 6), *images("yellow", 4)]
     teach(http, both, "both")
     groups = http.post("/group", json={"photos": kept(http)["both"]}).json()
     assert [len(one["photos"]) for one in groups] == [6, 4]
     asked = {"name": "both", "into": "yellow", "photos": groups[1]["photos"]}
     assert http.post("/move", json={**asked, "into": "Red"}).status_code == 409
     assert http.post("/move", json={**asked, "photos": ["x"]}).status_code == 422
-    assert [http.post("/move", json={**asked, "into": into}).status_code for into in ("both", "../x", " ")] == [422] * 3
+    assert [
+        http.post("/move", json={**asked, "into": into}).status_code
+        for into in ("both", "../x", " ")
+    ] == [422] * 3
     assert http.post("/move", json={**asked, "name": "neither"}).status_code == 404
     assert http.post("/move", json=asked).json()["says"] == "moved 4 photos of 'both' to 'yellow'"
     http.post("/move", json={"name": "both", "into": "blue"})
@@ -283,7 +364,10 @@ def test_a_class_is_split_and_a_wrong_photo_is_moved(http, tmp_path):
     assert [len(files) for files in kept(http).values()] == [0, 0, 4, 6]
     http.post("/versions/1/serve")
     names = {one["photo"]: one["file"].split("-")[0] for one in http.get("/inbox").json()["photos"]}
-    assert http.post("/inbox/learn", json={"names": names}).json()["learned"] == {"blue": 6, "yellow": 4}
+    assert http.post("/inbox/learn", json={"names": names}).json()["learned"] == {
+        "blue": 6,
+        "yellow": 4,
+    }
     versions = tmp_path / "w" / "versions"
     assert_same_model(cifnet_pl.load(versions / "000005"), cifnet_pl.load(versions / "000004"))
     http.post("/versions/2/serve")
@@ -294,7 +378,10 @@ def test_downloads(http, tmp_path):
     taught(http)
     (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
     assert cifnet_pl.load(tmp_path / "bundle.zip").class_names == ["red", "green", "blue"]
-    for name, sentence in (("../config.json", "more than a model"), ("zeros", "100 times its size")):
+    for name, sentence in (
+        ("../config.json", "more than a model"),
+        ("zeros", "100 times its size"),
+    ):
         with zipfile.ZipFile(tmp_path / "bundle.zip", "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, bytes(10**8))
         with pytest.raises(CheckpointError, match=sentence):
@@ -307,18 +394,22 @@ def test_downloads(http, tmp_path):
     assert tree(tmp_path / "w" / "incoming") == set()
 
 
-def test_doubtful_photos_and_the_nearest_photo(http):
-    """Photos of another colour are found, but the only one of a class; an answer shows the most similar kept photo."""
+def test_doubtful_images_and_the_nearest_image(http):
+    """Photos of another colour are found, but the only one of a class; an answer shows the most
+    similar kept photo.
+    """
     for name, other in (("blue", "yellow"), ("yellow", "blue")):
-        wrong = [("files", ("wrong.png", photo(other, 900)))]
-        teach(http, [*photos(name, 20), *wrong], name)
+        wrong = [("files", ("wrong.png", image(other, 900)))]
+        teach(http, [*images(name, 20), *wrong], name)
     taught(http, "brown", 1)
     found = http.get("/audit").json()
     assert (found["photos"], found["not_judged"]) == (42, ["brown"])
-    doubtful = {(one["label"], one["looks_like"]) for one in found["doubtful"]}
-    assert doubtful == {("blue", "yellow"), ("yellow", "blue")}
-    nearest = becomes(lambda: http.post("/classify", files=photos("blue", 1)).json()["photos"][0]["nearest"])
-    assert http.get(f"/photos/{nearest}").content == photo("blue", 100)
+    label_errors = {(one["label"], one["looks_like"]) for one in found["doubtful"]}
+    assert label_errors == {("blue", "yellow"), ("yellow", "blue")}
+    nearest = becomes(
+        lambda: http.post("/classify", files=images("blue", 1)).json()["photos"][0]["nearest"]
+    )
+    assert http.get(f"/photos/{nearest}").content == image("blue", 100)
 
 
 def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
@@ -342,7 +433,7 @@ def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
     answer = http.post("/rename", json={"old": "red", "new": "a"})
     sentence = "the server's disk is full or not writable; nothing was changed"
     assert (answer.status_code, answer.json()["error"]) == (507, sentence)
-    assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
+    assert names_of(http.post("/classify", files=images("red", 1))) == ["red"]
     monkeypatch.undo()
     assert http.post("/rename", json={"old": "red", "new": "a"}).json()["version"] == 2
 
@@ -350,21 +441,32 @@ def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
 def test_token(tmp_path):
     with client(tmp_path / "w", Access(token="a" * 20)) as http:
         good = {"Authorization": f"Bearer {'a' * 20}"}
-        lower = {"Authorization": f"bearer {'a' * 20}"}  # the scheme's case does not matter (RFC 9110)
+        lower = {
+            "Authorization": f"bearer {'a' * 20}"
+        }  # the scheme's case does not matter (RFC 9110)
         assert http.get("/classes", headers=lower).status_code == 200
         for path in ("/classes", "/look", "/versions", "/photos/x", "/jobs/x"):
             assert http.get(path).status_code == 401, path
             assert http.get(path, headers=good).status_code != 401
-        assert http.post("/classify", files=photos("red", 1)).status_code == 401
-        assert [http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/health")] == [200] * 4
-        wrong = [http.get("/classes", headers={"Authorization": "Bearer x"}).status_code for _ in range(5)]
+        assert http.post("/classify", files=images("red", 1)).status_code == 401
+        assert [
+            http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/health")
+        ] == [200] * 4
+        wrong = [
+            http.get("/classes", headers={"Authorization": "Bearer x"}).status_code
+            for _ in range(5)
+        ]
         assert (wrong[0], wrong[-1]) == (401, 429)
         assert http.get("/classes", headers=good).status_code == 200
 
 
 def test_the_page_of_the_api_lists_routes_parameters_and_answers(http):
     page = http.get("/docs").text
-    says = ["one photo or many", "Number of photos it was learned from", "Kept photos that were judged"]
+    says = [
+        "one photo or many",
+        "Number of photos it was learned from",
+        "Kept photos that were judged",
+    ]
     for said in ("POST /classify", "GET /health", "<code>anyway</code>", "<code>new</code>", *says):
         assert said in page
 
@@ -381,20 +483,35 @@ def test_no_cookie_no_cross_origin_and_a_strict_policy(http):
 def test_read_only(tmp_path):
     with client(tmp_path / "w", options=Options(read_only=True)) as http:
         answers = [http.post(path) for path in ("/undo", "/redo", "/versions/1/serve")]
-        answers += [http.post("/forget", json={"name": "red"}), http.post("/rename", json={"old": "red", "new": "a"})]
-        answers += [http.post("/purge", json={}), http.post("/move", json={"name": "red", "into": "green"})]
-        answers += [http.post("/inbox", files=photos("blue", 1)), http.post("/inbox/learn", json={"names": {"a": "b"}})]
+        answers += [
+            http.post("/forget", json={"name": "red"}),
+            http.post("/rename", json={"old": "red", "new": "a"}),
+        ]
+        answers += [
+            http.post("/purge", json={}),
+            http.post("/move", json={"name": "red", "into": "green"}),
+        ]
+        answers += [
+            http.post("/inbox", files=images("blue", 1)),
+            http.post("/inbox/learn", json={"names": {"a": "b"}}),
+        ]
         answers += [http.post("/inbox/remove", json={"photos": ["a"]})]
         assert {answer.status_code for answer in answers} == {403}
         asked = {"/classify", "/group"}  # every other POST changes something
-        posts = [path for path, kinds in http.get("/openapi.json").json()["paths"].items() if "post" in kinds]
-        assert set(posts) - asked == {one.request.url.path.replace("/1/", "/{number}/") for one in answers}
-        assert names_of(http.post("/classify", files=photos("red", 1))) == ["red"]
+        posts = [
+            path
+            for path, kinds in http.get("/openapi.json").json()["paths"].items()
+            if "post" in kinds
+        ]
+        assert set(posts) - asked == {
+            one.request.url.path.replace("/1/", "/{number}/") for one in answers
+        }
+        assert names_of(http.post("/classify", files=images("red", 1))) == ["red"]
     assert tree(tmp_path / "w" / "incoming") == set()
 
 
 def test_limits(tmp_path):
-    limits = Limits(body_bytes=20_000, photo_bytes=5_000, photos=3)
+    limits = Limits(body_bytes=20_000, image_bytes=5_000, images=3)
     with client(tmp_path / "w", options=Options(limits=limits)) as http:
         large = http.post("/classify", files=[("files", ("a.png", bytes(30_000)))])
         one = http.post("/classify", files=[("files", ("a.png", bytes(6_000)))])
@@ -410,51 +527,73 @@ def test_too_many_requests(tmp_path):
 
 def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
     monkeypatch.setattr(Service, "answer", lambda *args: 1 / 0)
-    answer = http.post("/classify", files=photos("red", 1))
-    assert (answer.status_code, answer.json()) == (500, {"error": "the server failed; its log says why"})
+    answer = http.post("/classify", files=images("red", 1))
+    assert (answer.status_code, answer.json()) == (
+        500,
+        {"error": "the server failed; its log says why"},
+    )
 
 
 def test_heads_that_cannot_take_more_say_so(logistic):
     """The head's own reason, as a conflict."""
-    arrived = logistic.receive([(f"{i}.png", BytesIO(photo("red", i))) for i in (400, 401)]).photos
+    arrived = logistic.receive([(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]).images
     error = logistic.decide(dict.fromkeys(arrived, "red"), False).result.exception(30)
     assert (error.status, "cannot add photos to class 'red'" in str(error)) == (409, True)
 
 
-# ---------------------------------------------------------------------- where nothing, or something, is known at first
+# ---------------------------------------------------------------------- where nothing, or
+# something, is known at first
 
 
 def test_the_first_classes_are_taught_and_taken_back(tmp_path):
-    """A model of no class answers with none, learns the first ones, goes on after a new start, and forgets them."""
+    """A model of no class answers with none, learns the first ones, goes on after a new start, and
+    forgets them.
+    """
     for turn in range(2):
         with client(tmp_path / "w", begun=model(())) as http:
             if not turn:
-                (answer,) = http.post("/classify", files=photos("red", 1)).json()["photos"]
+                (answer,) = http.post("/classify", files=images("red", 1)).json()["photos"]
                 assert (answer["classes"], answer["known"]) == ([], None)
                 assert http.get("/look").json()["classes"] == 0
-                assert http.get("/versions/1/bundle").status_code == http.get("/audit").status_code == 409
-                files = {f"{name}/{i}.png": photo(name, i) for name in ("red", "green") for i in range(6)}
-                assert teach(http, [("files", ("a.zip", zipped(files)))]).json()["learned"] == {"red": 6, "green": 6}
-            assert names_of(http.post("/classify", files=photos("green", 3, 500))) == ["green"] * 3
+                assert (
+                    http.get("/versions/1/bundle").status_code
+                    == http.get("/audit").status_code
+                    == 409
+                )
+                files = {
+                    f"{name}/{i}.png": image(name, i) for name in ("red", "green") for i in range(6)
+                }
+                assert teach(http, [("files", ("a.zip", zipped(files)))]).json()["learned"] == {
+                    "red": 6,
+                    "green": 6,
+                }
+            assert names_of(http.post("/classify", files=images("green", 3, 500))) == ["green"] * 3
             assert http.post("/undo").json()["version"] == 1
             assert counts(http) == {}
             assert http.post("/redo").json()["version"] == 2
 
 
-def test_the_photos_of_fit_are_examples_and_are_forgotten(tmp_path):
-    """Those of the folder that the model learned, by their content; each other one stays outside."""
+def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
+    """Those of the folder that the model learned, by their content; each other one stays
+    outside.
+    """
     folder = tmp_path / "photos"
     for name in ("red", "green"):
         (folder / name).mkdir(parents=True)
         for i in range(4):
-            (folder / name / f"{i}.png").write_bytes(photo(name, i))
+            (folder / name / f"{i}.png").write_bytes(image(name, i))
     begun = model(()).extend(folder).model
-    (folder / "red" / "new.png").write_bytes(photo("red", 9))
+    (folder / "red" / "new.png").write_bytes(image("red", 9))
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4, 4]
-        nearest = becomes(lambda: http.post("/classify", files=photos("red", 1, 0)).json()["photos"][0]["nearest"])
-        assert http.get(f"/photos/{nearest}").content == photo("red", 0)
-        assert sorted(http.get("/audit").json()["not_judged"]) == ["green", "red"]  # four near-copies each
+        nearest = becomes(
+            lambda: http.post("/classify", files=images("red", 1, 0)).json()["photos"][0]["nearest"]
+        )
+        assert http.get(f"/photos/{nearest}").content == image("red", 0)
+        assert sorted(http.get("/audit").json()["not_judged"]) == [
+            "green",
+            "red",
+        ]  # four near-copies each
         assert http.post("/forget", json={"name": "green"}).json()["exact"] is True
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4]

@@ -1,27 +1,30 @@
-"""Photos from outside: limits, zip files that lie, formats that are not decoded, classes without a name."""
+"""Photos from outside: limits, zip files that lie, formats that are not decoded, classes without a
+name.
+"""
 
 import io
 
 import numpy as np
 import pytest
 
-from cifnet_pl.photos.photo import UnreadableImage, read_square
+from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.serving import uploads as module
-from cifnet_pl.serving.inbox import Decided, DecidedPhoto, check_alike, tidy
+from cifnet_pl.serving.inbox import Decided, DecidedImage, check_alike, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded, uploads
-from tests.photos.test_photo import bomb
-from tests.serving.services import photo, zipped
+from tests.images.test_image import bomb
+from tests.serving.services import image, zipped
 
-LIMITS = Limits(photo_bytes=20_000, pixels=10_000, photos=5, zip_bytes=100_000)
+LIMITS = Limits(image_bytes=20_000, pixels=10_000, images=5, zip_bytes=100_000)
 
 
 def of_zip(content):
     return list(uploads([("photos.zip", io.BytesIO(content))], LIMITS))
 
 
-def test_photos_of_a_zip_file_with_their_folders():
-    good, hidden = photo("red", 0), {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
+def test_images_of_a_zip_file_with_their_folders():
+    good = image("red", 0)
+    hidden = {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
     result = of_zip(zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}))
     assert result == [("all/a/1.png", good), ("b\\2.png", good), ("top.png", good)]
 
@@ -48,7 +51,7 @@ HOSTILE = {
     "parent": (zipped({"../a.png": b"x"}), 422, "outside of itself: ../a.png"),
     "lying": (lying(), 422, "damaged"),
     "no zip": (b"PK\x03\x04 not a zip", 422, "not a zip file"),
-    "cut": (zipped({"a/1.png": photo("red", 0)})[:-30], 422, "not a zip file"),
+    "cut": (zipped({"a/1.png": image("red", 0)})[:-30], 422, "not a zip file"),
     "empty": (b"", 422, "not a zip file"),
 }
 
@@ -74,21 +77,23 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
         (bomb(101, 100), "101 × 100 pixels are more than 10,000"),
         (bomb(60_000, 60_000), "pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image of a known format"),
-        (photo("red", 0)[:600], "truncated"),
+        (image("red", 0)[:600], "truncated"),
         (b"", "no image of a known format"),
     ],
 )
-def test_photos_that_are_not_decoded(content, reason):
+def test_images_that_are_not_decoded(content, reason):
     with pytest.raises(UnreadableImage, match=reason):
         decoded(content, 8, 1.0, LIMITS)
 
 
 def test_decoded_as_a_file_is(tmp_path):
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
-        content = photo("green", 1, 90, kind)
+        content = image("green", 1, 90, kind)
         (tmp_path / "photo").write_bytes(content)
-        limits = Limits(photo_bytes=10**6)
-        assert np.array_equal(decoded(content, 8, 0.9, limits)[0], read_square(tmp_path / "photo", 8, 0.9)), kind
+        limits = Limits(image_bytes=10**6)
+        assert np.array_equal(
+            decoded(content, 8, 0.9, limits)[0], read_square(tmp_path / "photo", 8, 0.9)
+        ), kind
 
 
 def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
@@ -103,4 +108,6 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
 
 def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
-        Decided(tmp_path, [DecidedPhoto("1", "1", "X", 1), DecidedPhoto("2", "2", "x", 2)]).ask({}, [])
+        Decided(tmp_path, [DecidedImage("1", "1", "X", 1), DecidedImage("2", "2", "x", 2)]).ask(
+            {}, []
+        )

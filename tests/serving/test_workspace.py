@@ -1,4 +1,6 @@
-"""Versions: every change is stored before it counts; undo, redo, going back, comparing; a full disk; other models."""
+"""Versions: every change is stored before it counts; undo, redo, going back, comparing; a full
+disk; other models.
+"""
 
 import errno
 import sqlite3
@@ -27,8 +29,11 @@ def first_class(workspace):
 
 
 def test_a_version_is_the_same_model_on_the_backbone_that_was_given(tmp_path):
-    """Another network in memory, and another session of its engine, would be left behind by every undo."""
-    made, images = model(), torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    """Another network in memory, and another session of its engine, would be left behind by every
+    undo.
+    """
+    made = model()
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     workspace = Workspace(tmp_path / "w", made)
     renamed(workspace, "a")
     assert torch.equal(made.probabilities(images), workspace.load(1).probabilities(images))
@@ -42,7 +47,11 @@ def test_versions_are_not_removed_because_the_journal_is_damaged_or_lost(tmp_pat
     before = tree(tmp_path / "w" / "versions")
     journal = tmp_path / "w" / "journal.sqlite"
     whole = journal.read_bytes()
-    for damage in (bytes(100), b"no journal at all " * 100, whole[:100] + bytes(4000) + whole[4100:]):
+    for damage in (
+        bytes(100),
+        b"no journal at all " * 100,
+        whole[:100] + bytes(4000) + whole[4100:],
+    ):
         journal.write_bytes(damage)
         with pytest.raises(CheckpointError, match="damaged"):
             Workspace(tmp_path / "w", model())
@@ -66,7 +75,10 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
     workspace.close()
     workspace = Workspace(tmp_path / "w", model())
     assert (workspace.current, workspace.can_redo, first_class(workspace)) == (2, True, "a")
-    assert [(v.number, v.change.says) for v in workspace.versions.values()][1:] == [(2, "to a"), (3, "to b")]
+    assert [(v.number, v.change.says) for v in workspace.versions.values()][1:] == [
+        (2, "to a"),
+        (3, "to b"),
+    ]
     renamed(workspace, "c")
     assert (workspace.current, workspace.versions[4].parent, workspace.can_redo) == (4, 2, False)
     workspace.go_to(3)
@@ -96,8 +108,11 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
 
 def test_a_change_is_on_the_disk_before_it_is_acknowledged(tmp_path):
     """Another connection sees it as soon as the call returns, and the bundle was written before."""
-    workspace, journal = Workspace(tmp_path / "w", model()), tmp_path / "w" / "journal.sqlite"
-    for number, change in enumerate([partial(renamed, workspace, "a"), workspace.undo, workspace.redo], 2):
+    workspace = Workspace(tmp_path / "w", model())
+    journal = tmp_path / "w" / "journal.sqlite"
+    for number, change in enumerate(
+        [partial(renamed, workspace, "a"), workspace.undo, workspace.redo], 2
+    ):
         change()
         other = sqlite3.connect(journal)
         assert other.execute("SELECT count(*), max(serves) FROM journal").fetchone() == (number, 2)
@@ -108,9 +123,9 @@ def test_a_change_is_on_the_disk_before_it_is_acknowledged(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../journal.sqlite", "journal.sqlite", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"]
 )
-def test_only_kept_photos_are_read(name, tmp_path):
+def test_only_kept_images_are_read(name, tmp_path):
     with pytest.raises(RequestError, match="no such photo"):
-        Workspace(tmp_path / "w", model()).photo(name)
+        Workspace(tmp_path / "w", model()).image(name)
 
 
 def test_oldest_versions_are_removed(tmp_path):
@@ -119,7 +134,11 @@ def test_oldest_versions_are_removed(tmp_path):
     (tmp_path / "w" / "incoming" / "photo.png").touch()
     for name in "abcd":
         renamed(workspace, name)
-    assert sorted(path.name for path in (tmp_path / "w" / "versions").iterdir()) == ["000003", "000004", "000005"]
+    assert sorted(path.name for path in (tmp_path / "w" / "versions").iterdir()) == [
+        "000003",
+        "000004",
+        "000005",
+    ]
     assert (tmp_path / "w" / "incoming" / "photo.png").is_file()
     with pytest.raises(RequestError, match="no longer stored"):
         workspace.go_to(1)
@@ -170,7 +189,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert renamed(again, "a").number == 2
 
 
-def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(tmp_path, monkeypatch, caplog):
+def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
+    tmp_path, monkeypatch, caplog
+):
     workspace = Workspace(tmp_path / "w", model(), keep_versions=2)
     renamed(workspace, "a")
 
@@ -186,7 +207,7 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(tmp_path,
     assert [number for number, version in workspace.versions.items() if version.stored] == [3, 4]
 
 
-def test_photos_that_neither_wait_nor_were_learned_are_removed(tmp_path):
+def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
     """Those that were taken away must not fill the disk."""
     workspace = Workspace(tmp_path / "w", model())
     files = [f"{number:064x}.png" for number in range(3)]

@@ -15,7 +15,14 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.sweep import complete_run
 from cifnet_pl.model.bundle import CONFIG
 from tests.cli.test_sweep import write
-from tests.command_line import assert_same_model, command, environment, learned, make_photos, measurements
+from tests.command_line import (
+    assert_same_model,
+    command,
+    environment,
+    learned,
+    make_images,
+    measurements,
+)
 from tests.command_line import fit as learn
 from tests.killing import in_a_process, killed_within
 from tests.models import learned as model
@@ -26,7 +33,8 @@ KILLS = 20
 
 def assert_same(bundle: Path, other: Path) -> None:
     """Two bundles hold the same model, bit for bit."""
-    ours, theirs = cifnet_pl.load(bundle), cifnet_pl.load(other)
+    ours = cifnet_pl.load(bundle)
+    theirs = cifnet_pl.load(other)
     assert ours.class_names == theirs.class_names
     tensors = theirs.tensors()
     assert all((value == tensors[key]).all() for key, value in ours.tensors().items())
@@ -37,7 +45,7 @@ def test_a_command(name: str, tmp_path: Path):
     """There is what was there before, or the whole new output; trying again gives the same."""
     model("acil").save(tmp_path / "b")
     model("acil", [["gnu"], ["hen", "ibis"]]).save(tmp_path / "other")
-    make_photos(tmp_path / "new", ["yak", "zebu"], 40)
+    make_images(tmp_path / "new", ["yak", "zebu"], 40)
     one = ["--model", str(tmp_path / "b")]
     options = {
         "export": one,
@@ -46,7 +54,8 @@ def test_a_command(name: str, tmp_path: Path):
         "merge": [str(tmp_path / "b"), str(tmp_path / "other")],
         "classify": [*one, "--images", str(tmp_path / "new")],
     }[name]
-    expected, output = tmp_path / "expected", tmp_path / "output"
+    expected = tmp_path / "expected"
+    output = tmp_path / "output"
 
     def work(target: Path) -> partial[int]:
         return partial(main, [name, *options, "--output", str(target), "--overwrite", "true"])
@@ -55,36 +64,60 @@ def test_a_command(name: str, tmp_path: Path):
     begin = time.monotonic()
     assert in_a_process(work(tmp_path / "again"), output) == 0
     seconds = time.monotonic() - begin
-    chance, killed = random.Random(name), 0
+    chance = random.Random(name)
+    killed = 0
     for number in range(KILLS):
         target = tmp_path / f"{number}"
         if number % 2:  # something is there already
-            shutil.copytree(expected, target) if expected.is_dir() else shutil.copy(expected, target)
-        killed += killed_within(chance.uniform(0, 1) * seconds, work(target), output) == -signal.SIGKILL
+            (
+                shutil.copytree(expected, target)
+                if expected.is_dir()
+                else shutil.copy(expected, target)
+            )
+        killed += (
+            killed_within(chance.uniform(0, 1) * seconds, work(target), output) == -signal.SIGKILL
+        )
         if name == "classify":
             assert not target.exists() or target.read_bytes() == expected.read_bytes()
         elif (target / CONFIG).exists():
             assert_same(target, expected)
         assert in_a_process(work(target), output) == 0, output.read_text()
-        assert target.read_bytes() == expected.read_bytes() if name == "classify" else not assert_same(target, expected)
+        assert (
+            target.read_bytes() == expected.read_bytes()
+            if name == "classify"
+            else not assert_same(target, expected)
+        )
     assert killed > KILLS // 4
 
 
 def test_a_sweep(tmp_path: Path):
     """Killed again and again on its way through two points, of which each goes on where it was."""
-    fixed = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False, "data.classes_per_task": 2}
+    fixed = {
+        "data.num_workers": 0,
+        "data.image_size": 8,
+        "energy.enabled": False,
+        "data.classes_per_task": 2,
+    }
     path = write(tmp_path, fixed=fixed, seeds=[3, 4])
     words = ["sweep", str(path), "--logs"]
-    assert subprocess.run(command(*words, str(tmp_path / "expected")), env=environment()).returncode == 0
+    assert (
+        subprocess.run(command(*words, str(tmp_path / "expected")), env=environment()).returncode
+        == 0
+    )
     names = sorted(folder.name for folder in (tmp_path / "expected").iterdir())
-    chance, logs = random.Random(0), tmp_path / "logs"
+    chance = random.Random(0)
+    logs = tmp_path / "logs"
     for _ in range(KILLS):
-        process = subprocess.Popen(command(*words, str(logs)), env=environment(), start_new_session=True)
+        process = subprocess.Popen(
+            command(*words, str(logs)), env=environment(), start_new_session=True
+        )
         time.sleep(chance.uniform(3, 14))
         process.kill()
         process.wait()
         for run in filter(None, map(complete_run, sorted(logs.iterdir()) if logs.is_dir() else [])):
-            assert measurements(run) == measurements(tmp_path / "expected" / run.parent.name / run.name)
+            assert measurements(run) == measurements(
+                tmp_path / "expected" / run.parent.name / run.name
+            )
     assert subprocess.run(command(*words, str(logs)), env=environment()).returncode == 0
     for name in names:
         run = complete_run(logs / name)
@@ -93,17 +126,22 @@ def test_a_sweep(tmp_path: Path):
 
 
 def test_the_building_of_a_cache(tmp_path: Path):
-    """What is there of it is right, however often its builder died; the run that uses it ends bit-identical."""
-    photos = make_photos(tmp_path / "photos", list("abcdefgh"), 30)
-    options = ["--data.source", "folder", "--data.root", str(photos), "--model.head", "RidgeHead"]
+    """What is there of it is right, however often its builder died; the run that uses it ends
+    bit-identical.
+    """
+    images = make_images(tmp_path / "images", list("abcdefgh"), 30)
+    options = ["--data.source", "folder", "--data.root", str(images), "--model.head", "RidgeHead"]
     options += ["--data.batch_size", "4"]
     cached = [*options, "--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
     expected = learned(tmp_path / "expected", *options)
     output = tmp_path / "output"
     begin = time.monotonic()
-    assert in_a_process(partial(learn, tmp_path / "timed", *options), output) == 0, output.read_text()
+    assert in_a_process(partial(learn, tmp_path / "timed", *options), output) == 0, (
+        output.read_text()
+    )
     seconds = time.monotonic() - begin
-    chance, killed = random.Random(1), 0
+    chance = random.Random(1)
+    killed = 0
     for number in range(KILLS):
         if number == KILLS // 2:
             shutil.rmtree(tmp_path / "cache")  # from nothing once more

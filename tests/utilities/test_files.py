@@ -52,7 +52,9 @@ def test_readable_as_the_umask_says(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize("error", [ValueError("a fault"), KeyboardInterrupt(), RuntimeError("a fault")])
+@pytest.mark.parametrize(
+    "error", [ValueError("a fault"), KeyboardInterrupt(), RuntimeError("a fault")]
+)
 def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) -> None:
     def write(file: IO[bytes]) -> None:
         file.write(b"half of it")
@@ -65,9 +67,13 @@ def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) 
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_disk_that_refuses_at_the_end(target: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_refuses_at_the_end(
+    target: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, call, Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
-    with pytest.raises(CifnetError, match=r"cannot write .*file.bin: Input/output error; nothing was changed"):
+    with pytest.raises(
+        CifnetError, match=r"cannot write .*file.bin: Input/output error; nothing was changed"
+    ):
         write_atomic(target, lambda file: file.write(b"new"))
     assert untouched(target)
 

@@ -1,4 +1,6 @@
-"""Freed memory goes back to the system, and one limit of BLAS's threads holds for all threads of Python."""
+"""Freed memory goes back to the system, and one limit of BLAS's threads holds for all threads of
+Python.
+"""
 
 import sys
 import threading
@@ -34,7 +36,9 @@ def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def blas_threads() -> set[int]:
-    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
 
 
 def test_the_limit_holds_until_the_last_one_has_left() -> None:

@@ -13,10 +13,10 @@ from cifnet_pl.utilities.text import FONT, about_spellings, families, number_of
 @pytest.mark.parametrize(
     ("count", "words", "expected"),
     [
-        (1, ("photo",), "1 photo"),
+        (1, ("image",), "1 image"),
         (2, ("class",), "2 classes"),
-        (1234, ("other photo",), "1,234 other photos"),
-        (3, ("photo has", "photos have"), "3 photos have"),
+        (1234, ("other image",), "1,234 other images"),
+        (3, ("image has", "images have"), "3 images have"),
     ],
 )
 def test_a_count_and_its_noun(count, words, expected):
@@ -29,7 +29,11 @@ def test_a_count_and_its_noun(count, words, expected):
         (["cup", "Cup"], [], ["'cup' and 'Cup'"]),
         (["fish"], ["Fish", "cup"], ["'Fish' and 'fish'"]),
         (["a b", "a_b", "A-B "], [], ["'a b' and 'a_b'", "'a b' and 'A-B '"]),
-        (["Gr\u00fcn", "Gru\u0308n", "STRASSE", "straße"], [], ["'Grün' and 'Gru\u0308n'", "'STRASSE' and 'straße'"]),
+        (
+            ["Gr\u00fcn", "Gru\u0308n", "STRASSE", "straße"],
+            [],
+            ["'Grün' and 'Gru\u0308n'", "'STRASSE' and 'straße'"],
+        ),
         (["cup"], ["cup"], []),
         (["cup", "cups", "1", "10"], ["Cub"], []),
     ],
@@ -46,7 +50,8 @@ def test_matplotlibs_own_font_is_enough_for_many_scripts_and_emoji():
 
 
 def test_another_font_is_taken_for_what_the_first_lacks(recwarn):
-    own, other = module._characters(findfont(FONT)), module._characters(findfont("STIXGeneral"))
+    own = module._characters(findfont(FONT))
+    other = module._characters(findfont("STIXGeneral"))
     character = chr(min(c for c in other - own if chr(c).isprintable()))
     chosen = families(["plain", f"odd {character}"])
     assert len(chosen) == 2

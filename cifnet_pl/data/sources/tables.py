@@ -1,4 +1,6 @@
-"""Read tables as data sources: embeddings that were computed elsewhere, and lists of image files."""
+"""Read tables as data sources: embeddings that were computed elsewhere, and lists of image
+files.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import TEST, TRAIN, FileSet, SampleSet, Source, SourceOptions, classes_of, in_parts
-from cifnet_pl.photos.files import expanded, place
-from cifnet_pl.photos.photo import content_hash
+from cifnet_pl.data.sets import (
+    TEST,
+    TRAIN,
+    FileSet,
+    SampleSet,
+    Source,
+    SourceOptions,
+    classes_of,
+    in_parts,
+)
+from cifnet_pl.images.files import expanded, place
+from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import has_controls, printable
@@ -47,7 +58,10 @@ class Table:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = name if name in self.columns else ALIASES.get(name, name)
+        if name in self.columns:
+            column = name
+        else:
+            column = ALIASES.get(name, name)
         if column not in self.columns:
             known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
@@ -62,7 +76,9 @@ class Table:
         """
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise self._unlike(name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats")
+            raise self._unlike(
+                name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats"
+            )
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
@@ -96,7 +112,9 @@ class Table:
             values, counts = np.unique(identities, return_counts=True)
             if len(values) < len(z):
                 again = printable(str(values[int(counts.argmax())]))
-                raise DataError(f"{place(self.path)}: id '{again}' stands there twice, expected one per sample")
+                raise DataError(
+                    f"{place(self.path)}: id '{again}' stands there twice, expected one per sample"
+                )
         return EmbeddingSet(z, labels, self.path, ids=identities)
 
     def labelled(
@@ -131,7 +149,11 @@ def _npz(path: Path) -> Table:
 
     def read(name: str) -> np.ndarray:
         info = members[name]
-        mapped = _mapped_npy(path, info.header_offset) if info.compress_type == zipfile.ZIP_STORED else None
+        mapped = (
+            _mapped_npy(path, info.header_offset)
+            if info.compress_type == zipfile.ZIP_STORED
+            else None
+        )
         if mapped is not None:
             return mapped
         with np.load(path, allow_pickle=False) as arrays:
@@ -141,23 +163,37 @@ def _npz(path: Path) -> Table:
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an empty one."""
+    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an
+    empty one.
+    """
     with path.open("rb") as file:
         file.seek(offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))
         file.seek(offset + 30 + name + extra)
         version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read_header = np.lib.format.read_array_header_1_0
+        else:
+            read_header = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read_header(file)
         if dtype.hasobject:
-            raise DataError(f"{place(path)} holds Python objects, which are never loaded: save plain arrays of text")
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C") if 0 not in shape else None
+            raise DataError(
+                f"{place(path)} holds Python objects, which are never loaded: save plain arrays of"
+                " text"
+            )
+        if 0 not in shape:
+            return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+        return None
 
 
 def _parquet(path: Path) -> Table:
     parquet = import_pyarrow().parquet
     columns = parquet.read_schema(path).names
-    return Table(path, columns, lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name))
+    return Table(
+        path,
+        columns,
+        lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name),
+    )
 
 
 def import_pyarrow() -> Any:
@@ -172,15 +208,27 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
     """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
     pyarrow = import_pyarrow()
     kind = column.type
-    if not (pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)):
+    if not (
+        pyarrow.types.is_list(kind)
+        or pyarrow.types.is_large_list(kind)
+        or pyarrow.types.is_fixed_size_list(kind)
+    ):
         # NumPy's integers have no missing ones: it would make floats of all.
-        return np.asarray(np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy())
+        return np.asarray(
+            np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy()
+        )
     whole = column.combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pyarrow.ChunkedArray) else whole
+    if isinstance(whole, pyarrow.ChunkedArray):
+        whole = whole.chunk(0)
+    else:
+        whole = whole
     numbers = whole.flatten()
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
     if len(lengths) > 1 or numbers.null_count or not pyarrow.types.is_floating(numbers.type):
-        raise DataError(f"{place(path)}: rows of '{printable(name)}' are not all floats, the same number in each row")
+        raise DataError(
+            f"{place(path)}: rows of '{printable(name)}' are not all floats, the same number in"
+            " each row"
+        )
     return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
 
 
@@ -211,13 +259,16 @@ class EmbeddingSet(SampleSet):
         rows: np.ndarray | None = None,
         ids: np.ndarray | None = None,
     ):
-        self.embeddings, self.labels, self.ids, self.file = embeddings, labels, ids, file
+        self.embeddings = embeddings
+        self.labels = labels
+        self.ids = ids
+        self.file = file
         self.rows = np.arange(len(labels)) if rows is None else rows
         self.names = [str(name) for name in (self.rows if ids is None else ids[self.rows]).tolist()]
 
     @property
     def root(self) -> Path:
-        """The file, below which the samples are, as photos are below a folder."""
+        """The file, below which the samples are, as images are below a folder."""
         return self.file
 
     @property
@@ -234,15 +285,20 @@ class EmbeddingSet(SampleSet):
         where = self.rows[rows]
         # A view of consecutive rows is read from the file in one piece.
         together = len(where) and (np.diff(where) == 1).all()
-        part = self.embeddings[where[0] : where[-1] + 1] if together else self.embeddings[where]
+        if together:
+            part = self.embeddings[where[0] : where[-1] + 1]
+        else:
+            part = self.embeddings[where]
         with np.errstate(over="ignore"):  # what is too large becomes infinity
             z = torch.from_numpy(np.array(part, dtype=np.float32, order="C"))
         broken = where[(~torch.isfinite(z)).any(dim=1).numpy()].tolist()
         if broken:
-            listed = ", ".join(map(str, broken[:5])) + (f", … ({len(broken)} in this part)" if len(broken) > 5 else "")
+            listed = ", ".join(map(str, broken[:5])) + (
+                f", … ({len(broken)} in this part)" if len(broken) > 5 else ""
+            )
             raise DataError(
-                f"{place(self.file)}: no finite float32 in row{'s' * (len(broken) > 1)} {listed} of the embeddings "
-                "(counted from 0): repair or remove them"
+                f"{place(self.file)}: no finite float32 in row{'s' * (len(broken) > 1)} {listed} of"
+                " the embeddings (counted from 0): repair or remove them"
             )
         return z
 
@@ -252,7 +308,9 @@ class EmbeddingSet(SampleSet):
 
     def subset(self, rows: np.ndarray) -> EmbeddingSet:
         """Return the samples at positions ``rows``."""
-        return EmbeddingSet(self.embeddings, self.labels[rows], self.file, self.rows[rows], self.ids)
+        return EmbeddingSet(
+            self.embeddings, self.labels[rows], self.file, self.rows[rows], self.ids
+        )
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the embedding's bytes."""
@@ -262,15 +320,17 @@ class EmbeddingSet(SampleSet):
 def embeddings(options: SourceOptions) -> Source:
     """Read embeddings and their labels from one file.
 
-    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional: ``ids`` (n,), the identity of
-    each sample, and ``split`` (n,), "train" or "test". Without a test part a share of each class is held back by seed.
+    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional: ``ids``
+    (n,), the identity of each sample, and ``split`` (n,), "train" or "test". Without a test part a
+    share of each class is held out by seed.
 
     Options:
         embeddings, labels, ids, split: names of the columns or arrays, where they have other ones.
 
     Raises:
         UsageError: no file was given.
-        DataError: a file that is missing, damaged or of another kind; columns that are missing or do not fit.
+        DataError: a file that is missing, damaged or of another kind; columns that are missing or
+            do not fit.
     """
     table = open_table(options.root)
     names = {key: str(value) for key, value in options.own.items()}
@@ -278,7 +338,10 @@ def embeddings(options: SourceOptions) -> Source:
     class_names, whole = table.labelled(**names)
     held = None
     if split is not None:
-        held = np.array([str(word).lower() in TEST_WORDS for word in table.vector(split, len(whole))], dtype=bool)
+        held = np.array(
+            [str(word).lower() in TEST_WORDS for word in table.vector(split, len(whole))],
+            dtype=bool,
+        )
     return in_parts(class_names, whole, held, options, place(table.path))
 
 
@@ -286,7 +349,8 @@ def open_table(root: Path | None) -> Table:
     """Open a file of arrays; its ending says the format, and none of them is read yet.
 
     Raises:
-        UsageError: no file was given, one with another ending, or a package that is needed and missing.
+        UsageError: no file was given, one with another ending, or a package that is needed and
+            missing.
         DataError: there is no such file, or it is damaged or not what its ending says.
     """
     if root is None:
@@ -296,7 +360,9 @@ def open_table(root: Path | None) -> Table:
         raise DataError(f"no file {place(path)}: expected {WHAT}")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise unknown_name(f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS)
+        raise unknown_name(
+            f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS
+        )
     with readable(path):
         return reader(path)
 
@@ -323,9 +389,11 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def manifest(options: SourceOptions) -> Source:
     """Read the images that a table lists; ``--data.root`` is the table.
 
-    Columns: ``path``, relative to the table's folder; ``label``, the name of the class; and if wanted ``split`` (train
-    or test), ``task`` and ``domain``. Tasks are learned with ``--data.stream Listed``, in sorted order, numbers as
-    numbers; domains with ``--data.stream Domains``. Without a split a share of each class is held back by seed.
+    Columns: ``path``, relative to the table's folder; ``label``, the name of the class; and if
+        wanted ``split`` (train
+    or test), ``task`` and ``domain``. Tasks are learned with ``--data.stream Listed``, in sorted
+    order, numbers as numbers; domains with ``--data.stream Domains``. Without a split a share of
+    each class is held out by seed.
 
     Options:
         path, label, split, task, domain: names of the columns, where they have other ones.
@@ -337,8 +405,11 @@ def manifest(options: SourceOptions) -> Source:
     if options.root is None:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
-    table, where = _columns(file), place(options.root)
-    columns = {key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")}
+    table = _columns(file)
+    where = place(options.root)
+    columns = {
+        key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")
+    }
     for key, name in columns.items():
         if name not in table and (key in ("path", "label") or key in options.own):
             listed = ", ".join(printable(column) for column in table)
@@ -362,11 +433,21 @@ def _columns(path: Path) -> dict[str, list[str]]:
     if ending == ".parquet":
         table = open_table(path)
         columns = {name: table.array(name) for name in table.columns}
-        return {name: ["" if cell is None else str(cell) for cell in column] for name, column in columns.items()}
+        return {
+            name: ["" if cell is None else str(cell) for cell in column]
+            for name, column in columns.items()
+        }
     if ending not in DELIMITERS:
-        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", [*DELIMITERS, ".parquet"])
-    with explained(DataError, f"cannot read {place(path)}"), path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = [row for row in csv.reader(file, delimiter=DELIMITERS[ending]) if row] or [[]]
+        raise unknown_name(
+            f"kind of table in {place(path)}", path.suffix or "no ending", [*DELIMITERS, ".parquet"]
+        )
+    with (
+        explained(DataError, f"cannot read {place(path)}"),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        header, *rows = [row for row in csv.reader(file, delimiter=DELIMITERS[ending]) if row] or [
+            []
+        ]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
@@ -378,15 +459,18 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     """Check the cells of a table.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, a part that is neither for training nor for
-            testing, an image that is listed twice or is not there.
+        DataError: no rows, a cell that is empty or cannot be shown, a part that is neither for
+            training nor for testing, an image that is listed twice or is not there.
     """
     if not cells["path"]:
         raise DataError(f"{where} lists no image")
     for key, column in cells.items():
         for number, cell in enumerate(column, 1):
             if not cell or has_controls(cell):
-                content = "nothing" if not cell else f"control characters, '{printable(cell)}'"
+                if not cell:
+                    content = "nothing"
+                else:
+                    content = f"control characters, '{printable(cell)}'"
                 raise DataError(f"{where}: row {number} has {content} for {key}")
             if key == "split" and cell.lower() not in TRAIN + TEST:
                 raise DataError(f"{where} has split '{cell}', expected train or test")
@@ -396,13 +480,18 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     missing = [path for path in cells["path"] if not (root / path).is_file()]
     if missing:
         raise DataError(
-            f"{where} lists {len(missing)} files that are not there, the first is {place(root / missing[0])}: paths "
-            "are relative to the table's folder"
+            f"{where} lists {len(missing)} files that are not there, the first is"
+            f" {place(root / missing[0])}: paths are relative to the table's folder"
         )
 
 
 def _groups(column: list[str]) -> tuple[list[str], np.ndarray]:
-    """Return the sorted names in a column, numbers as numbers, and (n,) the position of each row's."""
-    names = sorted(set(column), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    """Return the sorted names in a column, numbers as numbers, and (n,) the position of each
+    row's.
+    """
+    names = sorted(
+        set(column),
+        key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
+    )
     position = {name: i for i, name in enumerate(names)}
     return names, np.array([position[name] for name in column], dtype=np.int64)

@@ -1,7 +1,9 @@
-"""Read WebDataset's format as a data source: tar files with an image and its label for every sample.
+"""Read WebDataset's format as a data source: tar files with an image and its label for every
+sample.
 
-The headers are read once; then every image is read from its place in its shard. So shards of any number and size are
-divided over processes and workers as exactly as files in folders, and no sample is read twice or left out.
+The headers are read once; then every image is read from its place in its shard. So shards of any
+number and size are divided over processes and workers as exactly as files in folders, and no sample
+is read twice or left out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
-from cifnet_pl.photos.files import expanded, identity
+from cifnet_pl.images.files import expanded, identity
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.text import printable
 
@@ -29,9 +31,10 @@ LABELS = ("cls", "txt", "json")
 def webdataset(options: SourceOptions) -> Source:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
-    A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number), ``.txt`` (a name) or
-    ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``, or whose names begin so, are that part;
-    without both a share of each class is held back by seed.
+    A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
+        ``.txt`` (a name) or
+    ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``, or whose names begin
+    so, are that part; without both a share of each class is held out by seed.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -39,17 +42,25 @@ def webdataset(options: SourceOptions) -> Source:
 
     Raises:
         UsageError: no shards were given.
-        DataError: a shard that is missing, cut off or no tar file; a sample without an image or a label.
+        DataError: a shard that is missing, cut off or no tar file; a sample without an image or a
+            label.
     """
     reader = ShardReader(find_shards(options), str(options.own.get("label", "label")))
     where = printable(str(options.root))
     name, times = Counter(reader.names).most_common(1)[0]
     if times > 1:
-        raise DataError(f"{where}: sample {printable(name)} stands there twice: give each sample a name of its own")
+        raise DataError(
+            f"{where}: sample {printable(name)} stands there twice: give each sample a name of"
+            " its own"
+        )
     class_names, labels = classes_of(reader.labels, where, _class_list(options))
     whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
     parts = [part_of(shard) for shard in reader.shards]
-    test = np.array([parts[number] == "test" for number in reader.shard]) if {"train", "test"} <= set(parts) else None
+    test = (
+        np.array([parts[number] == "test" for number in reader.shard])
+        if {"train", "test"} <= set(parts)
+        else None
+    )
     return in_parts(class_names, whole, test, options, where)
 
 
@@ -64,7 +75,9 @@ def find_shards(options: SourceOptions) -> list[str]:
         DataError: there are no shards.
     """
     if options.root is None:
-        raise UsageError("no shards were given: set --data.root to a folder of .tar files or a pattern")
+        raise UsageError(
+            "no shards were given: set --data.root to a folder of .tar files or a pattern"
+        )
     path = expanded(options.root)
     files = glob.glob(str(path / "**" / "*.tar") if path.is_dir() else str(path), recursive=True)
     if not files:
@@ -77,7 +90,9 @@ def part_of(shard: str) -> str | None:
     for name in reversed(shard.rsplit("/", 2)[-2:]):
         word = re.match(r"[a-z]*", name.lower())
         if word is not None and word[0] in TRAIN + TEST:
-            return "train" if word[0] in TRAIN else "test"
+            if word[0] in TRAIN:
+                return "train"
+            return "test"
     return None
 
 
@@ -97,7 +112,9 @@ Members = dict[str, tarfile.TarInfo]
 
 
 def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
-    """Return the members of each sample of a shard, by the samples' keys; ``shard`` is printable."""
+    """Return the members of each sample of a shard, by the samples' keys; ``shard`` is
+    printable.
+    """
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in (member for member in archive if member.isreg()):
@@ -105,7 +122,10 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
             key, _, ending = last.partition(".")
             key = f"{folder}/{key}" if folder else key
             if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
-                raise DataError(f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one")
+                raise DataError(
+                    f"{shard}: sample {printable(key)} has two members .{printable(ending)}:"
+                    " rename one"
+                )
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise DataError(f"shard {shard} is cut off: it has no end mark")
@@ -119,7 +139,10 @@ def _listed(members: Members) -> str:
 
 
 def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
-    ending = name if name in members else next((e for e in LABELS if e in members), None)
+    if name in members:
+        ending: str | None = name
+    else:
+        ending = next((e for e in LABELS if e in members), None)
     if ending is None:
         raise DataError(f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}")
     member = members[ending]
@@ -128,7 +151,9 @@ def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
         text = file.read(member.size).decode("utf-8").strip()
         if ending == "json":
             return json.loads(text)[name]
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return text
 
 
 class ShardReader:
@@ -141,20 +166,27 @@ class ShardReader:
     Attributes:
         marks: of each tar file, what changes with its content: size and times.
         shard, offset, size: (n,) of each image: its tar file, and its place in it in bytes.
-        names, labels: (n,) of each sample: its tar file's name with its key, and what its label member says.
+        names, labels: (n,) of each sample: its tar file's name with its key, and what its label
+            member says.
 
     Raises:
-        DataError: a shard that cannot be read, is cut off or no tar file; a sample without an image or a label.
+        DataError: a shard that cannot be read, is cut off or no tar file; a sample without an image
+            or a label.
     """
 
     def __init__(self, shards: list[str], label: str):
-        self.shards, self.marks = shards, [identity(Path(shard)) for shard in shards]
+        self.shards = shards
+        self.marks = [identity(Path(shard)) for shard in shards]
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
-            short, shown = shard.rsplit("/", 1)[-1], printable(shard)
-            with explained(DataError, f"shard {shown} is damaged, cut off or no tar file"), open(shard, "rb") as file:
+            short = shard.rsplit("/", 1)[-1]
+            shown = printable(shard)
+            with (
+                explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
+                open(shard, "rb") as file,
+            ):
                 for key, members in _samples(file, shown).items():
                     where = f"{shown}: sample {printable(key)}"
                     image = next((members[ending] for ending in IMAGES if ending in members), None)
@@ -172,10 +204,16 @@ class ShardReader:
             DataError: its shard cannot be read, or changed since it was indexed.
         """
         number = int(self.shard[row])
-        shard, mark = self.shards[number], self.marks[number]
-        with explained(DataError, f"cannot read shard {printable(shard)}"), open(shard, "rb") as file:
+        shard = self.shards[number]
+        mark = self.marks[number]
+        with (
+            explained(DataError, f"cannot read shard {printable(shard)}"),
+            open(shard, "rb") as file,
+        ):
             file.seek(int(self.offset[row]))
             content = file.read(int(self.size[row]))
             if identity(Path(shard)) != mark or len(content) != self.size[row]:
-                raise DataError(f"shard {printable(shard)} changed while it was read: start the run again")
+                raise DataError(
+                    f"shard {printable(shard)} changed while it was read: start the run again"
+                )
         return content

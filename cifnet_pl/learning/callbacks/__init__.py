@@ -1,18 +1,22 @@
-"""Lightning callbacks: activations, classes, copies, metrics, energy, trajectory, checkpoint, predictions, screen."""
+"""Lightning callbacks: activations, classes, copies, metrics, energy, trajectory, checkpoint,
+predictions, screen.
+"""
 
 from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint as TaskCheckpoint
-from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics
+from cifnet_pl.learning.callbacks.coverage_and_novelty import (
+    CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics,
+)
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor as EnergyMonitor
-from cifnet_pl.learning.callbacks.held_back import HeldBackPhotos as HeldBackPhotos
+from cifnet_pl.learning.callbacks.held_out import HeldOutImages as HeldOutImages
 from cifnet_pl.learning.callbacks.pictures import ClassResults as ClassResults
 from cifnet_pl.learning.callbacks.pictures import TrajectoryPlot as TrajectoryPlot
 from cifnet_pl.learning.callbacks.predictions import ActivationTable as ActivationTable
 from cifnet_pl.learning.callbacks.predictions import PredictionRecord as PredictionRecord
 from cifnet_pl.learning.callbacks.predictions import PredictionTable as PredictionTable
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy as PrequentialAccuracy
-from cifnet_pl.learning.callbacks.screen import CopiesReport as CopiesReport
+from cifnet_pl.learning.callbacks.screen import DuplicatesReport as DuplicatesReport
 from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
 from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics as TaskMetrics
@@ -24,6 +28,12 @@ def standard_callbacks(bar: bool) -> list[Callback]:
     Args:
         bar: whether there is a progress bar.
     """
-    shown = [CopiesReport(), *[TaskProgressBar()] * bar, RunTable()]
-    measured = [PrequentialAccuracy(), ClassResults(), CoverageAndNoveltyMetrics(), TaskMetrics(), TrajectoryPlot()]
-    return [*measured, HeldBackPhotos(), *shown]
+    shown = [DuplicatesReport(), *[TaskProgressBar()] * bar, RunTable()]
+    measured = [
+        PrequentialAccuracy(),
+        ClassResults(),
+        CoverageAndNoveltyMetrics(),
+        TaskMetrics(),
+        TrajectoryPlot(),
+    ]
+    return [*measured, HeldOutImages(), *shown]

@@ -18,19 +18,27 @@ from cifnet_pl.utilities.files import write_atomic
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, flushes to disk and renames; reads tensors and plain containers only."""
+    """Writes beside the target, flushes to disk and renames; reads tensors and plain containers
+    only.
+    """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint atomically."""
         write_atomic(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(
-        self, path: Any, map_location: Any = lambda storage, loc: storage, weights_only: bool | None = True
+        self,
+        path: Any,
+        map_location: Any = lambda storage, loc: storage,
+        weights_only: bool | None = True,
     ) -> dict[str, Any]:
         """Read a checkpoint without executing anything from it.
 
         Raises:
-            CheckpointError: the file is missing, truncated, or holds more than tensors and plain containers.
+            CheckpointError: the file is missing, truncated, or holds more than tensors and plain
+                containers.
         """
         return read_checkpoint(Path(path), map_location)
 
@@ -38,17 +46,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class TaskCheckpoint(Checkpoint):
     """Saves ``checkpoints/last.ckpt`` after each task's evaluation.
 
-    Trained methods are saved inside tasks too, at the end of an epoch, and go on there with the same bits. A task of a
-    closed-form head is done again: it takes seconds.
+    Trained methods are saved inside tasks too, at the end of an epoch, and go on there with the
+    same bits. A task of a closed-form head is done again: it takes seconds.
 
     Args:
         every_task: keep ``task_<k>.ckpt`` of each task as well.
-        every_minutes: least time between two checkpoints inside a task, 0 for one after each epoch; null for none.
+        every_minutes: least time between two checkpoints inside a task, 0 for one after each epoch;
+            null for none.
     """
 
     def __init__(self, every_task: bool = False, every_minutes: float | None = None):
-        check_that(every_minutes is None or every_minutes >= 0, "every_minutes", every_minutes, "at least 0")
-        self.every_task, self.every_minutes = every_task, every_minutes
+        check_that(
+            every_minutes is None or every_minutes >= 0,
+            "every_minutes",
+            every_minutes,
+            "at least 0",
+        )
+        self.every_task = every_task
+        self.every_minutes = every_minutes
         self._saved = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,6 @@
-"""Measure energy per task with CodeCarbon, offline: learning and evaluation, and CPU, GPU and RAM, separately."""
+"""Measure energy per task with CodeCarbon, offline: learning and evaluation, and CPU, GPU and RAM,
+separately.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ class Energy:
 
     def plus(self, other: Energy, sign: int = 1) -> Energy:
         """Return the sum with another one, or with ``sign`` −1 the difference."""
-        return Energy(*(mine + sign * theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Energy(
+            *(
+                mine + sign * theirs
+                for mine, theirs in zip(astuple(self), astuple(other), strict=True)
+            )
+        )
 
 
 def check_country(code: str) -> str:
@@ -57,16 +64,19 @@ def check_country(code: str) -> str:
 
 
 class EnergyMonitor(Callback):
-    """Measures the energy of every task's learning and of its evaluation, with one tracker per node.
+    """Measures the energy of every task's learning and of its evaluation, with one tracker per
+    node.
 
-    An error in the tracker is reported once and never ends a run. What a task under way has taken is part of the
-    checkpoint, and counts if the run goes on inside that task; each of several nodes then adds what the first one took.
+    An error in the tracker is reported once and never ends a run. What a task under way has taken
+    is part of the checkpoint, and counts if the run goes on inside that task; each of several nodes
+    then adds what the first one took.
 
     Args:
         enabled: whether to measure at all.
         country_iso_code: three-letter code for the carbon intensity of electricity.
-        tracking_mode: machine counts the processor and memory with all other processes, process only this run's share.
-            The Trainer's GPUs are counted whole in both modes, other GPUs in neither.
+        tracking_mode: machine counts the processor and memory with all other processes, process
+            only this run's share. The Trainer's GPUs are counted whole in both modes, other GPUs in
+            neither.
     """
 
     def __init__(
@@ -77,7 +87,10 @@ class EnergyMonitor(Callback):
     ):
         self.enabled = enabled
         # The list of countries is read by pandas, whose import takes a second and 90 MB.
-        self.country_iso_code = check_country(country_iso_code) if enabled else country_iso_code
+        if enabled:
+            self.country_iso_code = check_country(country_iso_code)
+        else:
+            self.country_iso_code = country_iso_code
         self.tracking_mode = tracking_mode
         self.source: str | None = None
         self.learning: Energy | None = None
@@ -85,11 +98,14 @@ class EnergyMonitor(Callback):
         self._tracker: Any = None
         self._mark = Energy()
         self._open = False  # whether a task is being learned
-        self._spent: Energy | None = Energy()  # of the task under way, up to the last checkpoint; None if not known
+        self._spent: Energy | None = (
+            Energy()
+        )  # of the task under way, up to the last checkpoint; None if not known
         self._before_stop: Energy | None = Energy()  # of the task under way, in earlier runs
         self._warned = False
 
-    # ------------------------------------------------------------------ hooks, in the order Lightning calls them
+    # ------------------------------------------------------------------ hooks, in the order
+    # Lightning calls them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
@@ -98,10 +114,15 @@ class EnergyMonitor(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the learning of a task."""
-        module, lap = cast(TaskModule, pl_module), self._lap()
+        module = cast(TaskModule, pl_module)
+        lap = self._lap()
         preparing = lap if module.preparing else Energy()
-        self._spent = self._before_stop if module.goes_on_inside else preparing
-        self._open, self._before_stop = True, Energy()
+        if module.goes_on_inside:
+            self._spent = self._before_stop
+        else:
+            self._spent = preparing
+        self._open = True
+        self._before_stop = Energy()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
@@ -141,7 +162,11 @@ class EnergyMonitor(Callback):
             logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
             from codecarbon import OfflineEmissionsTracker
 
-            gpus = physical_gpus(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else None
+            gpus = (
+                physical_gpus(trainer.device_ids)
+                if trainer.strategy.root_device.type == "cuda"
+                else None
+            )
             self._tracker = OfflineEmissionsTracker(
                 country_iso_code=self.country_iso_code,
                 save_to_file=False,
@@ -152,7 +177,9 @@ class EnergyMonitor(Callback):
             )
             self._tracker.start()
             if gpus is None:  # an empty list of GPUs means all of them to CodeCarbon
-                self._tracker._hardware = [h for h in self._tracker._hardware if type(h).__name__ != "GPU"]
+                self._tracker._hardware = [
+                    h for h in self._tracker._hardware if type(h).__name__ != "GPU"
+                ]
             self.source = energy_source(self._tracker._hardware)
 
         self._guard(start)
@@ -169,7 +196,9 @@ class EnergyMonitor(Callback):
             self._mark = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
 
         self._guard(read)
-        return self._mark.plus(before, -1) if self._tracker is not None else None
+        if self._tracker is not None:
+            return self._mark.plus(before, -1)
+        return None
 
     def _add_lap(self) -> Energy | None:
         """Return the energy of the task under way; None if a part of it was not measured."""
@@ -183,14 +212,20 @@ class EnergyMonitor(Callback):
             action()
         except Exception as error:
             if not self._warned:
-                rank_zero_warn(f"energy is not measured: {type(error).__name__}: {first_line(error)}")
-            tracker, self._tracker, self.source, self._warned = self._tracker, None, None, True
+                rank_zero_warn(
+                    f"energy is not measured: {type(error).__name__}: {first_line(error)}"
+                )
+            tracker = self._tracker
+            self._tracker = None
+            self.source = None
+            self._warned = True
             if tracker is not None:
                 self._guard(tracker.stop)
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
-    """Return the driver's numbers or names of a process's GPUs, which CUDA_VISIBLE_DEVICES may number differently.
+    """Return the driver's numbers or names of a process's GPUs, which CUDA_VISIBLE_DEVICES may
+    number differently.
 
     Args:
         device_ids: indices as the process counts its GPUs.
@@ -216,7 +251,9 @@ def energy_source(hardware: Sequence[Any]) -> str:
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
-            counted = [device for device in part.devices.devices if device.gpu_index in part._get_gpu_ids()]
+            counted = [
+                device for device in part.devices.devices if device.gpu_index in part._get_gpu_ids()
+            ]
             libraries = {
                 TRACKERS.get(type(device).__name__, type(device).__name__)
                 + ("" if getattr(device, "_has_counter", True) else " (power sampled)")
@@ -229,7 +266,11 @@ def energy_source(hardware: Sequence[Any]) -> str:
             parts.append(f"{str(part.chip_part).lower()} powermetrics")
         else:
             mode = str(getattr(part, "_mode", "unknown"))
-            parts.append(f"cpu {mode}" if mode in ("intel_rapl", "intel_power_gadget") else f"cpu estimated ({mode})")
+            parts.append(
+                f"cpu {mode}"
+                if mode in ("intel_rapl", "intel_power_gadget")
+                else f"cpu estimated ({mode})"
+            )
     return ", ".join(parts)
 
 

@@ -25,7 +25,13 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder, write_table
+from cifnet_pl.learning.task_module import (
+    TaskCallback,
+    TaskModule,
+    callback_of,
+    run_folder,
+    write_table,
+)
 from cifnet_pl.model.metrics import percent
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import write_bytes
@@ -47,9 +53,12 @@ def keep_picture(trainer: Trainer, path: Path, picture: bytes, step: int) -> Non
     write_bytes(path, picture)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            # As it is: ``add_image`` would unpack it into floats, three times over, and pack it again.
+            # As it is: ``add_image`` would unpack it into floats, three times over, and pack it
+            # again.
             width, height = Image.open(io.BytesIO(picture)).size
-            image = Summary.Image(height=height, width=width, colorspace=RGBA, encoded_image_string=picture)
+            image = Summary.Image(
+                height=height, width=width, colorspace=RGBA, encoded_image_string=picture
+            )
             summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
             logger.experiment.file_writer.add_summary(summary, step)
 
@@ -58,24 +67,32 @@ MOST_CLASSES = 150
 """Classes in one picture of confusions: of more, those that are confused most."""
 
 NUMBERED_CLASSES = 30
-"""Classes up to which every cell with a photo has its number; past that only those of 5 % and more."""
+"""Classes up to which every cell with an image has its number; past that only those of 5 % and
+more.
+"""
 
 LONGEST = 24
 
-FEW, MANY = (0.42, 10.5, 10.5), (0.18, 9.0, 6.5)
-"""Inches of a cell, points of names and of numbers: of few classes, legible half a page wide, and of many, in parts."""
+FEW = (0.42, 10.5, 10.5)
+MANY = (0.18, 9.0, 6.5)
+"""Inches of a cell, points of names and of numbers: of few classes, legible half a page wide, and
+of many, in parts.
+"""
 
 LARGE = 15.0
-"""Inches from which a picture has fewer dots per inch: drawing one of 30 inches at 130 takes 60 MB."""
+"""Inches from which a picture has fewer dots per inch: drawing one of 30 inches at 130 takes 60
+MB.
+"""
 
 
 def clustered(shares: np.ndarray) -> np.ndarray:
     """Order classes so that those that are confused with each other are neighbours.
 
-    Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves (Bar-Joseph et al., 2001).
+    Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves
+    (Bar-Joseph et al., 2001).
 
     Args:
-        shares: (C, C) share of the photos of class i that were taken for class j.
+        shares: (C, C) share of the images of class i that were taken for class j.
 
     Returns:
         (C,) int64 classes in this order.
@@ -92,7 +109,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
     """Draw counts as percent of each row, with similar classes together.
 
     Args:
-        matrix: (C, C) numbers of photos, true classes in rows.
+        matrix: (C, C) numbers of images, true classes in rows.
         names: of the classes.
         title: of the figure.
     """
@@ -110,7 +127,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         figure, axes, beside = _canvas(labels, cell, points)
         right = np.where(np.eye(len(order), dtype=bool), percent, np.nan)
         wrong_share = np.where(np.eye(len(order), dtype=bool) | (percent == 0), np.nan, percent)
-        # As squares: ``imshow`` enlarges the matrix to the picture's pixels before it is coloured, in half a gigabyte.
+        # As squares: ``imshow`` enlarges the matrix to the picture's pixels before it is coloured,
+        # in half a gigabyte.
         edges = np.arange(len(order) + 1) - 0.5
         axes.pcolormesh(edges, edges, right, cmap="Greens", vmin=0, vmax=130)
         squares = axes.pcolormesh(edges, edges, wrong_share, cmap="OrRd", norm=LogNorm(1, 100))
@@ -123,24 +141,36 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         axes.hlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         axes.vlines(edges[:-1], -0.5, len(order) - 0.5, color="0.9", linewidth=0.4)
         _write_confusions(axes, percent, numbers)
-        bar = figure.colorbar(squares, cax=beside, label="wrong (% of the class's photos)")
+        bar = figure.colorbar(squares, cax=beside, label="wrong (% of the class's images)")
         bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
     return figure
 
 
 def _canvas(labels: Sequence[str], cell: float, points: float) -> tuple[Figure, Axes, Axes]:
-    """Return a figure with axes for a square matrix of cells of ``cell`` inches, and axes for a colour bar beside it.
+    """Return a figure with axes for a square matrix of cells of ``cell`` inches, and axes for a
+    colour bar beside it.
 
-    The margins follow from the length of the labels: matplotlib's own layout takes seconds for a hundred of them.
+    The margins follow from the length of the labels: matplotlib's own layout takes seconds for a
+        hundred of them.
     """
-    ems = max(sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label) for label in labels)
-    margin, side = 0.65 + ems * points / 72, max(1.6, cell * len(labels))
-    width, height = margin + side + 1.2, margin + side + 0.5
+    ems = max(
+        sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.62 for c in label)
+        for label in labels
+    )
+    margin = 0.65 + ems * points / 72
+    side = max(1.6, cell * len(labels))
+    width = margin + side + 1.2
+    height = margin + side + 0.5
     figure = Figure(figsize=(width, height), dpi=130 if side < LARGE else 100)
     axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
     tall = min(side, 4.0)
     beside = figure.add_axes(
-        ((margin + side + 0.25) / width, (margin + (side - tall) / 2) / height, 0.14 / width, tall / height)
+        (
+            (margin + side + 0.25) / width,
+            (margin + (side - tall) / 2) / height,
+            0.14 / width,
+            tall / height,
+        )
     )
     return figure, axes, beside
 
@@ -148,8 +178,14 @@ def _canvas(labels: Sequence[str], cell: float, points: float) -> tuple[Figure, 
 def _write_confusions(axes: Axes, percent: np.ndarray, points: float) -> None:
     least = 0.5 if len(percent) <= NUMBERED_CLASSES else 5.0
     for i, j in zip(*np.nonzero(percent >= least), strict=True):
-        colour = "white" if i != j and percent[i, j] > 40 else "black"  # the darkest green is light enough
-        axes.text(j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour)
+        # the darkest green is light enough
+        if i != j and percent[i, j] > 40:
+            colour = "white"
+        else:
+            colour = "black"
+        axes.text(
+            j, i, f"{percent[i, j]:.0f}", ha="center", va="center", fontsize=points, color=colour
+        )
 
 
 def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str) -> Figure:
@@ -172,7 +208,7 @@ def draw_calibration(confidence: np.ndarray, right: np.ndarray, title: str) -> F
     upper.set(title=title, ylabel="named right (%)", xlim=(0, 100), ylim=(0, 100))
     upper.legend(frameon=False)
     lower.bar(100 * edges[:-1] + 5, counts, width=9, color="0.75")
-    lower.set(xlabel="confidence of the model (%)", ylabel="photos")
+    lower.set(xlabel="confidence of the model (%)", ylabel="images")
     return figure
 
 
@@ -191,22 +227,29 @@ LETTERS = 10.5
 
 
 def draw_trajectory(record: RunRecord, title: str) -> Figure:
-    """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over time.
+    """Draw A_k and Ā over the number of classes seen, and below it each task's own accuracy over
+    time.
 
     Args:
         record: what was measured.
         title: of the figure.
     """
     figure = Figure(figsize=(6.4, 7.4), dpi=120)
-    # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the drawing.
+    # Axes at places that have room for all numbers: matplotlib's own layout takes longer than the
+    # drawing.
     places = ((0.1, 0.57, 0.76, 0.38), (0.1, 0.07, 0.76, 0.41), (0.88, 0.07, 0.025, 0.41))
     upper, lower, beside = map(figure.add_axes, places)
-    seen, marker = [row.classes_seen for row in record.rows], "o" if len(record.rows) <= 25 else ""
+    seen = [row.classes_seen for row in record.rows]
+    marker = "o" if len(record.rows) <= 25 else ""
     # As floats, in which what was not measured is NaN.
-    upper.plot(seen, np.array(record.trajectory, dtype=float), marker + "-", color="black", label="$A_k$")
+    upper.plot(
+        seen, np.array(record.trajectory, dtype=float), marker + "-", color="black", label="$A_k$"
+    )
     average = np.array([row.average for row in record.rows], dtype=float)
     upper.plot(seen, average, "--", color="tab:blue", label=r"$\bar A$ so far")
-    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits(record.trajectory))
+    upper.set(
+        xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits(record.trajectory)
+    )
     upper.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     upper.grid(alpha=0.3)
     upper.legend()
@@ -223,13 +266,22 @@ def draw_trajectory(record: RunRecord, title: str) -> Figure:
         for k, j in np.argwhere(~np.isnan(grid)):
             # Light cells of the colour map begin at about two thirds of it.
             colour = "black" if grid[k, j] > 65 else "white"
-            lower.text(j + 1, k + 1, f"{grid[k, j]:.0f}", ha="center", va="center", color=colour, fontsize=LETTERS)
+            lower.text(
+                j + 1,
+                k + 1,
+                f"{grid[k, j]:.0f}",
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=LETTERS,
+            )
     figure.colorbar(image, cax=beside, label="accuracy (%)")
     return figure
 
 
 def limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
-    """Return the ends of an axis in percent; it reaches from 50 or less to 100, so that small changes look small.
+    """Return the ends of an axis in percent; it reaches from 50 or less to 100, so that small
+    changes look small.
 
     Args:
         accuracies: in percent; None is ignored.
@@ -245,18 +297,25 @@ class TrajectoryPlot(Callback):
         """Write ``trajectory.png`` and add the figure to TensorBoard."""
         folder = run_folder(trainer)
         metrics = callback_of(trainer, TaskMetrics)
-        if not trainer.is_global_zero or folder is None or metrics is None or not (folder / "tasks.csv").is_file():
+        if (
+            not trainer.is_global_zero
+            or folder is None
+            or metrics is None
+            or not (folder / "tasks.csv").is_file()
+        ):
             return
         figure = draw_trajectory(metrics.record, _title(folder))
         keep_picture(trainer, folder / "trajectory.png", png(figure), len(metrics.record.rows))
 
 
 class ClassResults(TaskCallback):
-    """Writes ``class_accuracy.csv`` after each task, ``confusion.csv`` and ``confusion.png`` at the end of a run.
+    """Writes ``class_accuracy.csv`` after each task, ``confusion.csv`` and ``confusion.png`` at the
+    end of a run.
 
-    The first has a row per class, in the order of learning: its task, its number of test images at the end, and its
-    accuracy in percent after each task. The second has numbers of test images, rows the true classes, columns the
-    answers.
+    The first has a row per class, in the order of learning: its task, its number of test images at
+        the end, and its
+    accuracy in percent after each task. The second has numbers of test images, rows the true
+    classes, columns the answers.
 
     Attributes:
         history: for each task, (2, C) int64: correct answers and test images of each class.
@@ -275,13 +334,21 @@ class ClassResults(TaskCallback):
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Write the table, and after the last task the matrix."""
         assert module.evaluation is not None
-        confusion, names = module.evaluation.confusion, module.class_names
-        self.history.append(torch.from_numpy(np.stack([confusion.diagonal(), confusion.sum(axis=1)])))
+        confusion = module.evaluation.confusion
+        names = module.class_names
+        self.history.append(
+            torch.from_numpy(np.stack([confusion.diagonal(), confusion.sum(axis=1)]))
+        )
         task_of = [k for k, task in enumerate(module.learned_tasks, 1) for _ in task]
         body: list[list[Any]] = []
         for column, (name, task) in enumerate(zip(names, task_of, strict=True)):
-            counts = [after[:, column].tolist() if column < after.shape[1] else (0, 0) for after in self.history]
-            body.append([name, task, counts[-1][1], *(percent(right, tested) for right, tested in counts)])
+            counts = [
+                after[:, column].tolist() if column < after.shape[1] else (0, 0)
+                for after in self.history
+            ]
+            body.append(
+                [name, task, counts[-1][1], *(percent(right, tested) for right, tested in counts)]
+            )
         last = module.tasks_finished
         recorded = range(last - len(self.history) + 1, last + 1)
         header = ["class", "task", "test_images", *(f"after_task_{k}" for k in recorded)]
@@ -300,7 +367,9 @@ class ClassResults(TaskCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the counts of the checkpoint; CheckpointError if they are damaged."""
-        with explained(CheckpointError, "the checkpoint is damaged, its class accuracies cannot be read"):
+        with explained(
+            CheckpointError, "the checkpoint is damaged, its class accuracies cannot be read"
+        ):
             self.history = list(state_dict["counts"])
 
 

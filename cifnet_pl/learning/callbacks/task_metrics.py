@@ -1,4 +1,6 @@
-"""Record a run: the metrics of each task in files and TensorBoard, and at the end what the run was and its summary."""
+"""Record a run: the metrics of each task in files and TensorBoard, and at the end what the run was
+and its summary.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.data.sets import ImageSet, Source
 from cifnet_pl.data.streams import Stream
+from cifnet_pl.images.image import usable_cores
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
 from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
-from cifnet_pl.photos.photo import usable_cores
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import flatten, of_all_processes, to_csv, write_json, write_text
 
@@ -58,7 +60,9 @@ TAGS = {
 
 @dataclass
 class TaskRow:
-    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None where something was not measured."""
+    """One row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None where something was not
+    measured.
+    """
 
     task: int
     classes_seen: int
@@ -87,7 +91,16 @@ class TaskRow:
 
 
 OF_THE_LAST_TASK = (
-    *("ece", "nll", "top5", "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"),
+    *(
+        "ece",
+        "nll",
+        "top5",
+        "set_size",
+        "set_coverage",
+        "called_unknown",
+        "unknown_auroc",
+        "unknown_fpr95",
+    ),
     *("energy_source", "state_elements", "buffer_elements"),
 )
 """Columns whose last value is the run's."""
@@ -149,16 +162,23 @@ class RunRecord:
     def _all(self, column: str) -> list[float] | None:
         """Return a column; None if a cell of it is empty."""
         values = [getattr(row, column) for row in self.rows]
-        return None if None in values else values
+        if None in values:
+            return None
+        return values
 
     def _sum(self, column: str) -> float | None:
         values = self._all(column)
-        return None if values is None else sum(values)
+        if values is None:
+            return None
+        return sum(values)
 
     def write_tables(self, folder: Path) -> None:
         """Write ``tasks.csv`` and ``accuracy_matrix.csv``, each atomically."""
         columns = [f.name for f in fields(TaskRow)]
-        write_text(folder / "tasks.csv", to_csv(columns, [[getattr(r, c) for c in columns] for r in self.rows]))
+        write_text(
+            folder / "tasks.csv",
+            to_csv(columns, [[getattr(r, c) for c in columns] for r in self.rows]),
+        )
         header = ["task", *(f"task_{j + 1}" for j in range(len(self.matrix)))]
         body = [[k + 1, *row] for k, row in enumerate(self.matrix)]
         write_text(folder / "accuracy_matrix.csv", to_csv(header, body))
@@ -167,8 +187,9 @@ class RunRecord:
 class TaskMetrics(TaskCallback):
     """Keeps the run's record and writes its folder's files; must come after :class:`EnergyMonitor`.
 
-    The record is part of the checkpoint, so a run that goes on has all its rows. So is the time that a task under way
-    has taken: it counts if the run goes on inside that task, not if the task is learned again from its beginning.
+    The record is part of the checkpoint, so a run that goes on has all its rows. So is the time
+    that a task under way has taken: it counts if the run goes on inside that task, not if the task
+        is learned again from its beginning.
     """
 
     def __init__(self) -> None:
@@ -184,7 +205,8 @@ class TaskMetrics(TaskCallback):
         Raises:
             CheckpointError: it was not.
         """
-        learned, measured = cast(TaskModule, pl_module).tasks_finished, len(self.record.rows)
+        learned = cast(TaskModule, pl_module).tasks_finished
+        measured = len(self.record.rows)
         if learned != measured:
             raise CheckpointError(
                 f"{learned} tasks are learned, but the record holds measurements of {measured}: "
@@ -197,11 +219,18 @@ class TaskMetrics(TaskCallback):
         if trainer.is_global_zero and folder is not None:
             (folder / "summary.json").unlink(missing_ok=True)
             if not (folder / "config.yaml").exists():  # the command line has written its own
-                config = yaml.safe_dump(configuration(cast(TaskModule, pl_module)), sort_keys=False, allow_unicode=True)
+                config = yaml.safe_dump(
+                    configuration(cast(TaskModule, pl_module)), sort_keys=False, allow_unicode=True
+                )
                 write_text(folder / "config.yaml", config)
         module = cast(TaskModule, pl_module)
-        earlier = self._before_stop if module.goes_on_inside else module.preparing
-        self._start, self._cached, self._before_stop = time.perf_counter() - earlier, 0, 0.0
+        if module.goes_on_inside:
+            earlier = self._before_stop
+        else:
+            earlier = module.preparing
+        self._start = time.perf_counter() - earlier
+        self._cached = 0
+        self._before_stop = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -214,7 +243,8 @@ class TaskMetrics(TaskCallback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note how long the task took to learn."""
         if self._start is not None:
-            self._train_seconds, self._start = time.perf_counter() - self._start, None
+            self._train_seconds = time.perf_counter() - self._start
+            self._start = None
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Add the task's row, write the tables, log."""
@@ -224,13 +254,17 @@ class TaskMetrics(TaskCallback):
             self.record.write_tables(folder)
             row = self.record.rows[-1]
             values = {tag: getattr(row, column) for tag, column in TAGS.items()}
-            values |= {f"acc_of_task/{j}": value for j, value in enumerate(self.record.matrix[-1], 1)}
+            values |= {
+                f"acc_of_task/{j}": value for j, value in enumerate(self.record.matrix[-1], 1)
+            }
             measured = {tag: float(value) for tag, value in values.items() if value is not None}
             for logger in trainer.loggers:
                 logger.log_metrics(measured, step=len(self.record.rows))
 
     def _add_row(self, trainer: Trainer, module: TaskModule) -> None:
-        evaluation, record, energy = module.evaluation, self.record, callback_of(trainer, EnergyMonitor)
+        evaluation = module.evaluation
+        record = self.record
+        energy = callback_of(trainer, EnergyMonitor)
         assert evaluation is not None
         record.matrix.append(list(evaluation.task_accuracy))
         elements = module.state_elements()
@@ -276,9 +310,15 @@ class TaskMetrics(TaskCallback):
 
         TensorBoard's table of runs gets the settings and the final metrics.
         """
-        folder, module = run_folder(trainer), cast(TaskModule, pl_module)
+        folder = run_folder(trainer)
+        module = cast(TaskModule, pl_module)
         whole = len(self.record.rows) == trainer.max_epochs
-        if not (trainer.is_global_zero and folder is not None and whole and (folder / "tasks.csv").is_file()):
+        if not (
+            trainer.is_global_zero
+            and folder is not None
+            and whole
+            and (folder / "tasks.csv").is_file()
+        ):
             return
         prequential = callback_of(trainer, PrequentialAccuracy)
         transfer = prequential.forward_transfer() if prequential else None
@@ -291,13 +331,20 @@ class TaskMetrics(TaskCallback):
                 logger.log_hyperparams(flatten(module.settings()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the record, for the checkpoint, and the seconds that a task under way has taken."""
-        seconds = time.perf_counter() - self._start if self._start is not None else 0.0
+        """Return the record, for the checkpoint, and the seconds that a task under way has
+        taken.
+        """
+        if self._start is not None:
+            seconds = time.perf_counter() - self._start
+        else:
+            seconds = 0.0
         return {**asdict(self.record), "open_seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the record of the checkpoint; CheckpointError if it is damaged."""
-        with explained(CheckpointError, "the checkpoint is damaged, its measurements cannot be read"):
+        with explained(
+            CheckpointError, "the checkpoint is damaged, its measurements cannot be read"
+        ):
             self.record = RunRecord.from_state_dict(state_dict)
             self._before_stop = float(state_dict["open_seconds"])
 
@@ -308,10 +355,14 @@ def about(module: TaskModule) -> dict[str, Any]:
     Args:
         module: that learned.
     """
-    data, packages = module.data, ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
+    data = module.data
+    packages = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
     seed = os.environ.get("PL_GLOBAL_SEED")
-    device = module.trainer.strategy.root_device  # at the end Lightning has moved the module back to the CPU
-    components, monitor = module.state_elements(), callback_of(module.trainer, EnergyMonitor)
+    device = (
+        module.trainer.strategy.root_device
+    )  # at the end Lightning has moved the module back to the CPU
+    components = module.state_elements()
+    monitor = callback_of(module.trainer, EnergyMonitor)
     return {
         **module.describe(),
         "epochs": module.epochs,
@@ -322,12 +373,19 @@ def about(module: TaskModule) -> dict[str, Any]:
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],
         "data_fingerprint": fingerprint(data.source),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
         "git_commit": package_commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        ),
         **machine(device),
         "processes": module.trainer.world_size,
-        "energy_counts_other_processes": monitor.tracking_mode == "machine" if monitor and monitor.source else None,
+        "energy_counts_other_processes": (
+            monitor.tracking_mode == "machine" if monitor and monitor.source else None
+        ),
     }
 
 
@@ -344,12 +402,20 @@ def machine(device: torch.device) -> dict[str, Any]:
         device: of the run.
 
     Returns:
-        One line for people, the processor, the GPU or None, the cores that this process may use, and torch's threads.
+        One line for people, the processor, the GPU or None, the cores that this process may use,
+        and torch's threads.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    name, count = processor(), usable_cores()
+    name = processor()
+    count = usable_cores()
     description = gpu or f"{name}, {count} core{'s' if count > 1 else ''}"
-    return {"machine": description, "processor": name, "gpu": gpu, "cores": count, "threads": torch.get_num_threads()}
+    return {
+        "machine": description,
+        "processor": name,
+        "gpu": gpu,
+        "cores": count,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
@@ -359,15 +425,20 @@ def processor(info: Path = Path("/proc/cpuinfo")) -> str:
         info: Linux's description of the processors.
     """
     try:
-        match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(
+            r"^(?:model name|Model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:
         match = None
-    return " ".join(match[1].split()) if match else platform.processor() or platform.machine()
+    if match:
+        return " ".join(match[1].split())
+    return platform.processor() or platform.machine()
 
 
 @cache
 def package_commit(folder: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the git commit of the package, with "+changes" if its files differ from it; None outside a repository.
+    """Return the git commit of the package, with "+changes" if its files differ from it; None
+    outside a repository.
 
     Args:
         folder: of the package.
@@ -377,22 +448,28 @@ def package_commit(folder: Path = Path(__file__).parents[2]) -> str | None:
         return None
     commit = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    return f"{commit}+changes" if commit and changed else commit
+    if commit and changed:
+        return f"{commit}+changes"
+    return commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return None
 
 
 def fingerprint(source: Source) -> str:
     """Hash a data set as it is split.
 
-    The hash covers the class, the name and, for files, the size of every sample, and the contents of 256 samples of
-    each set, evenly spread: to read all would take as long as to learn them.
+    The hash covers the class, the name and, for files, the size of every sample, and the contents
+    of 256 samples of each set, evenly spread: to read all would take as long as to learn them.
 
     Args:
         source: the two sets; contents whose hashes are known are not read again.
@@ -406,34 +483,56 @@ def fingerprint(source: Source) -> str:
         for row, name in enumerate(samples.names):
             text = f"{source.class_names[samples.labels[row]]}\0{name}\0{samples.size(row)}\0"
             digest.update(text.encode("utf-8", "surrogateescape"))
-        sampled = np.linspace(0, len(samples) - 1, min(len(samples), SAMPLED)).round().astype(np.int64)
+        sampled = (
+            np.linspace(0, len(samples) - 1, min(len(samples), SAMPLED)).round().astype(np.int64)
+        )
         digest.update(samples.hashes(sampled).tobytes())
     return digest.hexdigest()[:16]
 
 
 def configuration(module: TaskModule) -> dict[str, Any]:
-    """Return the content of ``config.yaml`` of a run without the command line: seed, model and data.
+    """Return the content of ``config.yaml`` of a run without the command line: seed, model and
+    data.
 
     Args:
         module: attached to a Trainer with its data module.
     """
     seed = os.environ.get("PL_GLOBAL_SEED")
-    data = {name: str(value) if isinstance(value, Path) else value for name, value in module.data.given.items()}
+    data = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in module.data.given.items()
+    }
     for name, value in data.items():
         if isinstance(value, Stream):
             data[name] = _made_by(value, dict(vars(value)))
-    options: dict[str, Any] = {"backbone": module.backbone.name, "architecture": module.backbone.architecture}
+    options: dict[str, Any] = {
+        "backbone": module.backbone.name,
+        "architecture": module.backbone.architecture,
+    }
     if not isinstance(module, CIFNetModule):
-        options |= {name: value for name, value in module.settings().items() if name not in ("module", "backbone")}
+        options |= {
+            name: value
+            for name, value in module.settings().items()
+            if name not in ("module", "backbone")
+        }
     else:
-        settings = {name: value for name, value in module.head.settings().items() if name != "in_features"}
+        settings = {
+            name: value for name, value in module.head.settings().items() if name != "in_features"
+        }
         options["head"] = _made_by(module.head, settings)
         if module.buffer is not None:
             options["buffer"] = _made_by(module.buffer, module.buffer.settings())
         options["calibrate"] = module.model.calibrated
-    return {"seed_everything": int(seed) if seed else None, "model": _made_by(module, options), "data": data}
+    return {
+        "seed_everything": int(seed) if seed else None,
+        "model": _made_by(module, options),
+        "data": data,
+    }
 
 
 def _made_by(part: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a configuration names an object and its arguments."""
-    return {"class_path": f"{type(part).__module__}.{type(part).__qualname__}", "init_args": dict(arguments)}
+    return {
+        "class_path": f"{type(part).__module__}.{type(part).__qualname__}",
+        "init_args": dict(arguments),
+    }

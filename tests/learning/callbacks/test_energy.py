@@ -1,4 +1,6 @@
-"""Energy per task: learning apart from evaluation, each component apart, and never the end of a run."""
+"""Energy per task: learning apart from evaluation, each component apart, and never the end of a
+run.
+"""
 
 import json
 import warnings
@@ -24,7 +26,8 @@ class Cpu:
 
 class NvidiaGPUDevice:
     def __init__(self, index: int, counter: bool = True):
-        self.gpu_index, self._has_counter = index, counter
+        self.gpu_index = index
+        self._has_counter = counter
 
 
 class AMDGPUDevice(NvidiaGPUDevice):
@@ -35,7 +38,8 @@ class GPU:
     """Two GPUs of the machine, of which those of ``gpu_ids`` are counted."""
 
     def __init__(self, kinds=(NvidiaGPUDevice, NvidiaGPUDevice), gpu_ids=(0, 1)):
-        self.gpu_ids, self.devices = gpu_ids, SimpleNamespace(devices=[kind(i) for i, kind in enumerate(kinds)])
+        self.gpu_ids = gpu_ids
+        self.devices = SimpleNamespace(devices=[kind(i) for i, kind in enumerate(kinds)])
 
     def _get_gpu_ids(self):
         return self.gpu_ids
@@ -46,7 +50,9 @@ class RAM:
 
 
 class Tracker:
-    """Counts a reading as 1 kWh of CPU, 10 of GPU, 100 of RAM and 0.5 kg, since the reading before."""
+    """Counts a reading as 1 kWh of CPU, 10 of GPU, 100 of RAM and 0.5 kg, since the reading
+    before.
+    """
 
     fail_at: tuple[str, int] = ("never", 0)
     calls: dict[str, int]
@@ -54,7 +60,8 @@ class Tracker:
     chosen: dict[str, object]
 
     def __init__(self, **options):
-        self.options, self.readings = options, 0
+        self.options = options
+        self.readings = 0
         self.chosen.update(options)
         self.hit("init")
         self._hardware = [Cpu(), GPU(), RAM()]
@@ -73,7 +80,9 @@ class Tracker:
 
     def _prepare_emissions_data(self):
         n = self.readings
-        return SimpleNamespace(cpu_energy=1.0 * n, gpu_energy=10.0 * n, ram_energy=100.0 * n, emissions=0.5 * n)
+        return SimpleNamespace(
+            cpu_energy=1.0 * n, gpu_energy=10.0 * n, ram_energy=100.0 * n, emissions=0.5 * n
+        )
 
     def stop(self):
         self.stopped.append(True)
@@ -122,11 +131,20 @@ def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
 
 def trained(logs: Path, *options: str) -> int:
     """A run of two tasks that is saved inside them; every save is a reading, too."""
-    model = ["--model", "cifnet_pl.iterative.FinetuneModule", "--model.epochs", "2", "--checkpoint.every_minutes", "0"]
+    model = [
+        "--model",
+        "cifnet_pl.iterative.FinetuneModule",
+        "--model.epochs",
+        "2",
+        "--checkpoint.every_minutes",
+        "0",
+    ]
     return fit(logs, *model, "--data.batch_size", "32", "--data.max_tasks", "2", *options)
 
 
-def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(tracker, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
+    tracker, tmp_path, monkeypatch
+):
     """Killed in the second epoch of its second task: there are 9 steps in an epoch."""
     assert trained(tmp_path / "whole", "--energy.enabled", "true") == 0
     whole, _ = results(tmp_path / "whole")
@@ -155,7 +173,9 @@ def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(tracker, tmp
     assert float(rows[1]["energy_kwh"]) > 0
 
 
-@pytest.mark.parametrize("where", [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)], ids=str)
+@pytest.mark.parametrize(
+    "where", [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)], ids=str
+)
 def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, monkeypatch):
     monkeypatch.setattr(tracker, "fail_at", where)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,6 @@
-"""The pictures of a run: any number of classes and tasks, axes that do not exaggerate, numbers that can be read."""
+"""The pictures of a run: any number of classes and tasks, axes that do not exaggerate, numbers that
+can be read.
+"""
 
 import io
 import tracemalloc
@@ -51,7 +53,9 @@ def test_colours_of_cells():
 
 
 def test_very_many_classes_take_little_memory():
-    """A matrix that is enlarged to the picture's pixels as floats takes more than ten times its pixels."""
+    """A matrix that is enlarged to the picture's pixels as floats takes more than ten times its
+    pixels.
+    """
     draw = np.random.default_rng(0)
     names = [str(i) for i in range(MOST_CLASSES)]
     matrix = draw.integers(0, 3, (MOST_CLASSES, MOST_CLASSES))
@@ -64,7 +68,7 @@ def test_very_many_classes_take_little_memory():
     assert largest < 2 * 4 * width * height
 
 
-def test_classes_without_photos_and_answers_are_left_out():
+def test_classes_without_images_and_answers_are_left_out():
     matrix = np.diag([5, 0, 5])
     figure = draw_confusion(matrix, ["a", "b", "c"], "title")
     assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == ["a", "c"]
@@ -80,7 +84,10 @@ def test_calibration_bins():
 def record(accuracies: list[float | None]) -> RunRecord:
     """A run in which every task has the accuracy of the whole."""
     rest = (None, None, 1.0, 1.0, 1.0, None, None, 1, 0, None)
-    rows = [TaskRow(k + 1, 2 * k + 2, accuracy, accuracy, *rest) for k, accuracy in enumerate(accuracies)]
+    rows = [
+        TaskRow(k + 1, 2 * k + 2, accuracy, accuracy, *rest)
+        for k, accuracy in enumerate(accuracies)
+    ]
     return RunRecord(rows, [[a] * (k + 1) for k, a in enumerate(accuracies)])
 
 

@@ -1,4 +1,6 @@
-"""What a run keeps of each class, image and neuron, however it was interrupted and in however many processes."""
+"""What a run keeps of each class, image and neuron, however it was interrupted and in however many
+processes.
+"""
 
 import csv
 import json
@@ -25,8 +27,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return learned(tmp_path_factory.mktemp("whole"), *KEEP, "--data.class_order", "1")
 
 
-def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_tasks(whole: Path) -> None:
-    table, tasks = rows(whole / "class_accuracy.csv"), rows(whole / "tasks.csv")
+def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_tasks(
+    whole: Path,
+) -> None:
+    table = rows(whole / "class_accuracy.csv")
+    tasks = rows(whole / "tasks.csv")
     predictions = pq.read_table(whole / "predictions.parquet").to_pylist()
     matrix = rows(whole / "accuracy_matrix.csv")
     for k in range(1, 6):
@@ -34,12 +39,20 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
         right = [row["top_1"] == row["label"] for row in task_rows]
         assert 100 * np.mean(right) == pytest.approx(float(tasks[k - 1]["A_k"]), abs=1e-9)
         for line in table:
-            answers = [row["top_1"] == row["label"] for row in task_rows if row["label"] == line["class"]]
+            answers = [
+                row["top_1"] == row["label"] for row in task_rows if row["label"] == line["class"]
+            ]
             cell = line[f"after_task_{k}"]
-            assert cell == "" if int(line["task"]) > k else float(cell) == pytest.approx(100 * np.mean(answers))
+            assert (
+                cell == ""
+                if int(line["task"]) > k
+                else float(cell) == pytest.approx(100 * np.mean(answers))
+            )
         for j in range(1, k + 1):
             known = {line["class"] for line in table if int(line["task"]) == j}
-            share = 100 * np.mean([r for r, row in zip(right, task_rows, strict=True) if row["label"] in known])
+            share = 100 * np.mean(
+                [r for r, row in zip(right, task_rows, strict=True) if row["label"] in known]
+            )
             assert share == pytest.approx(float(matrix[k - 1][f"task_{j}"]))
     counts = rows(whole / "confusion.csv")
     names = [line.pop("true_class") for line in counts]
@@ -49,13 +62,18 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
     for row in last:
         confusion[names.index(row["label"]), names.index(row["top_1"])] -= 1
     assert not confusion.any()
-    assert [int(line["test_images"]) for line in table] == [sum(r["label"] == n for r in last) for n in names]
+    assert [int(line["test_images"]) for line in table] == [
+        sum(r["label"] == n for r in last) for n in names
+    ]
 
 
 def test_top5_is_the_share_of_images_whose_class_is_among_five(whole: Path) -> None:
     predictions = pq.read_table(whole / "predictions.parquet").to_pylist()
     tasks = rows(whole / "tasks.csv")
-    assert [line["top5"] for line in tasks[:2]] == ["", ""]  # with up to five classes it says nothing
+    assert [line["top5"] for line in tasks[:2]] == [
+        "",
+        "",
+    ]  # with up to five classes it says nothing
     for k in (3, 4, 5):
         task_rows = [row for row in predictions if row["task"] == k]
         hits = [row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in task_rows]
@@ -95,7 +113,12 @@ def test_forward_transfer_is_known_only_where_classes_return(whole: Path, tmp_pa
     assert -100 < result < np.mean(shares)
 
 
-ACTIVATIONS = ["--trainer.callbacks+", "cifnet_pl.learning.callbacks.ActivationTable", "--data.max_tasks", "3"]
+ACTIVATIONS = [
+    "--trainer.callbacks+",
+    "cifnet_pl.learning.callbacks.ActivationTable",
+    "--data.max_tasks",
+    "3",
+]
 
 
 def activations(run: Path) -> np.ndarray:
@@ -108,11 +131,19 @@ def activations(run: Path) -> np.ndarray:
 
 def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     run = learned(tmp_path, *ACTIVATIONS, *BUFFER)
-    result, state = activations(run), checkpoint(run)
+    result = activations(run)
+    state = checkpoint(run)
     head = CIFNetHead(192)
-    head.load_state_dict({k.removeprefix("head."): v for k, v in state["state_dict"].items() if k.startswith("head.")})
-    images, backbone = build_source("digits", SourceOptions()).val, build_backbone("pixels:8")
-    pixels = np.stack([images.photo(i).square(8) for i in range(len(images))])
+    head.load_state_dict(
+        {
+            k.removeprefix("head."): v
+            for k, v in state["state_dict"].items()
+            if k.startswith("head.")
+        }
+    )
+    images = build_source("digits", SourceOptions()).val
+    backbone = build_backbone("pixels:8")
+    pixels = np.stack([images.image(i).square(8) for i in range(len(images))])
     largest = torch.sigmoid(head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))).numpy()
     # Classes are learned in the order of the source here: two a task, label c in task c // 2.
     of = [largest[images.labels // 2 == i] for i in range(3)]
@@ -122,7 +153,9 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
 
 def test_calibration_quietens_later_neurons_on_earlier_classes(tmp_path: Path) -> None:
     later = np.triu_indices(3, 1)
-    calibrated = activations(learned(tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false"))
+    calibrated = activations(
+        learned(tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false")
+    )
     bare = activations(learned(tmp_path / "b", *ACTIVATIONS, "--model.head.update_past", "false"))
     assert calibrated[later].mean() < bare[later].mean() - 0.1
     assert calibrated.diagonal().mean() == pytest.approx(bare.diagonal().mean(), abs=0.15)

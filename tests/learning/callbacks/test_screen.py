@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.learning.callbacks.screen import record_table
-from tests.command_line import FAST, fit, make_photos
+from tests.command_line import FAST, fit, make_images
 from tests.killing import start
 
 
@@ -53,8 +53,13 @@ def terminal(logs) -> str:
 
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_results_follow_the_bar(command, terminal, logs):
-    shown = seen_at_a_terminal(partial(main, [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]))
-    result = shown.index("┏") if command == "validate" else shown.index(" predictions in ")
+    shown = seen_at_a_terminal(
+        partial(main, [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"])
+    )
+    if command == "validate":
+        result = shown.index("┏")
+    else:
+        result = shown.index(" predictions in ")
     assert ("Validation" if command == "validate" else "Predicting") in shown[:result]
     assert "━━ " not in shown[result:]
     assert shown[result - 1] == "\n" or command == "predict"
@@ -69,32 +74,60 @@ def test_the_bar_speaks_of_tasks(terminal):
 
 
 def test_nothing_but_bar_table_and_two_sentences(terminal):
-    words = {"Task", "Validation", "tasks", "classes", "run folder", "ECE", "Learning", "photos", "next: ", "┃"}
+    words = {
+        "Task",
+        "Validation",
+        "tasks",
+        "classes",
+        "run folder",
+        "ECE",
+        "Learning",
+        "images",
+        "next: ",
+        "┃",
+    }
     lines = [line for line in terminal.splitlines() if line.strip()]
-    strange = [line for line in lines if not any(word in line for word in words) and line[0] not in "┏┡│└├"]
+    strange = [
+        line for line in lines if not any(word in line for word in words) and line[0] not in "┏┡│└├"
+    ]
     assert strange == []
 
 
-def test_plain_words_for_folders_of_photos(tmp_path, capsys):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee", "cat", "dog"], 8)
-    options = ["--data.root", str(photos), "--data.source", "folder", "--model.head", "RidgeHead"]
+def test_plain_words_for_folders_of_images(tmp_path, capsys):
+    images = make_images(tmp_path / "images", ["ant", "bee", "cat", "dog"], 8)
+    options = ["--data.root", str(images), "--data.source", "folder", "--model.head", "RidgeHead"]
     assert fit(tmp_path, *options) == 0
     shown = capsys.readouterr().out
     assert "task 2/2: " in shown
-    assert re.search(r"held back for testing \(photos of these days\), [\d.]+ % are named right among all 4 ", shown)
+    assert re.search(
+        r"held out for testing \(images of these days\), [\d.]+ % are named right among all 4 ",
+        shown,
+    )
     assert ": ant (2), bee (2), cat (2), dog (2)." in shown
     assert "(energy not measured)" in shown
     header = (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
     assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
 
 
-def test_names_in_brackets_are_shown_and_two_spellings_of_one_name_are_noticed(tmp_path, capsys, caplog):
-    photos = make_photos(tmp_path / "photos", ["[x] box", "[bold] lid", "Cup", "cup"], 8)
-    options = ["--data.root", str(photos), "--data.source", "folder", "--data.classes_per_task", "4"]
+def test_names_in_brackets_are_shown_and_two_spellings_of_one_name_are_noticed(
+    tmp_path, capsys, caplog
+):
+    images = make_images(tmp_path / "images", ["[x] box", "[bold] lid", "Cup", "cup"], 8)
+    options = [
+        "--data.root",
+        str(images),
+        "--data.source",
+        "folder",
+        "--data.classes_per_task",
+        "4",
+    ]
     assert fit(tmp_path, *options) == 0
     shown = capsys.readouterr()
     assert ": Cup (2), [bold] lid (2), [x] box (2), cup (2)." in shown.out
-    assert "note: classes 'Cup' and 'cup' differ only in how they are written" in shown.out + shown.err + caplog.text
+    assert (
+        "note: classes 'Cup' and 'cup' differ only in how they are written"
+        in shown.out + shown.err + caplog.text
+    )
 
 
 def test_the_table_is_whole_in_80_columns():
@@ -105,4 +138,6 @@ def test_the_table_is_whole_in_80_columns():
     screen.print(record_table(SimpleNamespace(rows=[row])))
     assert "…" not in shown.getvalue()
     assert max(map(len, shown.getvalue().splitlines())) <= 80
-    assert {"10", "100", "100.0", "123.4", "confidence", "(forgetting)"} <= set(shown.getvalue().split())
+    assert {"10", "100", "100.0", "123.4", "confidence", "(forgetting)"} <= set(
+        shown.getvalue().split()
+    )

@@ -9,7 +9,9 @@ from tests.iterative.suite import data, install, learner
 from tests.killing import Act
 from tests.lightning_runs import digits, module, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*GPU available.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
+)
 LONG = 5000.0
 KINDS = {
     "trained": lambda: (learner(FinetuneModule, epochs=1), data()),
@@ -22,7 +24,9 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(kind, tmp_path, m
     """From a checkpoint that was written inside the second task."""
     install(monkeypatch.setitem)
     path = tmp_path / "inside.ckpt"
-    act = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(path, weights_only=False), batches=3)
+    act = Act(
+        "on_train_batch_end", 1, lambda t: t.save_checkpoint(path, weights_only=False), batches=3
+    )
     learned, fed = KINDS[kind]()
     trainer(tmp_path, TaskMetrics(), act).fit(learned, datamodule=fed)
     content = torch.load(path, weights_only=True)

@@ -1,9 +1,11 @@
-"""``python -m benchmarks.studies.occasion_rule BURSTS …``: which rule for occasions makes promises that hold?
+"""``python -m benchmarks.studies.group_rule BURSTS …``: which rule for groups makes promises that
+hold?
 
-Each of BURSTS is a folder that ``benchmarks.studies.bursts`` made. The head learns its training photos; each rule finds
-the groups that are left out together, which calibrate the head. Rules differ in :data:`PART`, how much of its class a
-photo's cluster may be, and in the cut: the one with the largest harm, or the finest within its standard error. The
-rule with the smallest negative log likelihood of the validation photos, on average over BURSTS, is named last.
+Each of BURSTS is a folder that ``benchmarks.studies.bursts`` made. The head learns its training
+images; each rule finds the groups that are left out together, which calibrate the head. Rules
+differ in :data:`PART`, how much of its class a image's cluster may be, and in the cut: the one with
+the largest harm, or the finest within its standard error. The rule with the smallest negative log
+likelihood of the validation images, on average over BURSTS, is named last.
 """
 
 from __future__ import annotations
@@ -12,41 +14,48 @@ from typing import Any
 
 import torch
 
-from benchmarks.studies.photos import RICH, read_photos, show, show_columns, study_parser
+from benchmarks.studies.images import RICH, read_images, show, show_columns, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import AnswerSets, CalibrationSamples, calibrate
+from cifnet_pl.heads.confidence import CalibrationSamples, PredictionSets, calibrate
 from cifnet_pl.model.audit import top_label_error
-from cifnet_pl.statistics import look_alikes
+from cifnet_pl.statistics import groups as grouping
 
-PARTS, CUTS = (0.125, 0.25, 0.5, 1.0), ("finest", "largest")
+PARTS = (0.125, 0.25, 0.5, 1.0)
+CUTS = ("finest", "largest")
 COLUMNS = ("estimate − true", "ECE %", "sets of 95 % hold", "classes", "NLL")
 
 
 def largest(found: dict[float, Any]) -> float | None:
     """The cut of the largest harm, where there is any."""
-    return None if finest(found) is None else max(found, key=lambda cut: found[cut].ratio)
+    if finest(found) is None:
+        return None
+    return max(found, key=lambda cut: found[cut].ratio)
 
 
-finest = look_alikes._choose
+finest = grouping._choose
 
 
-def measured(z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch.Tensor) -> list[float]:
+def measured(
+    z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch.Tensor
+) -> list[float]:
     """A row, by the rule that is set now."""
     head = RidgeHead(z.shape[1], decision="auto")
     head.begin_task(y.unique().tolist())
     head.observe(z, y)
     head.solve()
     samples = CalibrationSamples(head, z, y)
-    groups = look_alikes.find_occasions(z, samples.columns, samples.left_out).groups
+    groups = grouping.find_groups(z, samples.columns, samples.left_out).groups
     head.decide(z, y, groups)
     samples = CalibrationSamples(head, z, y, groups)
     calibrate(samples)
     p = head.probabilities(val_z)
     confidence, answer = p.max(dim=1)
-    right, own = answer == val_y, p.gather(1, val_y[:, None])
-    sets = AnswerSets.of(samples, 0.95).of_probabilities(p)
+    right = answer == val_y
+    own = p.gather(1, val_y[:, None])
+    sets = PredictionSets.of(samples, 0.95).of_probabilities(p)
     gap = (samples.accuracy() or 0) - 100 * right.double().mean().item()
-    held, size = sets.gather(1, val_y[:, None]).double().mean(), sets.sum(dim=1).double().mean()
+    held = sets.gather(1, val_y[:, None]).double().mean()
+    size = sets.sum(dim=1).double().mean()
     error = top_label_error(confidence.numpy(), right.numpy())
     return [gap, error, 100 * held.item(), size.item(), -own.log().mean().item()]
 
@@ -54,13 +63,13 @@ def measured(z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch
 def main() -> None:
     """A row for each set and rule."""
     asked = study_parser(__doc__, "+").parse_args()
-    sets = [read_photos(root, asked, RICH) for root in asked.root]
+    sets = [read_images(root, asked, RICH) for root in asked.root]
     show_columns(("bursts", "part", "cut", *COLUMNS))
     losses = {}
     for part in PARTS:
         for cut in CUTS:
-            look_alikes.PART = part
-            look_alikes._choose = finest if cut == "finest" else largest
+            grouping.PART = part
+            grouping._choose = finest if cut == "finest" else largest
             rows = [measured(one.z, one.y, one.val_z, one.val_y) for one in sets]
             losses[part, cut] = sum(row[-1] for row in rows) / len(rows)
             for root, row in zip(asked.root, rows, strict=True):

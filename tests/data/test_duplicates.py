@@ -1,4 +1,4 @@
-"""A run learns a photo once, whatever its names and the batches, and says what stands twice."""
+"""A run learns an image once, whatever its names and the batches, and says what stands twice."""
 
 import shutil
 from pathlib import Path
@@ -10,34 +10,36 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cifnet_pl
+from cifnet_pl.backbones.cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import find_copies
+from cifnet_pl.data.plan import find_duplicates
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.photos.cache import EmbeddingCache
-from cifnet_pl.photos.photo import Photo
-from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_photos, rows
+from cifnet_pl.images.image import EncodedImage
+from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_images, rows
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
 NAMES = ["ant", "bee", "cow", "dog"]
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     """Class folders in two parts without a copy."""
-    whole = make_photos(tmp_path / "made", NAMES, 12)
+    whole = make_images(tmp_path / "made", NAMES, 12)
     for name in NAMES:
         for i in range(12):
-            target = tmp_path / "photos" / ("train" if i < 9 else "val") / name
+            target = tmp_path / "images" / ("train" if i < 9 else "val") / name
             target.mkdir(parents=True, exist_ok=True)
             shutil.copy(whole / name / f"{i}.png", target / f"{i}.png")
-    return tmp_path / "photos"
+    return tmp_path / "images"
 
 
 @pytest.fixture
-def repeated(photos: Path, tmp_path: Path) -> Path:
-    """The same with three copies of a bee, an ant among the cows, and a tested ant that was learned."""
-    folder = Path(shutil.copytree(photos, tmp_path / "repeated"))
+def repeated(images: Path, tmp_path: Path) -> Path:
+    """The same with three copies of a bee, an ant among the cows, and a tested ant that was
+    learned.
+    """
+    folder = Path(shutil.copytree(images, tmp_path / "repeated"))
     for i in range(3):
         shutil.copy(folder / "train" / "bee" / "4.png", folder / "train" / "bee" / f"x {i}.png")
     shutil.copy(folder / "train" / "ant" / "1.png", folder / "train" / "cow" / "wrong.png")
@@ -49,12 +51,16 @@ def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
     return learned(logs, *FOLDER, "--data.root", str(root), *options, version=version)
 
 
-def test_copies_are_named_and_left_out(photos, repeated, tmp_path, caplog):
+def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
     (repeated / "train" / "cow" / "wrong.png").unlink()
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out" in caplog.text
-    clean = run(tmp_path / "b", photos, "--model.head", "RidgeHead")
-    ours, theirs = checkpoint(folder), checkpoint(clean)
+    assert (
+        "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out"
+        in caplog.text
+    )
+    clean = run(tmp_path / "b", images, "--model.head", "RidgeHead")
+    ours = checkpoint(folder)
+    theirs = checkpoint(clean)
     for key, tensor in theirs["state_dict"].items():
         assert torch.equal(tensor, ours["state_dict"][key]), key
     assert not (clean / "copies.csv").exists()
@@ -64,36 +70,56 @@ def test_copies_are_named_and_left_out(photos, repeated, tmp_path, caplog):
     assert cifnet_pl.load(folder).counts["bee"] == 9
 
 
-def test_a_photo_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
+def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
     """And where it stands three times, each of the three is named."""
-    shutil.copy(repeated / "train" / "cow" / "wrong.png", repeated / "train" / "cow" / "wrong too.png")
+    shutil.copy(
+        repeated / "train" / "cow" / "wrong.png", repeated / "train" / "cow" / "wrong too.png"
+    )
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    said = "note: ant/1.png (also in cow), cow/wrong too.png (also in ant), cow/wrong.png (also in ant) in two classes"
-    assert f"{said}: not learned until each is in one alone, remove it from the wrong folder" in caplog.text
+    said = (
+        "note: ant/1.png (also in cow), cow/wrong too.png (also in ant), cow/wrong.png (also in"
+        " ant) in two classes"
+    )
+    assert (
+        f"{said}: not learned until each is in one alone, remove it from the wrong folder"
+        in caplog.text
+    )
     model = cifnet_pl.load(folder)
     assert model.counts == {"ant": 8, "bee": 9, "cow": 9, "dog": 9}
-    assert Photo(repeated / "train" / "ant" / "1.png").hash not in model.photos.content.tolist()
-    assert ("two classes", "cow/wrong too.png", "ant") in [tuple(row.values()) for row in rows(folder / "copies.csv")]
+    assert (
+        EncodedImage(repeated / "train" / "ant" / "1.png").hash not in model.images.content.tolist()
+    )
+    assert ("two classes", "cow/wrong too.png", "ant") in [
+        tuple(row.values()) for row in rows(folder / "copies.csv")
+    ]
 
 
-def test_held_back_copies_are_tested_once_and_those_in_two_classes_not_at_all(photos: Path) -> None:
-    """Three copies of a held-back photo are one photo; each of the others is named."""
+def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(images: Path) -> None:
+    """Three copies of a held-out image are one image; each of the others is named."""
     for name in ("a.png", "b.png"):
-        shutil.copy(photos / "val" / "bee" / "9.png", photos / "val" / "bee" / name)
-    shutil.copy(photos / "val" / "ant" / "10.png", photos / "val" / "dog" / "wrong.png")
-    shutil.copy(photos / "train" / "cow" / "3.png", photos / "val" / "dog" / "cow.png")
-    source = build_source("folder", SourceOptions(photos))
-    found = find_copies(source, [np.arange(len(source.train))])
-    train, val = source.train.names, source.val.names
-    assert [(val[a], val[b]) for a, b in found.tested_twice] == [("bee/a.png", "bee/9.png"), ("bee/b.png", "bee/9.png")]
-    assert {val[row] for row in found.tested_undecided} == {"ant/10.png", "dog/wrong.png", "dog/cow.png"}
+        shutil.copy(images / "val" / "bee" / "9.png", images / "val" / "bee" / name)
+    shutil.copy(images / "val" / "ant" / "10.png", images / "val" / "dog" / "wrong.png")
+    shutil.copy(images / "train" / "cow" / "3.png", images / "val" / "dog" / "cow.png")
+    source = build_source("folder", SourceOptions(images))
+    found = find_duplicates(source, [np.arange(len(source.train))])
+    train = source.train.names
+    val = source.val.names
+    assert [(val[a], val[b]) for a, b in found.tested_twice] == [
+        ("bee/a.png", "bee/9.png"),
+        ("bee/b.png", "bee/9.png"),
+    ]
+    assert {val[row] for row in found.tested_undecided} == {
+        "ant/10.png",
+        "dog/wrong.png",
+        "dog/cow.png",
+    }
     assert {train[row] for row in found.undecided} == {"cow/3.png"}
     assert (found.twice, found.tested) == ([], [])
     learned_out, tested_out = found.left_out(source)
     assert (int(learned_out.sum()), int(tested_out.sum())) == (1, 5)
     assert ("two classes", "dog/wrong.png", "ant") in found.table(source)
     assert ("copy", "bee/b.png", "bee/9.png") in found.table(source)
-    (task,) = CIFNetDataModule("folder", str(photos), classes_per_task=4, image_size=4)
+    (task,) = CIFNetDataModule("folder", str(images), classes_per_task=4, image_size=4)
     assert sum(len(labels) for _, labels in task.test) == len(val) - 5
 
 
@@ -104,15 +130,21 @@ def test_a_run_that_goes_on_leaves_the_same_copies_out(repeated: Path, tmp_path:
     assert_same_model(whole, on)
 
 
-def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its photos are not read again to compare them; classes with a photo that lies in two are not cached."""
+def test_a_class_with_copies_is_cached(
+    repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its images are not read again to compare them; classes with an image that lies in two are
+    not cached.
+    """
     (repeated / "train" / "cow" / "wrong.png").unlink()
     cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache"), *BUFFER]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
     given = FileSet.given
     monkeypatch.setattr(
-        FileSet, "photo", lambda self, i, again=False: read.append(self.names[i]) or Photo(given(self, i))
+        FileSet,
+        "image",
+        lambda self, i, again=False: read.append(self.names[i]) or EncodedImage(given(self, i)),
     )
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []
@@ -120,26 +152,28 @@ def test_a_class_with_copies_is_cached(repeated: Path, tmp_path: Path, monkeypat
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     """A copy in a later task is the one that is left out."""
-    root = make_photos(tmp_path / "photos", ["ant"], 6)
+    root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
     source = build_source("folder", SourceOptions(root, val_fraction=0.2))
     names = list(source.train.names)
-    copy, first = names.index("ant/0 copy.png"), names.index("ant/5.png")
+    copy = names.index("ant/0 copy.png")
+    first = names.index("ant/5.png")
     for tasks in ([[first], [copy]], [[copy], [first]]):
-        found = find_copies(source, [np.array(task) for task in tasks])
+        found = find_duplicates(source, [np.array(task) for task in tasks])
         assert found.twice == [(tasks[1][0], tasks[0][0])]
 
 
 def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:
     """The cache stores them beside the embeddings, with a checksum over both."""
-    root = make_photos(tmp_path / "photos", ["ant"], 3)
+    root = make_images(tmp_path / "images", ["ant"], 3)
     images = build_source("folder", SourceOptions(root)).train
     rows = np.arange(len(images))
 
     def fresh() -> EmbeddingCache:
         return EmbeddingCache(images, ["ant"], tmp_path / "cache")
 
-    cache, expected = fresh(), images.hashes(rows).tolist()
+    cache = fresh()
+    expected = images.hashes(rows).tolist()
     cache.known(rows)
     cache.collect(torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2))
     images.note_hashes(rows, np.full(len(rows), -1))

@@ -1,4 +1,6 @@
-"""Many photos, one after the other and by several threads: in order, with the reasons of those that cannot be read."""
+"""Many images, one after the other and by several threads: in order, with the reasons of those that
+cannot be read.
+"""
 
 import math
 import threading
@@ -10,11 +12,11 @@ import pytest
 from PIL import Image
 
 import cifnet_pl
-from cifnet_pl.photos import photo as reading
-from cifnet_pl.photos.copies import similar_groups
-from cifnet_pl.photos.photo import batch_size, squares
-from tests.command_line import BUFFER, learned, make_photos
-from tests.photos.test_copies import shelf
+from cifnet_pl.images import image as reading
+from cifnet_pl.images.duplicates import similar_groups
+from cifnet_pl.images.image import batch_size, squares
+from tests.command_line import BUFFER, learned, make_images
+from tests.images.test_copies import shelf
 
 
 def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):
@@ -51,7 +53,8 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [(2, 256), (128, 256), (224, 83), (256, 64), (512, 64), (1024, 16), (2048, 4)]
+    ("size", "count"),
+    [(2, 256), (128, 256), (224, 83), (256, 64), (512, 64), (1024, 16), (2048, 4)],
 )
 def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(size: int, count: int):
     assert batch_size(size) == count
@@ -59,12 +62,12 @@ def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(size: 
 
 @pytest.mark.parametrize("light", [0.0, math.inf])
 def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: float):
-    """Photos are read by several threads if the first ones take long, and otherwise by one."""
+    """Images are read by several threads if the first ones take long, and otherwise by one."""
     threads = set()
 
-    def read(file: Path) -> reading.Photo:
+    def read(file: Path) -> reading.EncodedImage:
         threads.add(threading.get_ident())
-        return reading.Photo(file)
+        return reading.EncodedImage(file)
 
     monkeypatch.setattr(reading, "LIGHT", light)
     files = shelf(tmp_path, 25, 3)
@@ -81,40 +84,49 @@ def opened(watch: Callable[..., list[str]]) -> list[str]:
     return watch(Path, "open", lambda path, *_, **__: str(path))
 
 
-def once(opened: list[str], photos: Path) -> bool:
-    """Return whether every photo was opened once, and start to count again."""
-    times = [opened.count(str(file)) for file in photos.rglob("*.png")]
+def once(opened: list[str], images: Path) -> bool:
+    """Return whether every image was opened once, and start to count again."""
+    times = [opened.count(str(file)) for file in images.rglob("*.png")]
     opened.clear()
     return set(times) == {1}
 
 
-@pytest.mark.parametrize("options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]])
-def test_a_photo_is_opened_once(tmp_path: Path, opened: list[str], options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]]
+)
+def test_a_image_is_opened_once(tmp_path: Path, opened: list[str], options: list[str]) -> None:
     """By fit, from disk to weights; by extend; and by forget."""
-    photos, new = make_photos(tmp_path / "photos", ["ant", "bee"]), make_photos(tmp_path / "new", ["cow", "dog"])
+    images = make_images(tmp_path / "images", ["ant", "bee"])
+    new = make_images(tmp_path / "new", ["cow", "dog"])
     opened.clear()
-    folder = ["--data.source", "folder", "--data.root", str(photos), *options]
+    folder = ["--data.source", "folder", "--data.root", str(images), *options]
     learned(tmp_path, *folder, "--model.head", "RidgeHead", *BUFFER)
-    assert once(opened, photos)
+    assert once(opened, images)
     model = cifnet_pl.load(tmp_path / "default" / "version_0").extend(new).model
     assert once(opened, new)
     model.forget("cow", new)
     assert once(opened, new)
 
 
-def test_a_photo_that_is_compared_with_others_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
-    """Folders to learn and to test with are not divided, but photos of equal sizes are looked at as possible copies."""
+def test_a_image_that_is_compared_with_others_is_opened_once(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    """Folders to learn and to test with are not divided, but images of equal sizes are looked at as
+    possible copies.
+    """
     for part in ("train", "val"):
-        make_photos(tmp_path / "photos" / part, ["ant", "bee"])
+        make_images(tmp_path / "images" / part, ["ant", "bee"])
     opened.clear()
-    learned(tmp_path, "--data.source", "folder", "--data.root", str(tmp_path / "photos"), *BUFFER)
-    assert once(opened, tmp_path / "photos" / "train")
+    learned(tmp_path, "--data.source", "folder", "--data.root", str(tmp_path / "images"), *BUFFER)
+    assert once(opened, tmp_path / "images" / "train")
 
 
 def test_what_does_not_fit_into_memory_is_read_again(tmp_path, opened, monkeypatch):
-    files = sorted(make_photos(tmp_path, ["ant"], 3).rglob("*.png"))
+    files = sorted(make_images(tmp_path, ["ant"], 3).rglob("*.png"))
     monkeypatch.setattr(reading, "KEPT", files[0].stat().st_size)
     opened.clear()
     contents = reading.Contents()
-    assert [contents.keep(file).hash for file in files] == [contents.take(file).hash for file in files]
+    assert [contents.keep(file).hash for file in files] == [
+        contents.take(file).hash for file in files
+    ]
     assert [opened.count(str(file)) for file in files] == [1, 2, 2]

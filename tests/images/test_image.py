@@ -1,4 +1,6 @@
-"""One image → one square: against torchvision's transforms, over all modes, orientations and shapes; damaged files."""
+"""One image → one square: against torchvision's transforms, over all modes, orientations and
+shapes; damaged files.
+"""
 
 import io
 import resource
@@ -14,9 +16,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
-from cifnet_pl.photos import photo as images
-from cifnet_pl.photos.files import is_image
-from cifnet_pl.photos.photo import UPRIGHT, UnreadableImage, read_square, square
+from cifnet_pl.images import image as images
+from cifnet_pl.images.files import is_image
+from cifnet_pl.images.image import UPRIGHT, UnreadableImage, read_square, square
 
 
 def smooth(width: int, height: int) -> Image.Image:
@@ -49,10 +51,15 @@ def test_square_images_as_torchvision_resizes_them(side: int, size: int) -> None
 
 @pytest.mark.parametrize(("width", "height"), [(150, 100), (100, 150), (333, 101), (97, 240)])
 @pytest.mark.parametrize(("size", "crop_ratio"), [(32, 1.0), (28, 0.875)])
-def test_other_shapes_up_to_half_a_pixel(width: int, height: int, size: int, crop_ratio: float) -> None:
-    """The transform rounds the long side and the crop's corner to whole pixels; one step need not."""
+def test_other_shapes_up_to_half_a_pixel(
+    width: int, height: int, size: int, crop_ratio: float
+) -> None:
+    """The transform rounds the long side and the crop's corner to whole pixels; one step need
+    not.
+    """
     image = smooth(width, height)
-    exact, rounded = square(image, size, crop_ratio), reference(image, size, crop_ratio)
+    exact = square(image, size, crop_ratio)
+    rounded = reference(image, size, crop_ratio)
     steepest = max(np.abs(np.diff(exact.astype(int), axis=axis)).max() for axis in (0, 1))
     assert difference(exact, rounded).max() <= steepest
     assert difference(exact, rounded).mean() <= 0.5 * steepest
@@ -69,13 +76,17 @@ def test_elongated_images_show_their_centre(width: int, height: int) -> None:
 
 @pytest.mark.parametrize("size", [8, 25, 50, 64, 100])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_jpeg_decoded_at_a_fraction_is_the_same_picture(size: int, orientation: int, tmp_path: Path) -> None:
-    """Of a real photo whose height no fraction divides: taken for the whole, the padding would shift the picture."""
+def test_jpeg_decoded_at_a_fraction_is_the_same_picture(
+    size: int, orientation: int, tmp_path: Path
+) -> None:
+    """Of a real image whose height no fraction divides: taken for the whole, the padding would
+    shift the picture.
+    """
     exif = Image.Exif()
     exif[0x0112] = orientation
-    photo = Image.fromarray(load_sample_images().images[0])
-    assert photo.size == (640, 427)
-    photo.save(tmp_path / "a.jpg", quality=95, exif=exif)
+    image = Image.fromarray(load_sample_images().images[0])
+    assert image.size == (640, 427)
+    image.save(tmp_path / "a.jpg", quality=95, exif=exif)
     with Image.open(tmp_path / "a.jpg") as whole:
         expected = square(whole, size)
     actual = read_square(tmp_path / "a.jpg", size)
@@ -92,20 +103,25 @@ def corners(image: np.ndarray) -> list[str]:
     names = {(255, 0, 0): "red", (0, 255, 0): "green", (0, 0, 255): "blue", (255, 255, 0): "yellow"}
     actual = []
     for y, x in ((0, 0), (0, -1), (-1, -1), (-1, 0)):
-        near = min(names, key=lambda colour: float(np.abs(image[y, x].astype(int) - np.array(colour)).sum()))
+        near = min(
+            names,
+            key=lambda colour: float(np.abs(image[y, x].astype(int) - np.array(colour)).sum()),
+        )
         actual.append(names[near])
     return actual
 
 
 def quadrants() -> Image.Image:
     pixels = np.zeros((32, 32, 3), dtype=np.uint8)
-    pixels[:16, :16], pixels[:16, 16:], pixels[16:, 16:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    pixels[:16, :16] = (255, 0, 0)
+    pixels[:16, 16:] = (0, 255, 0)
+    pixels[16:, 16:] = (0, 0, 255)
     pixels[16:, :16] = (255, 255, 0)
     return Image.fromarray(pixels)
 
 
-# Where the stored image's upper left corner is to be shown, and which way round, by the EXIF standard:
-# 6 means that row 0 is the right-hand side and column 0 the top, and so on.
+# Where the stored image's upper left corner is to be shown, and which way round, by the EXIF
+# standard: 6 means that row 0 is the right-hand side and column 0 the top, and so on.
 SHOWN = {
     1: ["red", "green", "blue", "yellow"],
     2: ["green", "red", "yellow", "blue"],
@@ -123,13 +139,20 @@ SHOWN = {
 def test_exif_orientation_is_applied(orientation: int, suffix: str, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"quality": 95} if suffix == "jpg" else {"lossless": True} if suffix == "webp" else {}
+    if suffix == "jpg":
+        options = {"quality": 95}
+    elif suffix == "webp":
+        options = {"lossless": True}
+    else:
+        options = {}
     quadrants().save(tmp_path / f"a.{suffix}", exif=exif, **options)
     assert corners(read_square(tmp_path / f"a.{suffix}", 8)) == SHOWN[orientation]
 
 
-def test_sideways_photo_is_cropped_after_turning(tmp_path: Path) -> None:
-    """A portrait stored as 60x30 with orientation 6: its centre is that of the upright 30x60 image."""
+def test_sideways_image_is_cropped_after_turning(tmp_path: Path) -> None:
+    """A portrait stored as 60x30 with orientation 6: its centre is that of the upright 30x60
+    image.
+    """
     exif = Image.Exif()
     exif[0x0112] = 6
     stored = smooth(60, 30)
@@ -180,21 +203,39 @@ def plain(mode: str, colour: object) -> Image.Image:
     return Image.new(mode, (8, 8), colour)  # type: ignore[arg-type]
 
 
-WHITE, CLEAR = [255] * 3, plain("RGBA", (10, 20, 30, 0))
+WHITE = [255] * 3
+CLEAR = plain("RGBA", (10, 20, 30, 0))
 MODES: dict[str, tuple[Image.Image, list[int]]] = {
     **{
-        f"16 bit {kind}, {value}": (reopened(flat(value, np.uint16), kind), [round(value / 65535 * 255)] * 3)
+        f"16 bit {kind}, {value}": (
+            reopened(flat(value, np.uint16), kind),
+            [round(value / 65535 * 255)] * 3,
+        )
         for kind in ("PNG", "TIFF")
-        for value in (0, 200, 25700, 65535)  # a dark image stays dark, whatever its brightest pixel is
+        for value in (
+            0,
+            200,
+            25700,
+            65535,
+        )  # a dark image stays dark, whatever its brightest pixel is
     },
-    "16 bit big endian": (Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144), [200] * 3),
+    "16 bit big endian": (
+        Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144),
+        [200] * 3,
+    ),
     "32 bit": (reopened(flat(1_000_000, np.int32), "TIFF"), WHITE),
     "float to 1": (reopened(flat(0.5, np.float32, 0, 1), "TIFF"), [128] * 3),
     "float to 255": (reopened(flat(100, np.float32, 0, 255), "TIFF"), [100] * 3),
     "float to 65535": (reopened(flat(32768, np.float32, 0, 65535), "TIFF"), [128] * 3),
     "float below 0": (reopened(flat(0.5, np.float32, -5, 1), "TIFF"), [128] * 3),
-    "float with holes": (reopened(flat(0.25, np.float32, np.nan, np.inf, -np.inf), "TIFF"), [64] * 3),
-    "CMYK": (reopened(Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"), "JPEG", quality=100), [200, 40, 90]),
+    "float with holes": (
+        reopened(flat(0.25, np.float32, np.nan, np.inf, -np.inf), "TIFF"),
+        [64] * 3,
+    ),
+    "CMYK": (
+        reopened(Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"), "JPEG", quality=100),
+        [200, 40, 90],
+    ),
     "clear": (CLEAR, WHITE),
     "half clear": (plain("RGBA", (0, 0, 0, 128)), [127] * 3),
     "clear grey": (plain("LA", (0, 0)), WHITE),
@@ -207,7 +248,10 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
     "clear palette GIF": (reopened(palette(), "GIF", transparency=1), WHITE),
     "grey that is clear": (reopened(plain("L", 7), "PNG", transparency=7), WHITE),
     "another grey is clear": (reopened(plain("L", 7), "PNG", transparency=8), [7] * 3),
-    "colour that is clear": (reopened(plain("RGB", (1, 2, 3)), "PNG", transparency=(1, 2, 3)), WHITE),
+    "colour that is clear": (
+        reopened(plain("RGB", (1, 2, 3)), "PNG", transparency=(1, 2, 3)),
+        WHITE,
+    ),
     "one bit": (reopened(plain("1", 1), "PNG"), WHITE),
     "clear bit": (reopened(plain("1", 0), "PNG", transparency=0), WHITE),
 }
@@ -220,7 +264,9 @@ def test_modes(image: Image.Image, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("suffix", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_first_frame_of_an_animation(suffix: str) -> None:
-    image = reopened(plain("RGB", (250, 0, 0)), suffix, save_all=True, append_images=[plain("RGB", (0, 250, 0))])
+    image = reopened(
+        plain("RGB", (250, 0, 0)), suffix, save_all=True, append_images=[plain("RGB", (0, 250, 0))]
+    )
     assert np.abs(np.array(centre(image)) - (250, 0, 0)).max() <= 3
 
 
@@ -232,7 +278,13 @@ def bomb(width: int = 50000, height: int = 50000) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + header
     data = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + data
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + data
+    )
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "GIF", "TIFF", "BMP", "WEBP"])
@@ -253,14 +305,16 @@ def test_image_names(name: str) -> None:
     assert is_image(Path(name))
 
 
-# ---------------------------------------------------------------------- HEIC, and damaged files of all formats
+# ---------------------------------------------------------------------- HEIC, and damaged files of
+# all formats
 
 
 def heic(orientation: int | None = None) -> bytes:
-    """A photo with a red upper and a blue lower half as its pixels are stored."""
+    """An image with a red upper and a blue lower half as its pixels are stored."""
     pillow_heif = pytest.importorskip("pillow_heif")
     pixels = np.zeros((64, 64, 3), dtype=np.uint8)
-    pixels[:32, :, 0], pixels[32:, :, 2] = 255, 255
+    pixels[:32, :, 0] = 255
+    pixels[32:, :, 2] = 255
     exif = Image.Exif()
     if orientation is not None:
         exif[images.ORIENTATION_TAG] = orientation
@@ -293,18 +347,21 @@ FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "TGA", "JPEG2000"
 
 
 def encoded(kind: str) -> bytes:
-    """A small photo in a file format, with an EXIF orientation where there is room for one."""
+    """A small image in a file format, with an EXIF orientation where there is room for one."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
-    extra = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+    if kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        extra = {"exif": exif}
+    else:
+        extra = {}
     Image.fromarray(pixels).save(file, kind, **extra)
     return file.getvalue()
 
 
 def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
-    """Change a few bytes of a photo: it is decoded to a square, or refused as unreadable."""
+    """Change a few bytes of an image: it is decoded to a square, or refused as unreadable."""
     content = bytearray(encoded(kind))
     for _ in range(draw.draw(st.integers(1, 6))):
         at = draw.draw(st.integers(0, max(0, len(content) - 1)))
@@ -313,7 +370,7 @@ def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
             content[at : at + len(some)] = some
         else:
             del content[at : at + draw.draw(st.integers(1, 50))]
-    file = folder / "photo"
+    file = folder / "image"
     file.write_bytes(content)
     try:
         assert read_square(file, 8).shape == (8, 8, 3)
@@ -325,7 +382,7 @@ def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
 @given(st.data())
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_photos(kind: str, tmp_path: Path, data: st.DataObject):
+def test_damaged_images(kind: str, tmp_path: Path, data: st.DataObject):
     decode_damaged(kind, tmp_path, data)
 
 
@@ -333,8 +390,10 @@ def test_damaged_photos(kind: str, tmp_path: Path, data: st.DataObject):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.filterwarnings("ignore")
-def test_thousands_of_damaged_photos(kind: str, tmp_path: Path):
-    @settings(max_examples=2000, suppress_health_check=list(HealthCheck), deadline=None, derandomize=False)
+def test_thousands_of_damaged_images(kind: str, tmp_path: Path):
+    @settings(
+        max_examples=2000, suppress_health_check=list(HealthCheck), deadline=None, derandomize=False
+    )
     @given(st.data())
     def attack(data: st.DataObject) -> None:
         decode_damaged(kind, tmp_path, data)

@@ -1,4 +1,6 @@
-"""Heads, backbones, sources and trained methods from a file of the user's own, or an installed package."""
+"""Heads, backbones, sources and trained methods from a file of the user's own, or an installed
+package.
+"""
 
 import hashlib
 import json
@@ -22,10 +24,10 @@ from cifnet_pl.heads import HEADS
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import FAST, fit, make_photos
+from tests.command_line import FAST, fit, make_images
 from tests.models import config_of, forge
 
-PAGE = Path(__file__).parents[2] / "docs" / "outside_parts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "plugin_imports.md"
 MORE = '''
 
 import pathlib
@@ -128,20 +130,24 @@ def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts:
     assert config["backbone"]["name"] == "import:my_parts.MyNet"
 
 
-@pytest.mark.parametrize("command", ["export", "info", "classify", "extend", "forget", "merge", "evaluate", "audit"])
+@pytest.mark.parametrize(
+    "command", ["export", "info", "classify", "extend", "forget", "merge", "evaluate", "audit"]
+)
 def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
     command: str, bundle: Path, parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
+    images = make_images(tmp_path / "images", ["ant", "bee"], 3)
     options = {
         "info": ["--model", bundle],
         "export": ["--model", bundle, "--output", tmp_path / "o"],
         "forget": ["--model", bundle, "--output", tmp_path / "o", "--class", "0"],
         "merge": [bundle, bundle.parent, "--output", tmp_path / "o"],
-        "audit": ["--model", bundle, "--images", photos, "--output", tmp_path / "o"],
-        "evaluate": ["--model", bundle, "--images", photos],
+        "audit": ["--model", bundle, "--images", images, "--output", tmp_path / "o"],
+        "evaluate": ["--model", bundle, "--images", images],
     }
-    arguments = options.get(command, ["--model", bundle, "--images", photos, "--output", tmp_path / "o"])
+    arguments = options.get(
+        command, ["--model", bundle, "--images", images, "--output", tmp_path / "o"]
+    )
     loaded = sys.modules.pop("my_parts", None)
     (parts / "my_parts.imported").unlink(missing_ok=True)
     try:
@@ -154,18 +160,46 @@ def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
     assert "would import my_parts.MyHead and my_parts.MyNet: add --trust" in one_sentence(capsys)
 
 
-def test_trusted_it_is_a_model_like_any_other(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    photos = str(make_photos(tmp_path / "photos", ["ant", "bee"]))
+def test_trusted_it_is_a_model_like_any_other(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    images = str(make_images(tmp_path / "images", ["ant", "bee"]))
     assert main(["info", "--model", str(bundle), "--trust"]) == 0
     assert "head MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
     extended = str(tmp_path / "extended")
-    assert main(["extend", "--model", str(bundle), "--images", photos, "--output", extended, "--trust"]) == 0
-    assert capsys.readouterr().out.endswith("--output out.csv --trust\n")  # the next command needs it, too
+    assert (
+        main(
+            ["extend", "--model", str(bundle), "--images", images, "--output", extended, "--trust"]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out.endswith(
+        "--output out.csv --trust\n"
+    )  # the next command needs it, too
     table = tmp_path / "classes.csv"
-    assert main(["classify", "--model", extended, "--images", photos, "--output", str(table), "--trust"]) == 0
+    assert (
+        main(
+            ["classify", "--model", extended, "--images", images, "--output", str(table), "--trust"]
+        )
+        == 0
+    )
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
     assert np.mean([Path(file).parent.name == name for file, name in rows]) > 0.8
-    assert main(["forget", "--model", extended, "--class", "ant", "--output", str(tmp_path / "less"), "--trust"]) == 0
+    assert (
+        main(
+            [
+                "forget",
+                "--model",
+                extended,
+                "--class",
+                "ant",
+                "--output",
+                str(tmp_path / "less"),
+                "--trust",
+            ]
+        )
+        == 0
+    )
     model = cifnet_pl.load(tmp_path / "less", trust=True)
     assert model.class_names == ["0", "1", "2", "3", "bee"]
     assert type(model.head).__name__ == "MyHead"
@@ -178,9 +212,11 @@ def test_the_documented_method_has_the_loss_of_lwf(parts: Path):
     made.classes = 3
     made.expand(3)
     made.teacher = tuple(map(frozen, made.teachers()))
-    made.old, made.classes = 3, 5
+    made.old = 3
+    made.classes = 5
     made.expand(2)
-    x, y = torch.randn(7, 3, 8, 8), torch.tensor([3, 4, 4, 3, 3, 4, 3])
+    x = torch.randn(7, 3, 8, 8)
+    y = torch.tensor([3, 4, 4, 3, 3, 4, 3])
     scores = (x.flatten(1) @ made.classifier.weight.T + made.classifier.bias).detach().double()
     before = (x.flatten(1) @ made.teacher[1].weight.T + made.teacher[1].bias).double()
     new = -scores[:, 3:].log_softmax(1)[range(7), y - 3].mean()
@@ -199,25 +235,39 @@ def installed(parts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n[cifnet_pl.sources]\nshades = my_parts:shades\n"
-        "[cifnet_pl.backbones]\nmine = builders_of_mine:build\n[cifnet_pl.methods]\nMyMethod = my_parts:MyMethod\n"
+        "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n[cifnet_pl.sources]\nshades ="
+        " my_parts:shades\n[cifnet_pl.backbones]\nmine ="
+        " builders_of_mine:build\n[cifnet_pl.methods]\nMyMethod = my_parts:MyMethod\n"
     )
     (tmp_path / "builders_of_mine.py").write_text(
-        "from cifnet_pl.backbones import Preprocessing\nfrom my_parts import MyNet\n"
-        "def build(rest, architecture, download):\n    return MyNet(), 384, Preprocessing(int(rest))\n"
+        "from cifnet_pl.backbones import Preprocessing\nfrom my_parts import MyNet\ndef build(rest,"
+        " architecture, download):\n    return MyNet(), 384, Preprocessing(int(rest))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def test_entry_points_have_short_names(installed: None, tmp_path: Path):
-    short = ["--model.head", "MyHead", "--model.backbone", "mine:8", "--data.source", "shades", *TORCH]
+    short = [
+        "--model.head",
+        "MyHead",
+        "--model.backbone",
+        "mine:8",
+        "--data.source",
+        "shades",
+        *TORCH,
+    ]
     assert fit(tmp_path / "a", *short, "--data.classes_per_task", "1") == 0
     run = tmp_path / "a" / "default" / "version_0"
-    with pytest.raises(CheckpointError, match=r"would import my_parts\.MyHead and builders_of_mine\.build:"):
+    with pytest.raises(
+        CheckpointError, match=r"would import my_parts\.MyHead and builders_of_mine\.build:"
+    ):
         cifnet_pl.load(run)
     assert cifnet_pl.load(run, trust=True).backbone.name == "mine:8"
     method = ["--model", "MyMethod", "--model.epochs", "1", *NETWORK]
-    assert main(["fit", *method, *FAST[2:], "--logs", str(tmp_path / "b"), "--data.max_tasks", "1"]) == 0
+    assert (
+        main(["fit", *method, *FAST[2:], "--logs", str(tmp_path / "b"), "--data.max_tasks", "1"])
+        == 0
+    )
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -246,11 +296,19 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
     ("option", "name", "words"),
     [
         ("--model.head", "my_parts.Forgetful", ["Forgetful()", "attribute"]),
-        ("--model.head", "my_parts.Fails", ["my_parts.Fails", "ZeroDivisionError: no such ridge (my_parts.py, line"]),
+        (
+            "--model.head",
+            "my_parts.Fails",
+            ["my_parts.Fails", "ZeroDivisionError: no such ridge (my_parts.py, line"],
+        ),
         ("--model.head", "my_parts.Misshaped", ["my_parts.Misshaped", "shape"]),
         ("--model.head", "my_parts.Plain", ["my_parts.Plain", "Head"]),
         ("--model", "my_parts.Plain", ["my_parts.Plain", "LightningModule"]),
-        ("--data.source", "my_parts.empty", ["my_parts.empty", "KeyError: 'count' (my_parts.py, line"]),
+        (
+            "--data.source",
+            "my_parts.empty",
+            ["my_parts.empty", "KeyError: 'count' (my_parts.py, line"],
+        ),
     ],
 )
 def test_a_faulty_part_is_named_before_the_first_task(parts, tmp_path, option, name, words, capsys):
@@ -283,7 +341,9 @@ def test_the_parts_of_the_page_pass_the_public_checks(parts: Path):
         ("../my_parts.MyHead", "unknown head"),
     ],
 )
-def test_a_forged_head_is_refused_even_if_trusted(bundle: Path, tmp_path: Path, name: str, sentence: str):
+def test_a_forged_head_is_refused_even_if_trusted(
+    bundle: Path, tmp_path: Path, name: str, sentence: str
+):
     config = config_of(bundle)
     forged = Path(shutil.copytree(bundle, tmp_path / "copy"))
     forge(forged, {**config, "head": {**config["head"], "class": name}})
@@ -292,7 +352,12 @@ def test_a_forged_head_is_refused_even_if_trusted(bundle: Path, tmp_path: Path, 
 
 
 def test_what_a_backbone_would_import_is_known_before_it_is_built():
-    assert imports("torchvision:ResNet18_Weights.DEFAULT") == imports("pixels:8") == imports("none:3") == []
+    assert (
+        imports("torchvision:ResNet18_Weights.DEFAULT")
+        == imports("pixels:8")
+        == imports("none:3")
+        == []
+    )
     assert imports("import:a.B+mirror") == imports("random:import:a.B") == ["a.B"]
     assert imports("file:w.pt", "import:a.B") == ["a.B"]
     assert imports("file:w.pt", "timm:resnet18") == []

@@ -1,4 +1,6 @@
-"""Photos: the bytes of one are read once, and give its hash, its time, a thumbnail and its pixels; many by threads."""
+"""Images: the bytes of one are read once, and give its hash, its time, a thumbnail and its pixels;
+many by threads.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,19 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from cifnet_pl.photos.files import find_photos, place, read_bytes
+from cifnet_pl.images.files import find_images, place, read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import first_line
 
-# A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack helps nobody.
+# A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
+# helps nobody.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Bytes 8 to 12 of files that are HEIC, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
 
-AnyPhoto = Path | bytes | Image.Image
-"""A photo in a file (which may be in a Zip archive), as the content of a file, or decoded."""
+ImageLike = Path | bytes | Image.Image
+"""An image in a file (which may be in a Zip archive), as the content of a file, or decoded."""
 
 LARGEST_IMAGE = 2048
 """Largest ``image_size``, in pixels."""
@@ -44,7 +47,9 @@ SIDE = 8
 """Pixels of a thumbnail's side."""
 
 ORIENTATION_TAG = 0x0112
-DATE_TAKEN, DATE_CHANGED, EXIF_PART = 0x9003, 0x0132, 0x8769
+DATE_TAKEN = 0x9003
+DATE_CHANGED = 0x0132
+EXIF_PART = 0x8769
 """EXIF tags DateTimeOriginal and DateTime, and the part that holds the first (CIPA DC-008)."""
 
 UPRIGHT = {
@@ -65,14 +70,18 @@ class UnreadableImage(DataError):
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Within the block, turn every error of a decoder into UnreadableImage with the reason in one line."""
+    """Within the block, turn every error of a decoder into UnreadableImage with the reason in one
+    line.
+    """
     try:
         yield
     except UnidentifiedImageError as error:
         raise UnreadableImage("no image of a known format") from error
     except Image.DecompressionBombError as error:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        raise UnreadableImage(f"more than {most} million pixels, which may be an attack: make it smaller") from error
+        raise UnreadableImage(
+            f"more than {most} million pixels, which may be an attack: make it smaller"
+        ) from error
     except UnreadableImage:
         raise
     except Exception as error:  # on damaged files every decoder of Pillow fails in its own way
@@ -80,9 +89,11 @@ def decoding() -> Iterator[None]:
 
 
 def content_hash(content: bytes) -> int:
-    """Hash bytes to a number of 63 bits (BLAKE2b): two of a million different photos agree once in 2·10⁷.
+    """Hash bytes to a number of 63 bits (BLAKE2b): two of a million different images agree once in
+    2·10⁷.
 
-    This is the one identity of a photo: it tells copies, which embedding is stored, what a buffer draws, and what was
+    This is the one identity of an image: it tells copies, which embedding is stored, what a buffer
+        draws, and what was
     learned.
 
     Example:
@@ -97,7 +108,7 @@ NOTHING = content_hash(b"")
 
 
 class Look(NamedTuple):
-    """The small things that are known of a photo once it was read.
+    """The small things that are known of an image once it was read.
 
     Attributes:
         hash: of its content.
@@ -110,8 +121,8 @@ class Look(NamedTuple):
     taken: datetime | None
 
 
-class Photo:
-    """A photo whose bytes have been read.
+class EncodedImage:
+    """An image whose bytes have been read.
 
     Args:
         given: its file, its content, or a decoded image.
@@ -120,9 +131,11 @@ class Photo:
         UnreadableImage: the file cannot be read.
     """
 
-    def __init__(self, given: AnyPhoto):
+    def __init__(self, given: ImageLike):
         with decoding():
-            self.given = read_bytes(given) if isinstance(given, Path) else given
+            self.given: bytes | Image.Image = (
+                read_bytes(given) if isinstance(given, Path) else given
+            )
 
     @cached_property
     def hash(self) -> int:
@@ -130,7 +143,9 @@ class Photo:
         image = self.given
         if isinstance(image, bytes):
             return content_hash(image)
-        return content_hash(repr((image.size, image.mode, image.getpalette())).encode() + image.tobytes())
+        return content_hash(
+            repr((image.size, image.mode, image.getpalette())).encode() + image.tobytes()
+        )
 
     def open(self, formats: Sequence[str] | None = None) -> Image.Image:
         """Open it; the pixels are not decoded yet.
@@ -139,7 +154,8 @@ class Photo:
             formats: Pillow's names of those that may be decoded; None for all.
 
         Raises:
-            UnreadableImage: it is no image, of another format, or HEIC, and the package for that is missing.
+            UnreadableImage: it is no image, of another format, or HEIC, and the package for that is
+                missing.
         """
         content = self.given
         if isinstance(content, Image.Image):
@@ -175,9 +191,9 @@ class Photo:
             return self.identify()
 
 
-def read_square(photo: AnyPhoto, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Read and decode a photo as :func:`square`; UnreadableImage where that fails."""
-    return Photo(photo).square(size, crop_ratio)
+def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+    """Read and decode an image as :func:`square`; UnreadableImage where that fails."""
+    return EncodedImage(image).square(size, crop_ratio)
 
 
 def _opened(content: bytes, formats: Sequence[str] | None) -> Image.Image:
@@ -188,16 +204,20 @@ def _opened(content: bytes, formats: Sequence[str] | None) -> Image.Image:
 
 
 def _register_heic() -> None:
-    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it is missing."""
+    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it
+    is missing.
+    """
     if find_spec("pillow_heif") is None:
-        raise UnreadableImage("a HEIC photo needs the package pillow-heif: pip install 'cifnet_pl[heic]'")
+        raise UnreadableImage(
+            "a HEIC image needs the package pillow-heif: pip install 'cifnet_pl[heic]'"
+        )
     from pillow_heif import register_heif_opener
 
     register_heif_opener()
 
 
 def thumbnail(image: Image.Image) -> np.ndarray:
-    """Compute a small version of a photo.
+    """Compute a small version of an image.
 
     Args:
         image: RGB.
@@ -209,12 +229,19 @@ def thumbnail(image: Image.Image) -> np.ndarray:
 
 
 def taken(image: Image.Image) -> datetime | None:
-    """Return when an open photo was taken; None where it does not say."""
+    """Return when an open image was taken; None where it does not say."""
     try:
         exif = image.getexif()
         text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN) or exif.get(DATE_CHANGED)
-        return None if text is None else datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
-    except (ValueError, TypeError, OSError, SyntaxError):  # the last from Pillow on damaged EXIF data
+        if text is None:
+            return None
+        return datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        SyntaxError,
+    ):  # the last from Pillow on damaged EXIF data
         return None
 
 
@@ -224,8 +251,8 @@ def taken(image: Image.Image) -> datetime | None:
 def white_level(mode: str, grey: np.ndarray) -> float:
     """Return the value that is white in a grey image of more than 8 bits.
 
-    That is 65535 for 16 bits. For 32-bit integers and floats it is not defined: we take the smallest of 1 (floats
-    only), 255 and 65535 that no pixel exceeds, or 65535.
+    That is 65535 for 16 bits. For 32-bit integers and floats it is not defined: we take the
+    smallest of 1 (floats only), 255 and 65535 that no pixel exceeds, or 65535.
 
     Args:
         mode: Pillow's mode of the image.
@@ -239,7 +266,11 @@ def white_level(mode: str, grey: np.ndarray) -> float:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any Pillow mode to RGB: deep grey scaled to 8 bits, transparency on white."""
-    mode = "I;16" if image.mode == "I" and image.format == "PNG" else image.mode  # 16-bit PNG before Pillow 11
+    # 16-bit PNG before Pillow 11
+    if image.mode == "I" and image.format == "PNG":
+        mode = "I;16"
+    else:
+        mode = image.mode
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         grey = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
         grey = grey * (255 / white_level(mode, grey))
@@ -249,38 +280,49 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB":
+        return image
+    return image.convert("RGB")
 
 
 def square(
-    image: Image.Image, size: int, crop_ratio: float = 1.0, extent: tuple[float, float] | None = None
+    image: Image.Image,
+    size: int,
+    crop_ratio: float = 1.0,
+    extent: tuple[float, float] | None = None,
 ) -> np.ndarray:
     """Resize and centre-crop to (``size``, ``size``, 3) uint8, EXIF orientation applied.
 
-    Equals resizing the short side to ``size / crop_ratio`` (bicubic, antialiased) and cropping the centre, in one
-    step on the cropped region: the memory needed does not depend on how elongated the image is. A centred square
+    Equals resizing the short side to ``size / crop_ratio`` (bicubic, antialiased) and cropping the
+    centre, in one step on the cropped region: the memory needed does not depend on how elongated
+        the image is. A centred square
     stays one when it is turned, so the small result is turned instead of the image.
 
     Args:
         image: of any mode.
         size: side of the result in pixels.
         crop_ratio: share of the short side that is kept.
-        extent: width and height of the picture within the image, from its upper left corner; the whole by default.
+        extent: width and height of the picture within the image, from its upper left corner; the
+            whole by default.
 
     Raises:
         UnreadableImage: the image's pixels cannot be decoded.
     """
     with decoding():
         image.load()
-        # Pillow's own exif_transpose writes all tags anew, and fails where a camera stored any of them with another
-        # type than the standard's.
+        # Pillow's own exif_transpose writes all tags anew, and fails where a camera stored any of
+        # them with another type than the standard's.
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION_TAG, 1))
         rgb = to_rgb(image)
     width, height = rgb.size if extent is None else extent
     side = min(width, height) * crop_ratio
-    left, top = (width - side) / 2, (height - side) / 2
-    box, wanted = (left, top, left + side, top + side), (size, size)
-    small = rgb if rgb.size == wanted and box == (0, 0, *wanted) else rgb.resize(wanted, Image.Resampling.BICUBIC, box)
+    left = (width - side) / 2
+    top = (height - side) / 2
+    box = (left, top, left + side, top + side)
+    wanted = (size, size)
+    small = rgb
+    if rgb.size != wanted or box != (0, 0, *wanted):
+        small = rgb.resize(wanted, Image.Resampling.BICUBIC, box)
     return np.asarray(small if turn is None else small.transpose(turn))
 
 
@@ -298,14 +340,16 @@ def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.
         UnreadableImage: the image's pixels cannot be decoded.
     """
     with decoding():
-        # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still there.
+        # JPEG only: decode at a half, quarter or eighth where twice the wanted resolution is still
+        # there.
         wanted = int(2 * size / crop_ratio)
         drafted = image.draft(image.mode, (wanted, wanted))
-    # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends before it.
+    # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends
+    # before it.
     return square(image, size, crop_ratio, drafted[1][2:] if drafted else None)
 
 
-# ---------------------------------------------------------------------- many photos
+# ---------------------------------------------------------------------- many images
 
 MOST = 16
 """Cores that decoding takes unless told otherwise."""
@@ -314,16 +358,16 @@ BATCHES_AHEAD = 2
 """Batches that are being decoded while one is being embedded."""
 
 PART = 4
-"""Photos that a thread decodes at once, if there are enough for all threads."""
+"""Images that a thread decodes at once, if there are enough for all threads."""
 
 FIRST = 8
-"""Photos that are timed before the others are looked at."""
+"""Images that are timed before the others are looked at."""
 
 KEPT = 2**27
-"""Bytes of photos that were looked at which stay in memory until they are decoded (134 MB)."""
+"""Bytes of images that were looked at which stay in memory until they are decoded (134 MB)."""
 
 LIGHT = 1e-3
-"""Seconds of reading a photo below which several threads are slower than one.
+"""Seconds of reading an image below which several threads are slower than one.
 
 Most of that time is Python's, whose lock they would pass to each other.
 """
@@ -331,7 +375,9 @@ Most of that time is Python's, whose lock they would pass to each other.
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use; not every system can say which."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cores(processes: int = 1) -> int:
@@ -346,101 +392,115 @@ def cores(processes: int = 1) -> int:
     return max(1, min(usable_cores() // processes, MOST))
 
 
-def photos_of(photos: AnyPhoto | str | Iterable[AnyPhoto | str]) -> Iterator[AnyPhoto]:
-    """Yield one or many photos.
+def images_of(images: ImageLike | str | Iterable[ImageLike | str]) -> Iterator[ImageLike]:
+    """Yield one or many images.
 
     Args:
-        photos: paths, contents of files, or Pillow images; one alone, or several. A single path may be a folder.
+        images: paths, contents of files, or Pillow images; one alone, or several. A single path may
+            be a folder.
 
     Raises:
-        DataError: there is no photo at a single path.
-        UsageError: something else than a photo.
+        DataError: there is no image at a single path.
+        UsageError: something else than an image.
     """
-    if isinstance(photos, str | Path):
-        return iter(find_photos(photos))
-    return map(_as_photo, [photos] if isinstance(photos, bytes | bytearray | Image.Image) else photos)
+    if isinstance(images, str | Path):
+        return iter(find_images(images))
+    return map(
+        _as_image, [images] if isinstance(images, bytes | bytearray | Image.Image) else images
+    )
 
 
-def _as_photo(item: object) -> AnyPhoto:
+def _as_image(item: object) -> ImageLike:
     if isinstance(item, bytes | Path | Image.Image):
         return item
     if isinstance(item, bytearray | memoryview):
         return bytes(item)
     if isinstance(item, str | os.PathLike):
         return Path(os.fspath(item))
-    raise UsageError(f"a {type(item).__name__} is no photo: give a path, the bytes of a file, or a Pillow image")
+    raise UsageError(
+        f"a {type(item).__name__} is no image: give a path, the bytes of a file, or a Pillow image"
+    )
 
 
-def place_of(photo: AnyPhoto) -> str:
-    """Return where a photo is, for messages, on one line."""
-    return place(photo) if isinstance(photo, Path) else "a photo in memory"
+def place_of(image: ImageLike) -> str:
+    """Return where an image is, for messages, on one line."""
+    if isinstance(image, Path):
+        return place(image)
+    return "an image in memory"
 
 
 SKIPPED = "left out"
-"""Why a photo that was not wanted has no pixels."""
+"""Why an image that was not wanted has no pixels."""
 
 Outcome = tuple[str | None, Look | None]
-"""Why a photo could not be read, or None; and what is small of it."""
+"""Why an image could not be read, or None; and what is small of it."""
 
 
-class PhotoBatch(NamedTuple):
-    """Decoded photos.
+class DecodedBatch(NamedTuple):
+    """Decoded images.
 
     Attributes:
-        files: all photos of the batch.
+        files: all images of the batch.
         image: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
         unreadable: for each of ``files`` the reason why it could not be read, or None.
-        seen: for each of ``files`` what ``look`` of :func:`squares` gave; None if it could not be read.
+        seen: for each of ``files`` what ``look`` of :func:`squares` gave; None if it could not be
+            read.
     """
 
-    files: tuple[AnyPhoto, ...]
+    files: tuple[ImageLike, ...]
     image: Tensor
     unreadable: tuple[str | None, ...]
     seen: tuple[Look | None, ...]
 
     @property
-    def readable(self) -> list[AnyPhoto]:
+    def readable(self) -> list[ImageLike]:
         """Those of the files that could be read, as ``image`` has them."""
-        return [file for file, reason in zip(self.files, self.unreadable, strict=True) if reason is None]
+        return [
+            file for file, reason in zip(self.files, self.unreadable, strict=True) if reason is None
+        ]
 
 
 def squares(
-    files: Iterable[AnyPhoto],
+    files: Iterable[ImageLike],
     size: int,
     crop_ratio: float,
-    look: Callable[[Photo], Look] | None = None,
+    look: Callable[[EncodedImage], Look] | None = None,
     skip: Callable[[int, int], bool] | None = None,
-) -> Iterator[PhotoBatch]:
-    """Decode photos in threads, a few batches ahead of the consumer; memory does not grow with their number.
+) -> Iterator[DecodedBatch]:
+    """Decode images in threads, a few batches ahead of the consumer; memory does not grow with
+    their number.
 
     Args:
-        files: the photos.
+        files: the images.
         size: side of the squares in pixels.
         crop_ratio: share of the short side that is kept.
-        look: what else is wanted of each photo while its bytes are in memory; None for nothing.
-        skip: whether the photo of a position and hash is not decoded; ``SKIPPED`` is then its reason.
+        look: what else is wanted of each image while its bytes are in memory; None for nothing.
+        skip: whether the image of a position and hash is not decoded; ``SKIPPED`` is then its
+            reason.
     """
     remaining = enumerate(files)
 
-    def read(item: tuple[int, AnyPhoto], pixels: np.ndarray) -> Outcome:
+    def read(item: tuple[int, ImageLike], pixels: np.ndarray) -> Outcome:
         position, given = item
         try:
-            photo = Photo(given)
-            if skip is not None and skip(position, photo.hash):
-                return SKIPPED, Look(photo.hash, None, None)
-            pixels[:] = photo.square(size, crop_ratio)
-            return None, None if look is None else look(photo)
+            image = EncodedImage(given)
+            if skip is not None and skip(position, image.hash):
+                return SKIPPED, Look(image.hash, None, None)
+            pixels[:] = image.square(size, crop_ratio)
+            return None, None if look is None else look(image)
         except UnreadableImage as error:
             return str(error), None
 
     pool = ThreadPoolExecutor(cores(), "decode")
     try:
         batches = iter(lambda: tuple(islice(remaining, batch_size(size))), ())
-        for photos, pixels, outcomes in decoded(pool, batches, size, read):
+        for images, pixels, outcomes in decoded(pool, batches, size, read):
             reasons, seen = zip(*outcomes, strict=True)
             readable = torch.tensor([reason is None for reason in reasons])
-            image = pixels if readable.all() else pixels[readable]
-            yield PhotoBatch(tuple(photo for _, photo in photos), image.permute(0, 3, 1, 2), reasons, seen)
+            tensor = pixels if readable.all() else pixels[readable]
+            yield DecodedBatch(
+                tuple(image for _, image in images), tensor.permute(0, 3, 1, 2), reasons, seen
+            )
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -462,41 +522,49 @@ def decoded(
 
     Args:
         pool: of the threads.
-        batches: photos.
+        batches: images.
         size: side of the squares in pixels.
-        read: reads a photo, writes its square (``size``, ``size``, 3) uint8, and returns what is known of it.
+        read: reads an image, writes its square (``size``, ``size``, 3) uint8, and returns what is
+            known of it.
         ahead: batches that are being decoded, or wait for the consumer.
-        alternate: decode only while the consumer waits: for a network of several threads on the cores that decode,
-            which wait for each other at every layer.
+        alternate: decode only while the consumer waits: for a network of several threads on the
+            cores that decode, which wait for each other at every layer.
         pinned: whether the pixels are to be copied to a GPU.
 
     Returns:
-        Photos, their squares (n, ``size``, ``size``, 3) uint8, and what ``read`` returned of each.
+        Images, their squares (n, ``size``, ``size``, 3) uint8, and what ``read`` returned of each.
     """
     waiting: deque[tuple[Sequence[T], Tensor, list[Future[list[R]]]]] = deque()
 
-    def read_part(photos: Sequence[T], pixels: np.ndarray) -> list[R]:
-        return [read(photo, pixels[i]) for i, photo in enumerate(photos)]
+    def read_part(images: Sequence[T], pixels: np.ndarray) -> list[R]:
+        return [read(image, pixels[i]) for i, image in enumerate(images)]
 
     def begin(count: int) -> None:
-        for photos in islice(batches, count):
-            pixels = torch.empty(len(photos), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
-            part = max(1, min(PART, len(photos) // cores()))
-            starts = range(0, len(photos), part)
+        for images in islice(batches, count):
+            pixels = torch.empty(len(images), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+            part = max(1, min(PART, len(images) // cores()))
+            starts = range(0, len(images), part)
             rows = pixels.numpy()
             waiting.append(
-                (photos, pixels, [pool.submit(read_part, photos[i : i + part], rows[i : i + part]) for i in starts])
+                (
+                    images,
+                    pixels,
+                    [
+                        pool.submit(read_part, images[i : i + part], rows[i : i + part])
+                        for i in starts
+                    ],
+                )
             )
 
     def results() -> Iterator[tuple[Sequence[T], Tensor, list[R]]]:
         while waiting:
             if alternate:
                 wait([part for _, _, parts in waiting for part in parts])
-            photos, pixels, parts = waiting.popleft()
+            images, pixels, parts = waiting.popleft()
             outcomes = [outcome for part in parts for outcome in part.result()]
             if not alternate:
                 begin(1)
-            yield photos, pixels, outcomes
+            yield images, pixels, outcomes
             if alternate and not waiting:
                 begin(ahead)
 
@@ -505,16 +573,18 @@ def decoded(
 
 
 def batch_size(size: int) -> int:
-    """Return the number of photos in a batch: 64 for sides from 256 to 512 pixels, more of smaller ones, at most 256.
+    """Return the number of images in a batch: 64 for sides from 256 to 512 pixels, more of smaller
+    ones, at most 256.
 
-    At the end of each batch the threads that embed wait for each other. In batches of small photos they would do so
-    too often.
+    At the end of each batch the threads that embed wait for each other. In batches of small images
+    they would do so too often.
     """
     return max(1, min(256, max(64, 2**22 // size**2), 2**24 // size**2))
 
 
 class Contents:
-    """Contents of photos that were looked at, in memory until they are decoded, so that each photo is opened once.
+    """Contents of images that were looked at, in memory until they are decoded, so that each image
+    is opened once.
 
     Of more than ``KEPT`` bytes the rest is read again.
     """
@@ -522,38 +592,43 @@ class Contents:
     def __init__(self) -> None:
         self._contents: dict[Path, bytes] = {}
         self._free = KEPT
-        self._counting = Lock()  # photos are looked at by several threads
+        self._counting = Lock()  # images are looked at by several threads
 
-    def keep(self, file: Path) -> Photo:
-        """Read a photo, and keep its content; UnreadableImage as :class:`Photo`."""
-        photo = Photo(file)
+    def keep(self, file: Path) -> EncodedImage:
+        """Read an image, and keep its content; UnreadableImage as :class:`EncodedImage`."""
+        image = EncodedImage(file)
         with self._counting:
-            if isinstance(photo.given, bytes) and len(photo.given) <= self._free:
-                self._contents[file] = photo.given
-                self._free -= len(photo.given)
-        return photo
+            if isinstance(image.given, bytes) and len(image.given) <= self._free:
+                self._contents[file] = image.given
+                self._free -= len(image.given)
+        return image
 
-    def take(self, file: Path) -> Photo:
-        """Return a photo whose content is not needed any more, read unless it is here."""
+    def take(self, file: Path) -> EncodedImage:
+        """Return an image whose content is not needed any more, read unless it is here."""
         with self._counting:
             content = self._contents.pop(file, None)
             self._free += len(content or b"")
-        return Photo(file if content is None else content)
+        return EncodedImage(file if content is None else content)
 
 
-def look_at(file: Path, read: Callable[[Path], Photo] = Photo) -> Look:
-    """Read a photo, and return what is small of it; the hash of nothing where it cannot be read."""
+def look_at(file: Path, read: Callable[[Path], EncodedImage] = EncodedImage) -> Look:
+    """Read an image, and return what is small of it; the hash of nothing where it cannot be
+    read.
+    """
     try:
         return read(file).look()
     except UnreadableImage:
         return Look(NOTHING, None, None)
 
 
-def looks_at(files: Sequence[Path], read: Callable[[Path], Photo] = Photo) -> list[Look]:
-    """Look at photos: the first ones in this thread, the rest in several if they take long to decode.
+def looks_at(
+    files: Sequence[Path], read: Callable[[Path], EncodedImage] = EncodedImage
+) -> list[Look]:
+    """Look at images: the first ones in this thread, the rest in several if they take long to
+    decode.
 
     Args:
-        files: the photos.
+        files: the images.
         read: reads one.
     """
     begun = time.perf_counter()

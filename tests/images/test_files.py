@@ -1,4 +1,6 @@
-"""Which photos are found in folders, patterns and Zip archives, and what an attacker may put into these."""
+"""Which images are found in folders, patterns and Zip archives, and what an attacker may put into
+these.
+"""
 
 import glob
 import io
@@ -13,11 +15,11 @@ from PIL import Image
 
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder
-from cifnet_pl.photos import files as photo_files
-from cifnet_pl.photos.files import find_photos, is_folder, links_upwards
-from cifnet_pl.photos.photo import UnreadableImage, read_square, squares
+from cifnet_pl.images import files as image_files
+from cifnet_pl.images.files import find_images, is_folder, links_upwards
+from cifnet_pl.images.image import UnreadableImage, read_square, squares
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import make_photos
+from tests.command_line import make_images
 
 NAMES = ["a.jpg", "b/c.png", "b/d.txt", "b/e/f.JPEG", "b/e/g.gif", ".hidden/h.png", "b/.i.png", "j"]
 
@@ -31,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def relative(tree: Path, source: str) -> list[str]:
-    return [path.relative_to(tree).as_posix() for path in find_photos(source)]
+    return [path.relative_to(tree).as_posix() for path in find_images(source)]
 
 
 def test_folders(tree: Path):
@@ -39,12 +41,13 @@ def test_folders(tree: Path):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"]
+    "pattern",
+    ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"],
 )
 def test_patterns_as_the_shell_has_them(tree: Path, pattern: str):
     result = {Path(name).as_posix() for name in glob.glob(pattern, root_dir=tree, recursive=True)}
-    photos_of = {"a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"}
-    assert set(relative(tree, str(tree / pattern))) == result & photos_of
+    images_of = {"a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"}
+    assert set(relative(tree, str(tree / pattern))) == result & images_of
 
 
 def test_circles_are_entered_once(tree: Path):
@@ -54,7 +57,10 @@ def test_circles_are_entered_once(tree: Path):
     assert len(relative(tree, str(tree / "**" / "*"))) == 4
     assert [links_upwards(tree / "b" / name) for name in ("loop", "again")] == [True, False]
     (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
-    assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]  # not those of the folder above
+    assert relative(tree, str(tree / "b" / "e")) == [
+        "b/e/f.JPEG",
+        "b/e/g.gif",
+    ]  # not those of the folder above
 
 
 # ---------------------------------------------------------------------- archives
@@ -76,37 +82,38 @@ def archive_of(target: Path, *names: str, content: bytes = b"") -> Path:
     return target
 
 
-@pytest.mark.parametrize("prefix", ["", "my photos/"])
+@pytest.mark.parametrize("prefix", ["", "my images/"])
 def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 6)
-    (photos / "ant" / "deeper").mkdir()
-    (photos / "ant" / "0.png").rename(photos / "ant" / "deeper" / "0.png")
-    (photos / "notes.txt").write_text("no photo")
-    packed = pack(photos, tmp_path / "photos.ZIP", prefix)
-    plain, zipped = folder(SourceOptions(photos)), folder(SourceOptions(packed))
+    images = make_images(tmp_path / "images", ["ant", "bee"], 6)
+    (images / "ant" / "deeper").mkdir()
+    (images / "ant" / "0.png").rename(images / "ant" / "deeper" / "0.png")
+    (images / "notes.txt").write_text("no image")
+    packed = pack(images, tmp_path / "images.ZIP", prefix)
+    plain = folder(SourceOptions(images))
+    zipped = folder(SourceOptions(packed))
     assert zipped.class_names == plain.class_names
     for ours, theirs in ((zipped.train, plain.train), (zipped.val, plain.val)):
         assert list(ours.names) == list(theirs.names)
         assert ours.labels.tolist() == theirs.labels.tolist()
         for row in range(len(ours)):
             assert ours.content_hash(row) == theirs.content_hash(row)
-            assert np.array_equal(ours.photo(row).square(8), theirs.photo(row).square(8))
+            assert np.array_equal(ours.image(row).square(8), theirs.image(row).square(8))
             assert len({ours.mark(row) for row in range(len(ours))}) == len(ours)
 
 
-def test_photos_are_found_and_decoded_in_place(tmp_path: Path):
-    photos = make_photos(tmp_path / "photos", ["ant", "bee"], 3)
-    packed = pack(photos, tmp_path / "shots.zip")
+def test_images_are_found_and_decoded_in_place(tmp_path: Path):
+    images = make_images(tmp_path / "images", ["ant", "bee"], 3)
+    packed = pack(images, tmp_path / "shots.zip")
     before = sorted(tmp_path.rglob("*"))
-    result = list(find_photos(str(packed)))
-    assert result == [packed / path.relative_to(photos) for path in sorted(photos.rglob("*.png"))]
-    assert list(find_photos(str(packed / "bee"))) == result[3:]
-    assert list(find_photos(str(result[0]))) == result[:1]
+    result = list(find_images(str(packed)))
+    assert result == [packed / path.relative_to(images) for path in sorted(images.rglob("*.png"))]
+    assert list(find_images(str(packed / "bee"))) == result[3:]
+    assert list(find_images(str(result[0]))) == result[:1]
     (batch,) = squares(result, 8, 1.0)
     assert batch.unreadable == (None,) * 6
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
     with pytest.raises(DataError, match="no file or folder"):
-        find_photos(str(packed / "cat"))
+        find_images(str(packed / "cat"))
 
 
 def _link(target: Path) -> Path:
@@ -126,7 +133,10 @@ def _cut(target: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "fragment"),
     [
-        (lambda path: archive_of(path, "ant/1.png", "../evil.png"), "names a file outside of itself"),
+        (
+            lambda path: archive_of(path, "ant/1.png", "../evil.png"),
+            "names a file outside of itself",
+        ),
         (lambda path: archive_of(path, "/etc/evil.png"), "names a file outside of itself"),
         (lambda path: archive_of(path, "C:/evil.png"), "names a file outside of itself"),
         (lambda path: archive_of(path, "ant\\..\\..\\evil.png"), "names a file outside of itself"),
@@ -136,14 +146,16 @@ def _cut(target: Path) -> Path:
     ],
     ids=["up", "absolute", "drive", "backslash", "link", "cut", "no archive"],
 )
-def test_hostile_and_damaged_archives_are_refused(tmp_path: Path, make: Callable[[Path], object], fragment: str):
+def test_hostile_and_damaged_archives_are_refused(
+    tmp_path: Path, make: Callable[[Path], object], fragment: str
+):
     make(tmp_path / "x.zip")
     with pytest.raises(DataError, match=fragment):
         is_folder(tmp_path / "x.zip")
 
 
-def test_a_bomb_is_an_unreadable_photo_and_costs_no_more_than_the_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(photo_files, "LARGEST_PHOTO", 2**20)
+def test_a_bomb_is_an_unreadable_image_and_costs_no_more_than_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_files, "LARGEST_IMAGE", 2**20)
     packed = tmp_path / "bomb.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ant/1.png", bytes(50 * 2**20))
@@ -152,7 +164,7 @@ def test_a_bomb_is_an_unreadable_photo_and_costs_no_more_than_the_bound(tmp_path
         read_square(packed / "ant" / "1.png", 8)
 
 
-def test_damage_within_an_archive_is_an_unreadable_photo(tmp_path: Path):
+def test_damage_within_an_archive_is_an_unreadable_image(tmp_path: Path):
     buffer = io.BytesIO()
     Image.new("RGB", (20, 20), "red").save(buffer, "png")
     packed = archive_of(tmp_path / "x.zip", "ant/1.png", content=buffer.getvalue())
@@ -166,5 +178,7 @@ def test_damage_within_an_archive_is_an_unreadable_photo(tmp_path: Path):
 
 
 def test_hidden_files_and_those_of_macos_are_passed_over(tmp_path: Path):
-    packed = archive_of(tmp_path / "x.zip", "ant/1.png", "__MACOSX/ant/._1.png", "ant/.DS_Store", ".git/2.png")
-    assert list(find_photos(str(packed))) == [packed / "ant" / "1.png"]
+    packed = archive_of(
+        tmp_path / "x.zip", "ant/1.png", "__MACOSX/ant/._1.png", "ant/.DS_Store", ".git/2.png"
+    )
+    assert list(find_images(str(packed))) == [packed / "ant" / "1.png"]

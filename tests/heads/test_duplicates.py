@@ -12,7 +12,9 @@ from cifnet_pl.heads.ridge import about_choices, about_jump
 from cifnet_pl.statistics import Choice
 from tests.heads.suite import teach
 
-D, CLASSES, PER_CLASS = 48, 4, 20
+D = 48
+CLASSES = 4
+PER_CLASS = 20
 HEADS: dict[str, Callable[[], Head]] = {
     "RidgeHead": lambda: RidgeHead(D),
     "CIFNetHead": lambda: CIFNetHead(D, ridge="gcv"),
@@ -29,7 +31,9 @@ def samples(task: int) -> tuple[Tensor, Tensor]:
     """Embeddings of two overlapping classes."""
     generator = torch.Generator().manual_seed(task)
     y = 2 * task + torch.arange(2 * PER_CLASS) % 2
-    centres = torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    centres = torch.randn(
+        CLASSES, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+    )
     return 0.5 * centres[y] + torch.randn(len(y), D, generator=generator, dtype=torch.float64), y
 
 
@@ -43,21 +47,23 @@ def learn(head: Head, copied: bool, noted: bool = True, tasks: tuple[int, ...] =
         head.observe(z, y)
         if copied:
             head.observe(z, y)
-            head.note_copies(len(z) * noted)
+            head.note_duplicates(len(z) * noted)
         head.solve()
     return head
 
 
 @heads
 def test_every_sample_twice_is_every_sample_once(make: Callable[[], Head]) -> None:
-    once, twice = learn(make(), copied=False), learn(make(), copied=True)
+    once = learn(make(), copied=False)
+    twice = learn(make(), copied=True)
     torch.testing.assert_close(twice(TEST), once(TEST), rtol=1e-6, atol=1e-7)
     assert set(twice.class_counts().values()) == {2 * PER_CLASS}
 
 
 @pytest.mark.parametrize("name", POOLED)
 def test_copies_that_were_noted_merge_and_are_subtracted(name: str) -> None:
-    whole, parts = learn(HEADS[name](), copied=True), [learn(HEADS[name](), True, tasks=(task,)) for task in (0, 1)]
+    whole = learn(HEADS[name](), copied=True)
+    parts = [learn(HEADS[name](), True, tasks=(task,)) for task in (0, 1)]
     first = copy.deepcopy(parts[0])
     parts[0].merge_(parts[1])
     parts[0].solve()
@@ -76,7 +82,7 @@ def test_copies_of_several_processes_are_noted_after_the_sums() -> None:
         side.begin_task([0, 1])
         side.observe(z, y)
     sides[0].reduce_(lambda tensor: tensor.mul_(2))  # both hold the same
-    sides[0].note_copies(len(z))
+    sides[0].note_duplicates(len(z))
     sides[0].solve()
     torch.testing.assert_close(sides[0](TEST), whole(TEST), rtol=1e-8, atol=1e-9)
 
@@ -86,7 +92,7 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
     before = head(TEST)
     head.begin_task([2, 3])
     head.observe(*samples(1))
-    head.note_copies(7)
+    head.note_duplicates(7)
     head.abort_task()
     head.solve()
     torch.testing.assert_close(head(TEST), before, rtol=1e-12, atol=1e-12)
@@ -100,7 +106,10 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     if isinstance(head, SLDAHead):
         assert choices == []
         return
-    assert all(choice.ridge > 0 and choice.position in ("inside", "cap", "smallest", "largest") for choice in choices)
+    assert all(
+        choice.ridge > 0 and choice.position in ("inside", "cap", "smallest", "largest")
+        for choice in choices
+    )
     again = make()
     again.load_state_dict(head.state_dict())
     assert [choice.ridge for choice in again.choices()] == [choice.ridge for choice in choices]
@@ -108,8 +117,10 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
 
 def test_what_is_said_of_a_ridge_at_an_edge() -> None:
     assert about_choices([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
-    told = about_choices([Choice(83.2, "cap"), Choice(91.0, "cap"), Choice(1e-7, "smallest"), Choice(1e3, "largest")])
-    assert set(told) == {"smallest", "largest"}  # one at its cap is usual where photos are few
+    told = about_choices(
+        [Choice(83.2, "cap"), Choice(91.0, "cap"), Choice(1e-7, "smallest"), Choice(1e3, "largest")]
+    )
+    assert set(told) == {"smallest", "largest"}  # one at its cap is usual where images are few
     assert "at the lower edge of its grid, 1e-07" in told["smallest"]
     assert "at the upper edge of its grid, 1e+03" in told["largest"]
 
@@ -117,8 +128,12 @@ def test_what_is_said_of_a_ridge_at_an_edge() -> None:
 def test_a_ridge_that_jumps_is_told() -> None:
     before = [Choice(80.0, "inside"), Choice(1.0, "inside")]
     assert about_jump(before, [Choice(800.0, "inside"), Choice(0.02, "inside")]) is None
-    assert "from 80 to 0.5" in str(about_jump(before, [Choice(0.5, "inside"), Choice(0.5, "inside")]))
-    assert "from 1 to 150" in str(about_jump(before, [Choice(80.0, "inside"), Choice(150.0, "inside")]))
+    assert "from 80 to 0.5" in str(
+        about_jump(before, [Choice(0.5, "inside"), Choice(0.5, "inside")])
+    )
+    assert "from 1 to 150" in str(
+        about_jump(before, [Choice(80.0, "inside"), Choice(150.0, "inside")])
+    )
     assert about_jump([], [Choice(80.0, "inside")]) is None
 
 

@@ -1,4 +1,6 @@
-"""What the studies share: photos of a folder as embeddings, heads that learn them, paired differences, tables."""
+"""What the studies share: images of a folder as embeddings, heads that learn them, paired
+differences, tables.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
@@ -21,18 +24,20 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.model.core import show_stored
-from cifnet_pl.photos.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.utilities.memory import keep_freed_memory
 
-BACKBONE, BATCH = "embedded:efficientnet_lite0", 64
+BACKBONE = "embedded:efficientnet_lite0"
+BATCH = 64
 RICH = BACKBONE + "+layers+mirror"
 Make = Callable[[int], Head]
 """Width of the embeddings → a new head."""
 
 
 @dataclass(frozen=True)
-class Photos:
-    """(n, d) float32 embeddings and (n,) int64 classes of the training and the validation images of a folder."""
+class Images:
+    """(n, d) float32 embeddings and (n,) int64 classes of the training and the validation images of
+    a folder.
+    """
 
     z: Tensor
     y: Tensor
@@ -52,18 +57,21 @@ class Photos:
 
 def study_parser(description: str | None, roots: str | None = None) -> argparse.ArgumentParser:
     """The options that studies share; ``roots`` is "+" where a study takes several folders."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path, nargs=roots)
     parser.add_argument("--image_size", type=int, default=128)
     parser.add_argument("--cache_folder", type=Path, default=Path("~/.cache/cifnet_pl"))
     return parser
 
 
-def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE) -> Photos:
-    """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is embedded and added.
+def read_images(root: Path, options: argparse.Namespace, network: str = BACKBONE) -> Images:
+    """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is
+    embedded and added.
 
     Args:
-        root: folder of the photos, or a file that ``cifnet embed`` made of them.
+        root: folder of the images, or a file that ``cifnet embed`` made of them.
         options: those of :func:`study_parser`.
         network: name of the backbone; not looked at where a file is given.
     """
@@ -71,10 +79,14 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
         source = build_source("embeddings", SourceOptions(root))
         assert isinstance(source.train, EmbeddingSet)
         assert isinstance(source.val, EmbeddingSet)
-        sets = ((one.get(np.arange(len(one))), torch.from_numpy(one.labels)) for one in (source.train, source.val))
-        return Photos(*(part for pair in sets for part in pair))
+        sets = (
+            (one.get(np.arange(len(one))), torch.from_numpy(one.labels))
+            for one in (source.train, source.val)
+        )
+        return Images(*(part for pair in sets for part in pair))
     keep_freed_memory()  # as the command line does: the network is several times slower without
-    source, backbone = build_source("folder", SourceOptions(root)), build_backbone(network)
+    source = build_source("folder", SourceOptions(root))
+    backbone = build_backbone(network)
     side: int = options.image_size
     prepared = (backbone.outputs(side), backbone.sha256, side, 1.0, FLOAT32, backbone.engine())
     folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
@@ -89,29 +101,31 @@ def read_photos(root: Path, options: argparse.Namespace, network: str = BACKBONE
             store.collect(batch.row, batch.key, backbone(batch.image))
         loader.close()
         parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]
-    return Photos(*parts)
+    return Images(*parts)
 
 
 # ---------------------------------------------------------------------- learning
 
 
-def learn(head: Head, photos: Photos, classes: list[int], buffer: CalibrationBuffer | None = None) -> None:
+def learn(
+    head: Head, images: Images, classes: list[int], buffer: CalibrationBuffer | None = None
+) -> None:
     """One task; a buffer samples from it, and is shown to the head."""
-    rows = torch.isin(photos.y, torch.tensor(classes)).nonzero().flatten()
-    head.begin_task(classes, [int((photos.y == c).sum()) for c in classes])
+    rows = torch.isin(images.y, torch.tensor(classes)).nonzero().flatten()
+    head.begin_task(classes, [int((images.y == c).sum()) for c in classes])
     for batch in torch.split(rows, 2048):
-        head.observe(photos.z[batch], photos.y[batch])
+        head.observe(images.z[batch], images.y[batch])
     if buffer is not None:
-        buffer.add(photos.z[rows], photos.y[rows], rows)
+        buffer.add(images.z[rows], images.y[rows], rows)
         show_stored(buffer, head)
         buffer.commit()
     head.solve()
 
 
-def learned(make: Make, photos: Photos) -> Head:
+def learned(make: Make, images: Images) -> Head:
     """A head that has learned all classes at once."""
-    head = make(photos.z.shape[1])
-    learn(head, photos, list(range(photos.classes)))
+    head = make(images.z.shape[1])
+    learn(head, images, list(range(images.classes)))
     return head
 
 
@@ -127,26 +141,30 @@ def mean_eigenvalue(z: Tensor, width: int) -> float:
 # ---------------------------------------------------------------------- accuracy
 
 
-def seen(photos: Photos, head: Head) -> Tensor:
+def seen(images: Images, head: Head) -> Tensor:
     """Positions of the validation images whose classes were learned."""
-    return torch.isin(photos.val_y, head.labels).nonzero().flatten()
+    return torch.isin(images.val_y, head.labels).nonzero().flatten()
 
 
-def accuracy(head: Head, photos: Photos) -> float:
+def accuracy(head: Head, images: Images) -> float:
     """A_k in percent."""
-    rows = seen(photos, head)
-    return 100 * (head.predict(photos.val_z[rows]) == photos.val_y[rows]).double().mean().item()
+    rows = seen(images, head)
+    return 100 * (head.predict(images.val_z[rows]) == images.val_y[rows]).double().mean().item()
 
 
-def left_out(head: Head, photos: Photos) -> Tensor:
-    """(n,) what each training photo adds to leave-one-out accuracy, in percent; an unknown one is wrong."""
-    parts = zip(torch.split(photos.z, 2500), torch.split(photos.y, 2500), strict=True)
+def left_out(head: Head, images: Images) -> Tensor:
+    """(n,) what each training image adds to leave-one-out accuracy, in percent; an unknown one is
+    wrong.
+    """
+    parts = zip(torch.split(images.z, 2500), torch.split(images.y, 2500), strict=True)
     scores = torch.cat([head.leave_one_out(*part) for part in parts]).nan_to_num(-torch.inf)
-    return 100 * (head.labels[scores.argmax(1)] == photos.y).double() / len(photos.y)
+    return 100 * (head.labels[scores.argmax(1)] == images.y).double() / len(images.y)
 
 
 def interval(ours: Tensor, theirs: Tensor) -> str:
-    """Difference of two sums over images with its 95 % interval, the images being a sample; – if one is unknown."""
+    """Difference of two sums over images with its 95 % interval, the images being a sample; – if
+    one is unknown.
+    """
     if theirs.isnan().any():
         return "–"
     gap = ours - theirs

@@ -1,7 +1,9 @@
-"""Photos that are the same or alike: copies by their hashes; near-copies, bursts and groups, held back together.
+"""Images that are the same or alike: copies by their hashes; near-duplicates, bursts and groups,
+held out together.
 
-A copy adds weight without adding knowledge, and one that is held back tests nothing. A random fifth of photos from one
-shelf tests nothing either: each held-back photo has a twin among the learned ones.
+A copy adds weight without adding knowledge, and one that is held out tests nothing. A random fifth
+of images from one shelf tests nothing either: each held-out image has a twin among the learned
+ones.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from cifnet_pl.photos.photo import NOTHING, SIDE, Look
+from cifnet_pl.images.image import NOTHING, SIDE, Look
 from cifnet_pl.utilities.errors import UsageError, check_that, explained, unknown_name
 from cifnet_pl.utilities.text import listed
 
@@ -27,19 +29,25 @@ Duplicates = Literal["leave_out", "keep"]
 """What becomes of copies: they are left out, or learned all the same."""
 
 SIMILAR = 0.95
-"""Correlation of two thumbnails from which their photos are held back together."""
+"""Correlation of two thumbnails from which their images are held out together."""
 
-BURST, PAUSE = 2.0, 30.0
-"""Seconds between two photos of one burst, at most: as they are found without being asked for, and with."""
+BURST = 2.0
+PAUSE = 30.0
+"""Seconds between two images of one burst, at most: as they are found without being asked for, and
+with.
+"""
 
 LARGEST_SHARE = 2.0
-"""How many times the wanted number of photos may be held back, so that groups stay whole."""
+"""How many times the wanted number of images may be held out, so that groups stay whole."""
 
-NEAR, SINGLE = "near", "single"
-"""The default, photos that look alike; and none, each photo for itself."""
+NEAR = "near"
+SINGLE = "single"
+"""The default, images that look alike; and none, each image for itself."""
 
 NAMED_GROUPS = "name:"
-"""Begins a group by a pattern of names: ``name:REGULAR EXPRESSION``; photos with the same match belong together."""
+"""Begins a group by a pattern of names: ``name:REGULAR EXPRESSION``; images with the same match
+belong together.
+"""
 
 
 # ---------------------------------------------------------------------- copies
@@ -47,12 +55,12 @@ NAMED_GROUPS = "name:"
 
 @dataclass(frozen=True)
 class Repeats:
-    """Photos whose content occurs more than once, by their positions.
+    """Images whose content occurs more than once, by their positions.
 
     Attributes:
         learned: those that were learned before in the same class.
         twice: copy → the first one of its class, which is learned.
-        undecided: photo → label of another class in which it lies, too, or was learned before.
+        undecided: image → label of another class in which it lies, too, or was learned before.
     """
 
     learned: list[int]
@@ -61,12 +69,15 @@ class Repeats:
 
 
 def find_repeats(
-    hashes: Iterable[tuple[int, int]], labels: np.ndarray, learned: Mapping[int, AbstractSet[int]] | None = None
+    hashes: Iterable[tuple[int, int]],
+    labels: np.ndarray,
+    learned: Mapping[int, AbstractSet[int]] | None = None,
 ) -> Repeats:
-    """Compare photos with each other, and with those that were learned before.
+    """Compare images with each other, and with those that were learned before.
 
     Args:
-        hashes: row and content hash of each photo, in the order of learning; those of nothing are never copies.
+        hashes: row and content hash of each image, in the order of learning; those of nothing are
+            never copies.
         labels: row → class.
         learned: hash → labels of the classes in which it was learned before.
     """
@@ -92,16 +103,19 @@ def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
     """Describe copies in one sentence; None if there are none."""
     if not names:
         return None
-    treatment = "left out" if duplicates == "leave_out" else "learned again, as asked for"
+    if duplicates == "leave_out":
+        treatment = "left out"
+    else:
+        treatment = "learned again, as asked for"
     return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
 
 
 def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | None:
-    """Return what is said of photos that lie in two classes; None if there are none.
+    """Return what is said of images that lie in two classes; None if there are none.
 
     Args:
-        names: of the photos.
-        duplicates: what becomes of them where photos are learned; None where they are only tested.
+        names: of the images.
+        duplicates: what becomes of them where images are learned; None where they are only tested.
     """
     if not names:
         return None
@@ -131,14 +145,15 @@ def _hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
-def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
+def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     """Choose the images of one class that are for validation, by a seeded hash of each name.
 
-    Images that are added later hardly change the choice among earlier ones, and the order of the files does not matter.
+    Images that are added later hardly change the choice among earlier ones, and the order of the
+    files does not matter.
 
     Args:
         names: of the images.
-        fraction: share to hold back.
+        fraction: share to hold out.
         seed: of the choice.
 
     Returns:
@@ -148,7 +163,7 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
         UsageError: the share is not between 0 and 1.
 
     Example:
-        >>> int(held_back(["a", "b", "c", "d"], 0.25, seed=0).sum())
+        >>> int(held_out(["a", "b", "c", "d"], 0.25, seed=0).sum())
         1
     """
     check_share(fraction)
@@ -159,35 +174,44 @@ def held_back(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
 
 
 def check_share(fraction: float) -> None:
-    """Raise UsageError unless a share to hold back is between 0 and 1."""
+    """Raise UsageError unless a share to hold out is between 0 and 1."""
     check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
 
 
-def held_back_together(names: Sequence[str], looks: Sequence[Look], fraction: float, seed: int) -> np.ndarray:
-    """Choose the photos of one class that are for validation, with photos that look alike all on the same side.
+def held_out_together(
+    names: Sequence[str], looks: Sequence[Look], fraction: float, seed: int
+) -> np.ndarray:
+    """Choose the images of one class that are for validation, with images that look alike all on
+    the same side.
 
-    Without photos that look alike this equals :func:`held_back`. Groups are taken in the order of the seeded hashes of
-    their first photos, as long as they bring the number nearer to the share. If no group can be taken so, the photos
-    are divided one by one.
+    Without images that look alike this equals :func:`held_out`. Groups are taken in the order of
+    the seeded hashes of their first images, as long as they bring the number nearer to the share.
+    If no group can be taken so, the images are divided one by one.
 
     Args:
-        names: names of the photos, which are hashed as by :func:`held_back`.
-        looks: of the photos with these names.
-        fraction: share to hold back.
+        names: names of the images, which are hashed as by :func:`held_out`.
+        looks: of the images with these names.
+        fraction: share to hold out.
         seed: of the choice.
 
     Returns:
         (n,) bool.
     """
-    single = held_back(names, fraction, seed)
+    single = held_out(names, fraction, seed)
     groups = similar_groups(looks)
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     if sizes.max() <= 1:
         return single
-    wanted, chosen, count = int(single.sum()), set[int](), 0
+    wanted = int(single.sum())
+    chosen = set[int]()
+    count = 0
     for group in dict.fromkeys(groups[hash_order(names, seed)].tolist()):
-        size = int(sizes[group])  # nothing is tested by photos that cannot be read
-        if group >= 0 and abs(count + size - wanted) < abs(count - wanted) and count + size < len(names):
+        size = int(sizes[group])  # nothing is tested by images that cannot be read
+        if (
+            group >= 0
+            and abs(count + size - wanted) < abs(count - wanted)
+            and count + size < len(names)
+        ):
             chosen.add(group)
             count += size
     if not 0 < count <= LARGEST_SHARE * wanted:
@@ -195,13 +219,16 @@ def held_back_together(names: Sequence[str], looks: Sequence[Look], fraction: fl
     return np.isin(groups, list(chosen))
 
 
-def held_back_groups(groups: Sequence[str], class_name: str, fraction: float, seed: int) -> np.ndarray:
-    """Choose whole groups of one class, in the order of a seeded hash, as long as they bring the number nearer.
+def held_out_groups(
+    groups: Sequence[str], class_name: str, fraction: float, seed: int
+) -> np.ndarray:
+    """Choose whole groups of one class, in the order of a seeded hash, as long as they bring the
+    number nearer.
 
     Args:
-        groups: name of each photo's group.
+        groups: name of each image's group.
         class_name: name of the class.
-        fraction: share of the photos to hold back.
+        fraction: share of the images to hold out.
         seed: of the choice.
 
     Returns:
@@ -209,7 +236,9 @@ def held_back_groups(groups: Sequence[str], class_name: str, fraction: float, se
     """
     names, counts = np.unique(groups, return_counts=True)
     order = hash_order([f"{class_name}\0{name}" for name in names], seed)
-    wanted, count, chosen = fraction * len(groups), 0, list[str]()
+    wanted = fraction * len(groups)
+    count = 0
+    chosen = list[str]()
     for i in order[:-1]:
         if not chosen or abs(count + counts[i] - wanted) < abs(count - wanted):
             chosen.append(names[i])
@@ -227,7 +256,8 @@ def patterns(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
         thumbnails: n of (SIDE, SIDE, 3) uint8.
 
     Returns:
-        (n, 3 · SIDE²) float32 of length 1, so that products are correlations; zeros for photos of a single colour.
+        (n, 3 · SIDE²) float32 of length 1, so that products are correlations; zeros for images of a
+        single colour.
     """
     pixels = np.array(thumbnails, dtype=np.float32).reshape(-1, SIDE**2, 3)
     pixels = (pixels - pixels.mean(axis=1, keepdims=True)).reshape(-1, 3 * SIDE**2)
@@ -236,13 +266,13 @@ def patterns(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def similar_groups(looks: Sequence[Look]) -> np.ndarray:
-    """Join photos of a class that look alike, and those of one burst.
+    """Join images of a class that look alike, and those of one burst.
 
     Args:
-        looks: at the photos of one class.
+        looks: at the images of one class.
 
     Returns:
-        (n,) int, one number from 0 for each group; -1 for photos that cannot be read.
+        (n,) int, one number from 0 for each group; -1 for images that cannot be read.
     """
     readable = [i for i, look in enumerate(looks) if look.thumbnail is not None]
     groups = np.full(len(looks), -1)
@@ -251,13 +281,17 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         pairs += bursts([looks[i] for i in readable], BURST)
         ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         count = len(readable)
-        graph = coo_array((np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(count, count))
+        graph = coo_array(
+            (np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(count, count)
+        )
         groups[readable] = connected_components(graph, directed=False)[1]
     return groups
 
 
 def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
-    """Return the positions of each photo and the next one that was taken, at most ``pause`` seconds later."""
+    """Return the positions of each image and the next one that was taken, at most ``pause`` seconds
+    later.
+    """
     timed = sorted((look.taken, i) for i, look in enumerate(looks) if look.taken is not None)
     return [(i, j) for (a, i), (b, j) in pairwise(timed) if (b - a).total_seconds() <= pause]
 
@@ -267,24 +301,32 @@ def _similar(seen: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
     for start in range(0, len(seen), block):
         for other in range(0, start + 1, block):
             near = seen[start : start + block] @ seen[other : other + block].T > SIMILAR
-            pairs += [(start + a, other + b) for a, b in np.argwhere(near).tolist() if start + a > other + b]
+            pairs += [
+                (start + a, other + b)
+                for a, b in np.argwhere(near).tolist()
+                if start + a > other + b
+            ]
     return pairs
 
 
 def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the folder of each photo within its class folder; a photo directly in the class folder stands alone."""
+    """Return the folder of each image within its class folder; an image directly in the class
+    folder stands alone.
+    """
     parents = [PurePosixPath(name).parent for name in names]
     return [str(p) if len(p.parts) > 1 else name for p, name in zip(parents, names, strict=True)]
 
 
 def _days(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the day on which each photo was taken; a photo without a date is its own group."""
+    """Return the day on which each image was taken; an image without a date is its own group."""
     pairs = zip(names, looks, strict=True)
     return [name if look.taken is None else look.taken.date().isoformat() for name, look in pairs]
 
 
 def _bursts(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the first photo of the burst of each photo; a pause longer than ``PAUSE`` ends a burst."""
+    """Return the first image of the burst of each image; a pause longer than ``PAUSE`` ends a
+    burst.
+    """
     groups = list(names)
     for earlier, later in bursts(looks, PAUSE):
         groups[later] = groups[earlier]
@@ -292,13 +334,20 @@ def _bursts(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
 
 
 def _by_name(pattern: re.Pattern[str], names: Sequence[str]) -> list[str]:
-    """Return what the pattern matches in each file's name; a photo without a match is its own group."""
+    """Return what the pattern matches in each file's name; an image without a match is its own
+    group.
+    """
     found = [pattern.search(PurePosixPath(name).name) for name in names]
-    return [n if m is None else "\0".join(m.groups("") or (m[0],)) for n, m in zip(names, found, strict=True)]
+    return [
+        n if m is None else "\0".join(m.groups("") or (m[0],))
+        for n, m in zip(names, found, strict=True)
+    ]
 
 
 GROUPS = {"folder": _folders, "day": _days, "burst": _bursts}
-"""Name of a kind of group → function of the names of one class's photos, and looks at them, that names their groups."""
+"""Name of a kind of group → function of the names of one class's images, and looks at them, that
+names their groups.
+"""
 
 Grouped = Callable[[Sequence[str], Sequence[Look]], list[str]]
 
@@ -312,7 +361,9 @@ def grouping(kind: str) -> Grouped:
     if kind in GROUPS:
         return GROUPS[kind]
     if not kind.startswith(NAMED_GROUPS):
-        raise unknown_name("group of photos", kind, [NEAR, SINGLE, *GROUPS, f"{NAMED_GROUPS}REGULAR EXPRESSION"])
+        raise unknown_name(
+            "group of images", kind, [NEAR, SINGLE, *GROUPS, f"{NAMED_GROUPS}REGULAR EXPRESSION"]
+        )
     with explained(UsageError, f"--data.group {kind} is no regular expression"):
         pattern = re.compile(kind.removeprefix(NAMED_GROUPS))
     return lambda names, looks: _by_name(pattern, names)

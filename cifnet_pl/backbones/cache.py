@@ -1,9 +1,11 @@
-"""Keep embeddings, in memory during a run and on disk between runs, so that no image passes the backbone again.
+"""Keep embeddings, in memory during a run and on disk between runs, so that no image passes the
+backbone again.
 
-On disk: one safetensors file per class and set, below a folder for everything that an embedding depends on apart from
-the image: what the network computes, its preprocessing, image size, crop, precision and decoder. A file is a hit only
-if the images are those that it was made from: the same names with, for every file, the same size, inode and change
-times — or, where those differ (a copied folder), the same content hashes. So a stale hit is impossible.
+On disk: one safetensors file per class and set, below a folder for everything that an embedding
+depends on apart from the image: what the network computes, its preprocessing, image size, crop,
+precision and decoder. A file is a hit only if the images are those that it was made from: the same
+names with, for every file, the same size, inode and change times — or, where those differ (a copied
+folder), the same content hashes. So a stale hit is impossible.
 """
 
 from __future__ import annotations
@@ -28,16 +30,26 @@ log = logging.getLogger(__name__)
 
 
 TOLERANCE = 1e-4
-"""Largest difference of the outputs of one network, as a share of the largest of them: threads and processors round."""
+"""Largest difference of the outputs of one network, as a share of the largest of them: threads and
+processors round.
+"""
 
 
 def pipeline_folder(
-    cache: Path, outputs: Tensor, weights: str, image_size: int, crop_ratio: float, precision: str, engine: str
+    cache: Path,
+    outputs: Tensor,
+    weights: str,
+    image_size: int,
+    crop_ratio: float,
+    precision: str,
+    engine: str,
 ) -> Path:
     """Return the folder for the embeddings that a network computes from images prepared in one way.
 
-    Weights do not tell what is done with them: two classes of a user may have the same ones, and code is edited. So a
-    folder keeps outputs of its network on fixed images, and a network that gives others has another folder.
+    Weights do not tell what is done with them: two classes of a user may have the same ones, and
+        code is edited. So a
+    folder keeps outputs of its network on fixed images, and a network that gives others has another
+    folder.
 
     Args:
         cache: of all embeddings.
@@ -58,7 +70,10 @@ def pipeline_folder(
         except (OSError, ValueError, EOFError):  # not there yet, or damaged
             write_atomic(folder / OUTPUTS, lambda file: np.save(file, given))
             break
-        if stored.shape == given.shape and np.abs(stored - given).max() <= TOLERANCE * np.abs(stored).max():
+        if (
+            stored.shape == given.shape
+            and np.abs(stored - given).max() <= TOLERANCE * np.abs(stored).max()
+        ):
             break
     return folder
 
@@ -100,7 +115,9 @@ class EmbeddingCache:
     """
 
     def __init__(self, images: Images, class_names: list[str], folder: Path):
-        self.images, self.class_names, self.folder = images, class_names, folder
+        self.images = images
+        self.class_names = class_names
+        self.folder = folder
         self.copies: dict[int, list[int]] = {}
         self._found: dict[int, Tensor | None] = {}
         self._place = np.full(len(images.labels), -1, dtype=np.int64)
@@ -113,15 +130,22 @@ class EmbeddingCache:
         """Return which of the images ``rows`` (n,) have a stored embedding: (n,) bool."""
         labels = self.images.labels[rows]
         hit = {int(c): self._load(int(c)) is not None for c in np.unique(labels)}
-        for label in (label for label, there in hit.items() if not there and label not in self._before):
+        for label in (
+            label for label, there in hit.items() if not there and label not in self._before
+        ):
             self._before[label] = self._marks(label)
         return np.array([hit[int(c)] for c in labels], dtype=bool)
 
     def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of images ``rows`` (n,) that are known; files are memory-mapped."""
-        labels, parts, order = self.images.labels[rows], [], []
+        """Return (n, d) float32 embeddings of images ``rows`` (n,) that are known; files are
+        memory-mapped.
+        """
+        labels = self.images.labels[rows]
+        parts = []
+        order = []
         for c in dict.fromkeys(labels.tolist()):
-            stored, mine = self._load(c), np.flatnonzero(labels == c)
+            stored = self._load(c)
+            mine = np.flatnonzero(labels == c)
             assert stored is not None
             parts.append(stored[torch.from_numpy(self._place[rows[mine]])])
             order.append(mine)
@@ -133,7 +157,8 @@ class EmbeddingCache:
         return self._found[label]
 
     def _read(self, label: int) -> Tensor | None:
-        path, rows = self._path(label), self.images.rows_of[label]
+        path = self._path(label)
+        rows = self.images.rows_of[label]
         if not path.is_file():
             return None
         try:
@@ -144,7 +169,11 @@ class EmbeddingCache:
         except (SafetensorError, OSError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
-        if z.ndim != 2 or not len(z) == len(hashes) == len(rows) or about.get("sha256") != _digest(z, hashes):
+        if (
+            z.ndim != 2
+            or not len(z) == len(hashes) == len(rows)
+            or about.get("sha256") != _digest(z, hashes)
+        ):
             log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
             return None
         if about.get("marks") == self._marks(label):
@@ -161,7 +190,9 @@ class EmbeddingCache:
             hashes: (n,) their content hashes.
             z: (n, d) their embeddings.
         """
-        for row, value, embedding in zip(rows.tolist(), hashes.tolist(), z.float().cpu(), strict=True):
+        for row, value, embedding in zip(
+            rows.tolist(), hashes.tolist(), z.float().cpu(), strict=True
+        ):
             of_class = self._collected.setdefault(int(self.images.labels[row]), {})
             of_class.update(dict.fromkeys([row, *self.copies.get(row, ())], (value, embedding)))
         for label in {int(c) for c in self.images.labels[rows.cpu().numpy()]}:
@@ -169,7 +200,9 @@ class EmbeddingCache:
                 self._write(label)
 
     def collected(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Take out what :meth:`collect` took in of classes that this process has embedded only a part of."""
+        """Take out what :meth:`collect` took in of classes that this process has embedded only a
+        part of.
+        """
         parts = []
         for part in self._collected.values():
             if part:
@@ -179,11 +212,17 @@ class EmbeddingCache:
         return parts
 
     def _write(self, label: int) -> None:
-        collected, marks = self._collected.pop(label), self._marks(label)
+        collected = self._collected.pop(label)
+        marks = self._marks(label)
         if self._before.pop(label, marks) != marks:
-            log.warning("not caching class '%s': its images changed while they were read", self.class_names[label])
+            log.warning(
+                "not caching class '%s': its images changed while they were read",
+                self.class_names[label],
+            )
             return
-        hashes, z = zip(*(collected[row] for row in self.images.rows_of[label].tolist()), strict=True)
+        hashes, z = zip(
+            *(collected[row] for row in self.images.rows_of[label].tolist()), strict=True
+        )
         tensors = {"z": torch.stack(z), "hashes": torch.tensor(hashes, dtype=torch.int64)}
         about = {"marks": marks, "sha256": _digest(tensors["z"], tensors["hashes"])}
         write_atomic(self._path(label), lambda file: file.write(save(tensors, metadata=about)))
@@ -211,7 +250,8 @@ class EvaluationMemory:
     """Embeddings of evaluation images, each computed once per run, up to a stated number of bytes.
 
     Args:
-        limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every task.
+        limit_mb: memory bound in megabytes (10⁶ bytes); images past it are embedded anew at every
+            task.
     """
 
     def __init__(self, limit_mb: float = 1024.0):
@@ -225,7 +265,9 @@ class EvaluationMemory:
     def add(self, rows: Tensor, z: Tensor) -> None:
         """Keep embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
         rows = rows.cpu()
-        fresh = np.flatnonzero(~self.known(rows.numpy()))[: self._limit // (4 * z.shape[1]) - len(self._kept)]
+        fresh = np.flatnonzero(~self.known(rows.numpy()))[
+            : self._limit // (4 * z.shape[1]) - len(self._kept)
+        ]
         kept = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
         self._kept |= dict(zip(rows[fresh].tolist(), kept, strict=True))
 

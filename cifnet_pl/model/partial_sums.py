@@ -1,8 +1,9 @@
-"""Store sums over parts of a training set, one file each, and add them up to a model of the whole set.
+"""Store sums over parts of a training set, one file each, and add them up to a model of the whole
+set.
 
-A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the samples in them, and a
-description that is checked as a bundle's is. Parts of one set name the positions that they cover; parts of different
-sets are compared by the hashes.
+A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the
+samples in them, and a description that is checked as a bundle's is. Parts of one set name the
+positions that they cover; parts of different sets are compared by the hashes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ Position = Annotated[int, Strict(), Field(ge=0)]
 
 
 class Part(Table):
-    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples; ``listing`` is the set's hash."""
+    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples; ``listing`` is the
+    set's hash.
+    """
 
     listing: str
     start: Position
@@ -71,7 +74,7 @@ class PartialSums:
     """The sums of one or more parts of a training set.
 
     Attributes:
-        model: its head is not solved; ``photos`` are the content hashes of the samples.
+        model: its head is not solved; ``images`` are the content hashes of the samples.
         parts: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
     """
@@ -86,9 +89,12 @@ class PartialSums:
         missing: list[Part] = []
         for listing in dict.fromkeys(part.listing for part in self.parts):
             listed = [part for part in self.parts if part.listing == listing]
-            stops, starts = [0, *(part.stop for part in listed)], [*(part.start for part in listed), listed[0].total]
+            stops = [0, *(part.stop for part in listed)]
+            starts = [*(part.start for part in listed), listed[0].total]
             gaps = zip(stops, starts, strict=True)
-            missing += [listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b]
+            missing += [
+                listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b
+            ]
         return missing
 
     def add(self, other: PartialSums) -> None:
@@ -98,21 +104,25 @@ class PartialSums:
             other: sums of other samples; it must not be used afterwards.
 
         Raises:
-            UsageError: a sample that both saw, or other backbones, photo sizes, precisions, heads or settings.
+            UsageError: a sample that both saw, or other backbones, image sizes, precisions, heads
+                or settings.
         """
         for one, another in itertools.product(self.parts, other.parts):
-            start, stop = max(one.start, another.start), min(one.stop, another.stop)
+            start = max(one.start, another.start)
+            stop = min(one.stop, another.stop)
             if one.listing == another.listing and start < stop:
                 raise UsageError(
-                    f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which would count twice"
+                    f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which"
+                    " would count twice"
                 )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
-            ours, theirs = (sums.model.photos.content.cpu().numpy() for sums in (self, other))
+            ours, theirs = (sums.model.images.content.cpu().numpy() for sums in (self, other))
             common = np.intersect1d(ours, theirs)
             if len(common):
                 raise UsageError(
-                    f"{other.name} and {self.name} have {len(common)} samples in common, which would count twice"
+                    f"{other.name} and {self.name} have {len(common)} samples in common, which"
+                    " would count twice"
                 )
         with prefixed(f"cannot add {other.name} to {self.name}"):
             check_same_embeddings(self.model, other.model)
@@ -127,7 +137,9 @@ class PartialSums:
         """
         if self.missing:
             parts = listed([str(part) for part in self.missing])
-            raise UsageError(f"not all sums are there: {parts} are missing; make those shards first")
+            raise UsageError(
+                f"not all sums are there: {parts} are missing; make those shards first"
+            )
         empty = [name for name, count in self.model.counts.items() if not count]
         if empty:
             raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")
@@ -150,7 +162,9 @@ def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
     Returns:
         32 hexadecimal digits.
     """
-    digest = hashlib.blake2b(repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = hashlib.blake2b(
+        repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16
+    )
     digest.update(np.ascontiguousarray(samples.labels).tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
@@ -216,7 +230,9 @@ def _opened(path: Path) -> Iterator[tuple[SumsTable, StoredTensors]]:
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     with open_tensors(path) as stored:
         table = parse(SumsTable, json.loads(stored.metadata.get(KEY, "null")), str(path))
-        if not table.parts or any(part.start >= part.stop or part.stop > part.total for part in table.parts):
+        if not table.parts or any(
+            part.start >= part.stop or part.stop > part.total for part in table.parts
+        ):
             raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
         yield table, stored
 
@@ -260,13 +276,18 @@ class Shard:
             (20, 30)
         """
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
+        if match:
+            shard = cls(int(match[1]), int(match[2]))
+        else:
+            shard = cls(0, 0)
         if not 1 <= shard.index <= shard.count:
             raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
         return shard
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """Return the first position of the shard, and the one after its last, in a set of ``total`` samples."""
+        """Return the first position of the shard, and the one after its last, in a set of ``total``
+        samples.
+        """
         return (self.index - 1) * total // self.count, self.index * total // self.count
 
     @property
@@ -282,11 +303,13 @@ class ShardLearner:
 
     Attributes:
         source: the training set is cut into shards; the test set is not used.
-        empty: a model without classes, whose head's statistics pool; its backbone is none:<width> for embeddings.
+        empty: a model without classes, whose head's statistics pool; its backbone is none:<width>
+            for embeddings.
         batch_size: images embedded at once.
         workers: processes that decode.
         skip_unreadable: whether to leave out images that cannot be decoded.
-        left_out: (n,) bool, training samples that are copies of others or lie in two classes; None for none.
+        left_out: (n,) bool, training samples that are copies of others or lie in two classes; None
+            for none.
     """
 
     source: Source
@@ -301,7 +324,9 @@ class ShardLearner:
         self.empty.head.require("pools")
         features = getattr(self.source.train, "features", width)
         if features != width:
-            raise UsageError(f"the embeddings have {features} numbers each, backbone none:{width} does not")
+            raise UsageError(
+                f"the embeddings have {features} numbers each, backbone none:{width} does not"
+            )
         self._listing = listing_of(self.source.train, self.source.class_names)
 
     def part(self, shard: Shard) -> Part:
@@ -312,7 +337,9 @@ class ShardLearner:
         """
         total = len(self.source.train)
         if shard.count > total:
-            raise UsageError(f"{total} training samples cannot be cut into {shard.count} shards: use fewer")
+            raise UsageError(
+                f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
+            )
         start, stop = shard.bounds(total)
         return Part(listing=self._listing, start=start, stop=stop, total=total)
 
@@ -323,14 +350,19 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or Inf.
         """
-        part, samples, model = self.part(shard), self.source.train, self.empty.clone()
-        rows, images = np.arange(part.start, part.stop), model.backbone.takes_images
+        part = self.part(shard)
+        samples = self.source.train
+        model = self.empty.clone()
+        rows = np.arange(part.start, part.stop)
+        images = model.backbone.takes_images
         if self.left_out is not None:
             rows = rows[~self.left_out[rows]]
         if images:
             model.note_engines([model.engine])
         names = self.source.class_names
-        counts = np.bincount(samples.labels, minlength=len(names)).tolist()  # of all shards, which so agree
+        counts = np.bincount(
+            samples.labels, minlength=len(names)
+        ).tolist()  # of all shards, which so agree
         model.begin_task(names, counts if min(counts) else None)
         labels = torch.arange(len(names))
         side, size = (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)

@@ -1,6 +1,6 @@
-"""Find and read files of photos, in folders and within Zip archives.
+"""Find and read files of images, in folders and within Zip archives.
 
-``photos.zip`` is a folder, and ``photos.zip/ant/1.jpg`` a photo in it.
+``images.zip`` is a folder, and ``images.zip/ant/1.jpg`` an image in it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,30 @@ from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.text import printable
 
 EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".tga"),
+    *(
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".gif",
+        ".webp",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".tga",
+    ),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif"),
 )
 """File names that count as images; everything else in a folder is passed over.
 
-A format that this machine's Pillow cannot decode is listed on purpose: its images are then reported as unreadable, not
-left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
+A format that this machine's Pillow cannot decode is listed on purpose: its images are then reported
+as unreadable, not left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
 """
 
-LARGEST_PHOTO = 2**28
-"""Bytes that one photo may have, unpacked (256 MB): an archive may promise any number."""
+LARGEST_IMAGE = 2**28
+"""Bytes that one image may have, unpacked (256 MB): an archive may promise any number."""
 
 
 def place(path: Path) -> str:
@@ -44,8 +57,12 @@ def expanded(path: Path | str) -> Path:
 
 
 def listing() -> AbstractContextManager[None]:
-    """Return a context that raises DataError, with the folder's name, where the file system refuses to list one."""
-    return explained(DataError, "cannot read a folder", OSError, end="; give this account access to it")
+    """Return a context that raises DataError, with the folder's name, where the file system refuses
+    to list one.
+    """
+    return explained(
+        DataError, "cannot read a folder", OSError, end="; give this account access to it"
+    )
 
 
 def is_image(path: Path) -> bool:
@@ -54,10 +71,10 @@ def is_image(path: Path) -> bool:
 
 
 class Archive:
-    """The photos of one Zip archive.
+    """The images of one Zip archive.
 
-    Nothing is ever written to the disk. An archive with a name that leads out of it, such as ``../a.jpg``, or with a
-    link is refused as a whole: no ordinary program makes one.
+    Nothing is ever written to the disk. An archive with a name that leads out of it, such as
+    ``../a.jpg``, or with a link is refused as a whole: no ordinary program makes one.
 
     Args:
         path: the file.
@@ -75,11 +92,15 @@ class Archive:
         named = [(_safe_name(path, entry), entry) for entry in self._zip.infolist()]
         entries = {name: entry for name, entry in named if name is not None and not is_hidden(name)}
         top = _only_folder(entries)
-        self.files = {name.removeprefix(top): entry for name, entry in entries.items() if name.startswith(top)}
-        self.folders = {""} | {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
+        self.files = {
+            name.removeprefix(top): entry for name, entry in entries.items() if name.startswith(top)
+        }
+        self.folders = {""} | {
+            str(parent) for name in self.files for parent in PurePosixPath(name).parents
+        } - {"."}
 
     def read(self, name: str) -> bytes:
-        """Return the content of file ``name``, of at most one byte more than ``LARGEST_PHOTO``.
+        """Return the content of file ``name``, of at most one byte more than ``LARGEST_IMAGE``.
 
         Raises:
             DataError: it is damaged or encrypted.
@@ -87,20 +108,24 @@ class Archive:
         if name not in self.files:
             raise DataError(f"no {printable(name)} in archive {place(self.path)}")
         with self._lock, self._readable(), self._zip.open(self.files[name]) as file:
-            return file.read(LARGEST_PHOTO + 1)
+            return file.read(LARGEST_IMAGE + 1)
 
     def _readable(self) -> AbstractContextManager[None]:
-        return explained(DataError, f"cannot read archive {place(self.path)}", end="; make it again")
+        return explained(
+            DataError, f"cannot read archive {place(self.path)}", end="; make it again"
+        )
 
 
 def about_unsafe(entry: zipfile.ZipInfo) -> str | None:
-    """Say why an entry of a Zip archive is hostile: its name leads out of the archive, or it is a link; else None."""
+    """Say why an entry of a Zip archive is hostile: its name leads out of the archive, or it is a
+    link; else None.
+    """
     name = entry.filename.replace("\\", "/")
     parts = PurePosixPath(name).parts
     if ".." in parts or name.startswith("/") or (parts and ":" in parts[0]):
         return f"names a file outside of itself: {printable(name[:100])}"
     if stat.S_ISLNK(entry.external_attr >> 16):
-        return f"holds a link, {printable(name[:100])}: pack the photo itself"
+        return f"holds a link, {printable(name[:100])}: pack the image itself"
     return None
 
 
@@ -110,19 +135,27 @@ def is_hidden(name: str) -> bool:
 
 
 def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
-    """Return the name of a file in the archive, None for a folder; DataError where :func:`about_unsafe` says why."""
+    """Return the name of a file in the archive, None for a folder; DataError where
+    :func:`about_unsafe` says why.
+    """
     unsafe = about_unsafe(entry)
     if unsafe is not None:
         raise DataError(f"archive {place(path)} {unsafe}")
     name = entry.filename.replace("\\", "/")
-    return None if name.endswith("/") or not PurePosixPath(name).parts else str(PurePosixPath(name))
+    if name.endswith("/") or not PurePosixPath(name).parts:
+        return None
+    return str(PurePosixPath(name))
 
 
 def _only_folder(names: dict[str, zipfile.ZipInfo]) -> str:
-    """Return the top folder, with a slash, if the archive holds a single folder with sub-folders; else ""."""
+    """Return the top folder, with a slash, if the archive holds a single folder with sub-folders;
+    else "".
+    """
     parts = [PurePosixPath(name).parts for name in names if is_image(Path(name))]
     first = {path[0] for path in parts}
-    return f"{first.pop()}/" if len(first) == 1 and min(map(len, parts)) > 2 else ""
+    if len(first) == 1 and min(map(len, parts)) > 2:
+        return f"{first.pop()}/"
+    return ""
 
 
 @lru_cache(maxsize=16)
@@ -145,23 +178,31 @@ def within(path: Path) -> tuple[Path, str] | None:
     """Find the archive that a path is, or leads into.
 
     Returns:
-        The archive, and the rest of the path with slashes; None if no part of the path is an archive.
+        The archive, and the rest of the path with slashes; None if no part of the path is an
+        archive.
     """
-    if ".zip" not in str(path).lower():  # most paths: this is asked of every photo
+    if ".zip" not in str(path).lower():  # most paths: this is asked of every image
         return None
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":
-            return (parent, path.relative_to(parent).as_posix().removeprefix(".")) if parent.is_file() else None
+            if parent.is_file():
+                return (parent, path.relative_to(parent).as_posix().removeprefix("."))
+            return None
     return None
 
 
-# ---------------------------------------------------------------------- as pathlib has it, archives included
+# ---------------------------------------------------------------------- as pathlib has it, archives
+# included
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder of photos is there: a folder of the file system, an archive, or a folder within one."""
+    """Return whether a folder of images is there: a folder of the file system, an archive, or a
+    folder within one.
+    """
     inside = within(path)
-    return path.is_dir() if inside is None else inside[1] in open_archive(inside[0]).folders
+    if inside is None:
+        return path.is_dir()
+    return inside[1] in open_archive(inside[0]).folders
 
 
 def read_bytes(path: Path) -> bytes:
@@ -169,21 +210,22 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        DataError: likewise, within an archive; or it is larger than ``LARGEST_PHOTO``.
+        DataError: likewise, within an archive; or it is larger than ``LARGEST_IMAGE``.
     """
     inside = within(path)
     if inside is None:
         with path.open("rb") as file:
-            content = file.read(LARGEST_PHOTO + 1)
+            content = file.read(LARGEST_IMAGE + 1)
     else:
         content = open_archive(inside[0]).read(inside[1])
-    if len(content) > LARGEST_PHOTO:
-        raise DataError(f"larger than {LARGEST_PHOTO // 2**20} MB")
+    if len(content) > LARGEST_IMAGE:
+        raise DataError(f"larger than {LARGEST_IMAGE // 2**20} MB")
     return content
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does: its size, inode, and times of modification and of change.
+    """Return what changes when a file does: its size, inode, and times of modification and of
+    change.
 
     Of a file in an archive these are the archive's, with the file's size and CRC.
     """
@@ -197,10 +239,14 @@ def identity(path: Path) -> tuple[int, ...]:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes, unpacked if it is in an archive; -1 if it cannot be found."""
+    """Return the size of a file in bytes, unpacked if it is in an archive; -1 if it cannot be
+    found.
+    """
     inside = within(path)
     try:
-        return path.stat().st_size if inside is None else open_archive(inside[0]).files[inside[1]].file_size
+        if inside is None:
+            return path.stat().st_size
+        return open_archive(inside[0]).files[inside[1]].file_size
     except (OSError, KeyError):
         return -1
 
@@ -215,7 +261,11 @@ def archived_files(path: Path) -> list[Path]:
 def archived_folders(path: Path) -> list[Path]:
     """Return the folders right below ``path``, an archive or a folder within one, sorted."""
     archive, start = _required(path)
-    inner = [name for name in archive.folders if name and str(PurePosixPath(name).parent) in (start or ".",)]
+    inner = [
+        name
+        for name in archive.folders
+        if name and str(PurePosixPath(name).parent) in (start or ".",)
+    ]
     return sorted(archive.path / name for name in inner)
 
 
@@ -225,18 +275,20 @@ def _required(path: Path) -> tuple[Archive, str]:
     return open_archive(inside[0]), inside[1]
 
 
-# ---------------------------------------------------------------------- finding photos
+# ---------------------------------------------------------------------- finding images
 
 SORTED_AT_ONCE = 10_000
-"""Entries of one folder that are sorted by name before the next ones are read, so that memory stays bounded."""
+"""Entries of one folder that are sorted by name before the next ones are read, so that memory stays
+bounded.
+"""
 
 
 def walk_images(folder: Path, entered: set[str] | None = None) -> Iterator[Path]:
     """Yield the images below ``folder``, folder by folder; memory does not grow with their number.
 
-    Hidden entries and files whose name is not that of an image are skipped. Links are followed, but no folder is
-    entered twice. A link below ``folder`` to a folder that contains the link itself is not followed,
-    because it would bring in the images of other folders.
+    Hidden entries and files whose name is not that of an image are skipped. Links are followed, but
+    no folder is entered twice. A link below ``folder`` to a folder that contains the link itself is
+    not followed, because it would bring in the images of other folders.
 
     Args:
         folder: where to begin.
@@ -263,8 +315,8 @@ def walk_images(folder: Path, entered: set[str] | None = None) -> Iterator[Path]
                     yield path
 
 
-class NewPhotos:
-    """The photos of a folder that were not found before, or were changed since.
+class NewImages:
+    """The images of a folder that were not found before, or were changed since.
 
     Args:
         folder: with its sub-folders.
@@ -276,10 +328,12 @@ class NewPhotos:
         self._found: dict[Path, tuple[int, int]] = {}
 
     def found(self, settled: bool = True) -> Iterator[Path]:
-        """Yield new photos; one that the taker fails at is yielded again. Of a folder that cannot be read, none.
+        """Yield new images; one that the taker fails at is yielded again. Of a folder that cannot
+        be read, none.
 
         Args:
-            settled: whether a file must be as it was at the look before, so that it is not still being written.
+            settled: whether a file must be as it was at the look before, so that it is not still
+                being written.
         """
         with suppress(OSError):
             for path in walk_images(self.folder):
@@ -299,18 +353,22 @@ def links_upwards(folder: Path) -> bool:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return all images below ``folder``, which may be a Zip archive or in one, sorted; links as :func:`walk_images`.
+    """Return all images below ``folder``, which may be a Zip archive or in one, sorted; links as
+    :func:`walk_images`.
 
     Raises:
         OSError: a folder cannot be read.
     """
     if within(folder) is not None:
         return [path for path in archived_files(folder) if is_image(path)]
-    return [] if links_upwards(folder) else sorted(walk_images(folder))
+    if links_upwards(folder):
+        return []
+    return sorted(walk_images(folder))
 
 
 def sub_folders(root: Path) -> list[Path]:
-    """Return the sub-folders of a folder (links included) or of a Zip archive, sorted by name; not the hidden ones.
+    """Return the sub-folders of a folder (links included) or of a Zip archive, sorted by name; not
+    the hidden ones.
 
     Args:
         root: the folder or archive.
@@ -328,60 +386,82 @@ def sub_folders(root: Path) -> list[Path]:
 
 
 def require_folder(folder: Path, option: str, what: str) -> None:
-    """Raise DataError where ``folder``, which ``option`` named, is neither a folder nor a Zip archive.
+    """Raise DataError where ``folder``, which ``option`` named, is neither a folder nor a Zip
+    archive.
 
     Args:
         folder: which should be there.
         option: of the command line, such as ``--images``.
-        what: what it should be set to, such as "a folder with photos".
+        what: what it should be set to, such as "a folder with images".
     """
     if not is_folder(folder):
-        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
+        if folder.suffix.lower() == ".zip":
+            kind = "Zip archive"
+        else:
+            kind = "folder"
         raise DataError(f"no {kind} {place(folder)}: set {option} to {what}")
 
 
-def find_photos(source: Path | str) -> Iterator[Path]:
-    """Yield the photos of a file, a folder with its sub-folders, a Zip archive, or a glob (``**`` for any depth).
+def find_images(source: Path | str) -> Iterator[Path]:
+    """Yield the images of a file, a folder with its sub-folders, a Zip archive, or a glob (``**``
+    for any depth).
 
-    Hidden files are skipped, and in folders files that are not named as images; no folder is entered twice.
+    Hidden files are skipped, and in folders files that are not named as images; no folder is
+    entered twice.
 
     Args:
         source: path or pattern.
 
     Raises:
-        DataError: there is no such file or folder, it holds no photo, or a folder cannot be read.
+        DataError: there is no such file or folder, it holds no image, or a folder cannot be read.
     """
-    path, shown = expanded(source), printable(str(source))
+    path = expanded(source)
+    shown = printable(str(source))
     inside = within(path)
-    photos: Iterator[Path]
+    images: Iterator[Path]
     if inside is not None and is_folder(path):
-        photos, nothing = iter(image_files(path)), f"archive {shown} holds no photo"
+        images = iter(image_files(path))
+        nothing = f"archive {shown} holds no image"
     elif path.is_dir():
-        photos, nothing = walk_images(path), f"folder {shown} holds no photo"
+        images = walk_images(path)
+        nothing = f"folder {shown} holds no image"
     elif path.exists() or (inside is not None and path in archived_files(inside[0])):
         return iter([path])
     elif glob.has_magic(str(path)):
-        photos, nothing = _matching(path), f"no photo matches {shown}"
+        images = _matching(path)
+        nothing = f"no image matches {shown}"
     else:
-        kind = "Zip archive" if path.suffix.lower() == ".zip" else "file or folder"
-        raise DataError(f"no {kind} {shown}: give a photo, a folder, a Zip archive, or a pattern in quotes")
-    photos = _listed(photos)
-    first = next(photos, None)
+        if path.suffix.lower() == ".zip":
+            kind = "Zip archive"
+        else:
+            kind = "file or folder"
+        raise DataError(
+            f"no {kind} {shown}: give an image, a folder, a Zip archive, or a pattern in quotes"
+        )
+    images = _listed(images)
+    first = next(images, None)
     if first is None:
-        raise DataError(f"{nothing}: give a photo, a folder or Zip archive of photos, or a pattern in quotes")
-    return chain([first], photos)
+        raise DataError(
+            f"{nothing}: give an image, a folder or Zip archive of images, or a pattern in quotes"
+        )
+    return chain([first], images)
 
 
-def _listed(photos: Iterator[Path]) -> Iterator[Path]:
+def _listed(images: Iterator[Path]) -> Iterator[Path]:
     with listing():
-        yield from photos
+        yield from images
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """Yield the photos whose paths match a pattern, sorted; ``**`` does not follow links, which may be circles."""
+    """Yield the images whose paths match a pattern, sorted; ``**`` does not follow links, which may
+    be circles.
+    """
     plain = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
-    base, parts = Path(*pattern.parts[:plain]), list(pattern.parts[plain:])
+    base = Path(*pattern.parts[:plain])
+    parts = list(pattern.parts[plain:])
     if parts[-1] == "**":
         parts.append("*")
-    found = (path for path in base.glob("/".join(parts)) if not is_hidden(str(path.relative_to(base))))
+    found = (
+        path for path in base.glob("/".join(parts)) if not is_hidden(str(path.relative_to(base)))
+    )
     yield from sorted(path for path in found if is_image(path) and path.is_file())

@@ -1,1 +1,0 @@
-"""A photo in a file: its bytes, hash, time and pixels, read once. Plain Python, no labels or tasks."""
