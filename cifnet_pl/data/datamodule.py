@@ -42,8 +42,9 @@ from cifnet_pl.data.plan import (
 from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.sources.tables import EmbeddingSet
+from cifnet_pl.data.splitting import NEAR, SINGLE
 from cifnet_pl.data.streams import Disjoint, Stream
-from cifnet_pl.images.duplicates import NEAR, SINGLE, Duplicates
+from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import LARGEST_IMAGE, cores
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world

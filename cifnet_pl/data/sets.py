@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from cifnet_pl.images.duplicates import held_out
+from cifnet_pl.data.splitting import held_out
 from cifnet_pl.images.files import file_size, identity
 from cifnet_pl.images.image import (
     NOTHING,
@@ -352,7 +352,7 @@ class SourceOptions:
         split_seed: seed of that split.
         download: whether data may be fetched.
         own: options of one source alone.
-        group: how images that are held out together are found (:mod:`cifnet_pl.images.duplicates`).
+        group: how images that are held out together are found (:mod:`cifnet_pl.data.splitting`).
     """
 
     root: Path | None = None

@@ -1,20 +1,14 @@
-"""Images that are the same or alike: copies by their hashes; near-duplicates, bursts and groups,
-held out together.
+"""Find duplicates by the hashes of their content, and near-duplicates by thumbnails and bursts.
 
-A copy adds weight without adding knowledge, and one that is held out tests nothing. A random fifth
-of images from one shelf tests nothing either: each held-out image has a twin among the learned
-ones.
+A duplicate adds weight without adding knowledge, and one that is held out tests nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
@@ -22,7 +16,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from cifnet_pl.images.image import NOTHING, SIDE, Look
-from cifnet_pl.utilities.errors import UsageError, check_that, explained, unknown_name
 from cifnet_pl.utilities.text import listed
 
 Duplicates = Literal["leave_out", "keep"]
@@ -32,22 +25,7 @@ SIMILAR = 0.95
 """Correlation of two thumbnails from which their images are held out together."""
 
 BURST = 2.0
-PAUSE = 30.0
-"""Seconds between two images of one burst, at most: as they are found without being asked for, and
-with.
-"""
-
-LARGEST_SHARE = 2.0
-"""How many times the wanted number of images may be held out, so that groups stay whole."""
-
-NEAR = "near"
-SINGLE = "single"
-"""The default, images that look alike; and none, each image for itself."""
-
-NAMED_GROUPS = "name:"
-"""Begins a group by a pattern of names: ``name:REGULAR EXPRESSION``; images with the same match
-belong together.
-"""
+"""Longest pause between two images of one burst, in seconds."""
 
 
 # ---------------------------------------------------------------------- copies
@@ -128,124 +106,6 @@ def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | N
     return f"note: {listed(names)} in two classes: {treatment}"
 
 
-# ---------------------------------------------------------------------- holding back
-
-
-def hash_order(names: Sequence[str], seed: int) -> list[int]:
-    """Return the positions of ``names`` in the order of a seeded hash of each."""
-    return sorted(range(len(names)), key=lambda i: _hash(f"{seed}\0{names[i]}"))
-
-
-def number_of_name(name: str) -> int:
-    """Return a hash of a name as a signed number of 64 bits."""
-    return int.from_bytes(_hash(name), "big", signed=True)
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-
-
-def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
-    """Choose the images of one class that are for validation, by a seeded hash of each name.
-
-    Images that are added later hardly change the choice among earlier ones, and the order of the
-    files does not matter.
-
-    Args:
-        names: of the images.
-        fraction: share to hold out.
-        seed: of the choice.
-
-    Returns:
-        (n,) bool; at least one of two is chosen, never all.
-
-    Raises:
-        UsageError: the share is not between 0 and 1.
-
-    Example:
-        >>> int(held_out(["a", "b", "c", "d"], 0.25, seed=0).sum())
-        1
-    """
-    check_share(fraction)
-    count = min(max(round(len(names) * fraction), 1), len(names) - 1)
-    chosen = np.zeros(len(names), dtype=bool)
-    chosen[hash_order(names, seed)[:count]] = True
-    return chosen
-
-
-def check_share(fraction: float) -> None:
-    """Raise UsageError unless a share to hold out is between 0 and 1."""
-    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
-
-
-def held_out_together(
-    names: Sequence[str], looks: Sequence[Look], fraction: float, seed: int
-) -> np.ndarray:
-    """Choose the images of one class that are for validation, with images that look alike all on
-    the same side.
-
-    Without images that look alike this equals :func:`held_out`. Groups are taken in the order of
-    the seeded hashes of their first images, as long as they bring the number nearer to the share.
-    If no group can be taken so, the images are divided one by one.
-
-    Args:
-        names: names of the images, which are hashed as by :func:`held_out`.
-        looks: of the images with these names.
-        fraction: share to hold out.
-        seed: of the choice.
-
-    Returns:
-        (n,) bool.
-    """
-    single = held_out(names, fraction, seed)
-    groups = similar_groups(looks)
-    sizes = np.bincount(groups[groups >= 0], minlength=1)
-    if sizes.max() <= 1:
-        return single
-    wanted = int(single.sum())
-    chosen = set[int]()
-    count = 0
-    for group in dict.fromkeys(groups[hash_order(names, seed)].tolist()):
-        size = int(sizes[group])  # nothing is tested by images that cannot be read
-        if (
-            group >= 0
-            and abs(count + size - wanted) < abs(count - wanted)
-            and count + size < len(names)
-        ):
-            chosen.add(group)
-            count += size
-    if not 0 < count <= LARGEST_SHARE * wanted:
-        return single
-    return np.isin(groups, list(chosen))
-
-
-def held_out_groups(
-    groups: Sequence[str], class_name: str, fraction: float, seed: int
-) -> np.ndarray:
-    """Choose whole groups of one class, in the order of a seeded hash, as long as they bring the
-    number nearer.
-
-    Args:
-        groups: name of each image's group.
-        class_name: name of the class.
-        fraction: share of the images to hold out.
-        seed: of the choice.
-
-    Returns:
-        (n,) bool; of a single group nothing is chosen.
-    """
-    names, counts = np.unique(groups, return_counts=True)
-    order = hash_order([f"{class_name}\0{name}" for name in names], seed)
-    wanted = fraction * len(groups)
-    count = 0
-    chosen = list[str]()
-    for i in order[:-1]:
-        if not chosen or abs(count + counts[i] - wanted) < abs(count - wanted):
-            chosen.append(names[i])
-            count += int(counts[i])
-    return np.isin(groups, chosen)
-
-
 # ---------------------------------------------------------------------- groups
 
 
@@ -307,63 +167,3 @@ def _similar(seen: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
                 if start + a > other + b
             ]
     return pairs
-
-
-def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the folder of each image within its class folder; an image directly in the class
-    folder stands alone.
-    """
-    parents = [PurePosixPath(name).parent for name in names]
-    return [str(p) if len(p.parts) > 1 else name for p, name in zip(parents, names, strict=True)]
-
-
-def _days(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the day on which each image was taken; an image without a date is its own group."""
-    pairs = zip(names, looks, strict=True)
-    return [name if look.taken is None else look.taken.date().isoformat() for name, look in pairs]
-
-
-def _bursts(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the first image of the burst of each image; a pause longer than ``PAUSE`` ends a
-    burst.
-    """
-    groups = list(names)
-    for earlier, later in bursts(looks, PAUSE):
-        groups[later] = groups[earlier]
-    return groups
-
-
-def _by_name(pattern: re.Pattern[str], names: Sequence[str]) -> list[str]:
-    """Return what the pattern matches in each file's name; an image without a match is its own
-    group.
-    """
-    found = [pattern.search(PurePosixPath(name).name) for name in names]
-    return [
-        n if m is None else "\0".join(m.groups("") or (m[0],))
-        for n, m in zip(names, found, strict=True)
-    ]
-
-
-GROUPS = {"folder": _folders, "day": _days, "burst": _bursts}
-"""Name of a kind of group → function of the names of one class's images, and looks at them, that
-names their groups.
-"""
-
-Grouped = Callable[[Sequence[str], Sequence[Look]], list[str]]
-
-
-def grouping(kind: str) -> Grouped:
-    """Return the function that names the groups of ``kind``.
-
-    Raises:
-        UsageError: an unknown kind, or a pattern that is no regular expression.
-    """
-    if kind in GROUPS:
-        return GROUPS[kind]
-    if not kind.startswith(NAMED_GROUPS):
-        raise unknown_name(
-            "group of images", kind, [NEAR, SINGLE, *GROUPS, f"{NAMED_GROUPS}REGULAR EXPRESSION"]
-        )
-    with explained(UsageError, f"--data.group {kind} is no regular expression"):
-        pattern = re.compile(kind.removeprefix(NAMED_GROUPS))
-    return lambda names, looks: _by_name(pattern, names)

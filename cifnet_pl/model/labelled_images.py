@@ -24,13 +24,12 @@ from cifnet_pl.data.sources.folders import (
     require_classes,
 )
 from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
+from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images.duplicates import (
     Duplicates,
     Repeats,
     about_copies,
     about_labels,
-    held_out,
-    held_out_together,
 )
 from cifnet_pl.images.duplicates import find_repeats as compared
 from cifnet_pl.images.files import expanded, listing, place, require_folder, sub_folders

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.sets import Source
-from cifnet_pl.images.duplicates import held_out
+from cifnet_pl.data.splitting import held_out
 from cifnet_pl.utilities.errors import UsageError
 from tests.data.layouts import CASES, Case
 

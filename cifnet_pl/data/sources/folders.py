@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from cifnet_pl.data.sets import TEST, TRAIN, FileSet, Source, SourceOptions, in_two, split_by_seed
-from cifnet_pl.images.duplicates import (
+from cifnet_pl.data.splitting import (
     NEAR,
     SINGLE,
     check_share,
