@@ -91,9 +91,9 @@ def vague_name_places(file: Path) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name in VAGUE_FUNCTIONS or re.match(r"_?about_", node.name):
                 yield f"def {node.name}", f"{file}:{node.lineno}"
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            if node.id in VAGUE_CONSTANTS:
-                yield node.id, f"{file}:{node.lineno}"
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        if stored and node.id in VAGUE_CONSTANTS:
+            yield node.id, f"{file}:{node.lineno}"
 
 
 def places_of_retired_words(paths: list[Path]) -> dict[str, list[str]]:
