@@ -53,8 +53,11 @@ PHRASES = (
 )
 """Retired words, as regular expressions; ``_`` is a space, an end of a line, a hyphen or itself."""
 
-VAGUE_CONSTANTS = {"AT_ONCE", "MOST", "FEW", "NAMED", "KEPT", "LOG", "HERE", "MANY"}
-VAGUE_FUNCTIONS = {"of", "note", "take", "give", "kept", "way", "here", "in_words"}
+VAGUE_NAMES = {
+    *("AT_ONCE", "MOST", "FEW", "NAMED", "KEPT", "LOG", "HERE", "MANY"),
+    *("of", "note", "take", "give", "kept", "way", "here", "in_words"),
+}
+"""Names of constants, functions and variables that do not say what they name."""
 
 
 def text_files(paths: list[Path]) -> Iterator[Path]:
@@ -86,14 +89,15 @@ def phrase_places(file: Path) -> Iterator[tuple[str, str]]:
 
 def vague_name_places(file: Path) -> Iterator[tuple[str, str]]:
     """Yield each vague name that a Python file defines, with its place."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        name = ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name in VAGUE_FUNCTIONS or re.match(r"_?about_", node.name):
-                yield f"def {node.name}", f"{file}:{node.lineno}"
-        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        if stored and node.id in VAGUE_CONSTANTS:
-            yield node.id, f"{file}:{node.lineno}"
+            name = node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        about = isinstance(node, ast.FunctionDef) and re.match(r"_?about_", name)
+        if about or name in VAGUE_NAMES:
+            yield name, f"{file}:{getattr(node, 'lineno', 0)}"
 
 
 def places_of_retired_words(paths: list[Path]) -> dict[str, list[str]]:
