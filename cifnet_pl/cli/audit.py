@@ -253,7 +253,7 @@ def write_audit(
         undecided: other images, which lie in two classes → these classes, in words.
         said: of all of them, see :func:`findings`.
     """
-    from cifnet_pl.learning.callbacks.pictures import draw_confusion, png
+    from cifnet_pl.model.drawing import draw_confusion, png
     from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, show
 
     evaluation = result.scored

@@ -208,7 +208,7 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
         evaluation: of the model.
         images: that it was evaluated on.
     """
-    from cifnet_pl.learning.callbacks.pictures import draw_calibration, draw_confusion, png
+    from cifnet_pl.model.drawing import draw_calibration, draw_confusion, png
 
     title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} images right"
     write_json(target / "evaluation.json", _summary(evaluation))

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cifnet_pl.images.image import UnreadableImage, read_square
-from cifnet_pl.learning.callbacks.pictures import png
 from cifnet_pl.model.audit import LearningCurve
+from cifnet_pl.model.drawing import png
 from cifnet_pl.report.significance import SHARED, Stat, marked
 from cifnet_pl.utilities.files import rendered, to_csv
 from cifnet_pl.utilities.text import printable

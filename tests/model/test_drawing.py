@@ -12,16 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from cifnet_pl.learning.callbacks.pictures import (
-    MOST_CLASSES,
-    NUMBERED,
+from cifnet_pl.model.drawing import (
+    MAX_CONFUSION_CLASSES,
+    MAX_NUMBERED_TASKS,
     clustered,
     draw_calibration,
     draw_confusion,
     draw_trajectory,
     png,
 )
-from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskRow
 
 
 def test_confused_classes_are_neighbours():
@@ -57,8 +56,8 @@ def test_very_many_classes_take_little_memory():
     pixels.
     """
     draw = np.random.default_rng(0)
-    names = [str(i) for i in range(MOST_CLASSES)]
-    matrix = draw.integers(0, 3, (MOST_CLASSES, MOST_CLASSES))
+    names = [str(i) for i in range(MAX_CONFUSION_CLASSES)]
+    matrix = draw.integers(0, 3, (MAX_CONFUSION_CLASSES, MAX_CONFUSION_CLASSES))
     tracemalloc.start()
     figure = draw_confusion(matrix, names, "title")
     png(figure)
@@ -81,14 +80,12 @@ def test_calibration_bins():
     assert heights == [0.0, 66.7]
 
 
-def record(accuracies: list[float | None]) -> RunRecord:
-    """A run in which every task has the accuracy of the whole."""
-    rest = (None, None, 1.0, 1.0, 1.0, None, None, 1, 0, None)
-    rows = [
-        TaskRow(k + 1, 2 * k + 2, accuracy, accuracy, *rest)
-        for k, accuracy in enumerate(accuracies)
-    ]
-    return RunRecord(rows, [[a] * (k + 1) for k, a in enumerate(accuracies)])
+def accuracy_matrix(tasks: int) -> Axes:
+    """The axes of the accuracy matrix of a run without errors."""
+    accuracy = [100.0] * tasks
+    matrix = [[100.0] * (k + 1) for k in range(tasks)]
+    classes_seen = range(2, 2 * tasks + 2, 2)
+    return draw_trajectory(classes_seen, accuracy, accuracy, matrix, "run").axes[1]
 
 
 def confusions(classes: int) -> Axes:
@@ -104,8 +101,8 @@ def confusions(classes: int) -> Axes:
     [
         lambda: confusions(10),
         lambda: confusions(30),
-        lambda: draw_trajectory(record([100.0] * 5), "run").axes[1],
-        lambda: draw_trajectory(record([100.0] * NUMBERED), "run").axes[1],
+        lambda: accuracy_matrix(5),
+        lambda: accuracy_matrix(MAX_NUMBERED_TASKS),
     ],
 )
 def test_numbers_fit_their_cells_and_can_be_read(axes: Callable[[], Axes]):

@@ -1,0 +1,296 @@
+"""Figures of a model and of a run: confusion matrix, reliability diagram, accuracy over tasks."""
+
+from __future__ import annotations
+
+import io
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
+
+from cifnet_pl.utilities.text import families, printable, shortened
+
+MAX_CONFUSION_CLASSES = 150
+"""Classes in one confusion matrix; of more classes, those with most errors are drawn."""
+
+MAX_NUMBERED_CLASSES = 30
+"""Up to this number of classes every cell with an image has its number; above it, only cells of
+5 % or more.
+"""
+
+MAX_LABEL_LENGTH = 24
+
+LARGE_MATRIX_INCHES = 15.0
+"""Larger matrices are drawn with fewer dots per inch: 30 inches at 130 dots take 60 MB."""
+
+MAX_NUMBERED_TASKS = 16
+"""Up to this number of tasks every cell of the accuracy matrix has its number."""
+
+TASK_NUMBER_POINTS = 10.5
+"""Font size of these numbers: legible where the figure is half a page wide."""
+
+
+@dataclass(frozen=True)
+class CellSize:
+    """Sizes in a confusion matrix.
+
+    Attributes:
+        inches: side of a cell.
+        label_points: font size of the class names.
+        number_points: font size of the numbers in the cells.
+    """
+
+    inches: float
+    label_points: float
+    number_points: float
+
+
+FEW_CLASSES = CellSize(0.42, 10.5, 10.5)
+MANY_CLASSES = CellSize(0.18, 9.0, 6.5)
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------------- confusion matrix
+
+
+def clustered(shares: np.ndarray) -> np.ndarray:
+    """Order classes so that classes that are confused with each other are neighbours.
+
+    Average linkage of the distances ``1 − (s_ij + s_ji)/2`` with the optimal order of leaves
+    (Bar-Joseph et al., 2001).
+
+    Args:
+        shares: (C, C) share of the images of class i that are predicted as class j.
+
+    Returns:
+        (C,) int64 positions of the classes in this order.
+    """
+    if len(shares) < 3:
+        return np.arange(len(shares))
+    distance = 1 - (shares + shares.T) / 2
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    return np.asarray(leaves_list(tree))
+
+
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figure:
+    """Draw a confusion matrix in percent of each true class, with similar classes together.
+
+    Args:
+        matrix: (C, C) numbers of images, true classes in rows.
+        names: class names.
+        title: title of the figure.
+    """
+    totals = matrix.sum(axis=1)
+    tested = np.flatnonzero(totals + matrix.sum(axis=0))
+    shares = matrix / np.maximum(totals, 1)[:, None]
+    if len(tested) > MAX_CONFUSION_CLASSES:
+        errors = shares.sum(axis=0) + shares.sum(axis=1) - 2 * shares.diagonal()
+        by_errors = np.argsort(-errors[tested], kind="stable")
+        tested = tested[by_errors[:MAX_CONFUSION_CLASSES]]
+        title += f" (the {MAX_CONFUSION_CLASSES} classes with most confusions)"
+    order = tested[clustered(shares[np.ix_(tested, tested)])]
+    labels = [shortened(names[i], MAX_LABEL_LENGTH) for i in order]
+    with matplotlib.rc_context({"font.family": families([title, *names])}):
+        return _draw_matrix(100 * shares[np.ix_(order, order)], labels, printable(title))
+
+
+def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
+    size = len(labels)
+    cell = FEW_CLASSES if size <= MAX_NUMBERED_CLASSES else MANY_CLASSES
+    figure, axes, colour_axes = _matrix_axes(labels, cell)
+    diagonal = np.eye(size, dtype=bool)
+    correct = np.where(diagonal, percent, np.nan)
+    wrong = np.where(diagonal | (percent == 0), np.nan, percent)
+    # Not ``imshow``: it enlarges the matrix to the figure's pixels before it applies the colours,
+    # which takes half a gigabyte.
+    edges = np.arange(size + 1) - 0.5
+    axes.pcolormesh(edges, edges, correct, cmap="Greens", vmin=0, vmax=130)
+    mesh = axes.pcolormesh(edges, edges, wrong, cmap="OrRd", norm=LogNorm(1, 100))
+    axes.set(aspect="equal", xlim=edges[[0, -1]], ylim=edges[[-1, 0]])
+    points = cell.label_points
+    axes.set_xticks(range(size), labels, rotation=90, fontsize=points, parse_math=False)
+    axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
+    axes.set_xlabel("predicted class", fontsize=12)
+    axes.set_ylabel("true class", fontsize=12)
+    axes.set_title(title, parse_math=False, fontsize=12)
+    axes.hlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    axes.vlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    _write_percentages(axes, percent, cell.number_points)
+    bar = figure.colorbar(mesh, cax=colour_axes, label="errors (% of the class's images)")
+    bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    return figure
+
+
+def _label_ems(label: str) -> float:
+    """Return the estimated width of a label in units of its font size."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in label)
+    return 1.05 * wide + 0.62 * (len(label) - wide)
+
+
+def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, Axes]:
+    """Return a figure, axes for a square matrix, and axes for its colour bar.
+
+    The margins follow from the length of the labels, because matplotlib's own layout takes seconds
+    for a hundred labels.
+    """
+    longest = max(_label_ems(label) for label in labels)
+    margin = 0.65 + longest * cell.label_points / 72
+    side = max(1.6, cell.inches * len(labels))
+    width = margin + side + 1.2
+    height = margin + side + 0.5
+    if side < LARGE_MATRIX_INCHES:
+        dpi = 130
+    else:
+        dpi = 100
+    figure = Figure(figsize=(width, height), dpi=dpi)
+    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    bar_height = min(side, 4.0)
+    left = (margin + side + 0.25) / width
+    bottom = (margin + (side - bar_height) / 2) / height
+    colour_axes = figure.add_axes((left, bottom, 0.14 / width, bar_height / height))
+    return figure, axes, colour_axes
+
+
+def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
+    """Write the numbers into the cells of a confusion matrix."""
+    smallest = 0.5 if len(percent) <= MAX_NUMBERED_CLASSES else 5.0
+    for i, j in np.argwhere(percent >= smallest):
+        value = percent[i, j]
+        # Black can be read on the darkest green, but not on the darkest red.
+        if i != j and value > 40:
+            colour = "white"
+        else:
+            colour = "black"
+        _write_number(axes, j, i, value, colour, points)
+
+
+def _write_number(axes: Axes, x: float, y: float, value: float, colour: str, points: float) -> None:
+    """Write a number without decimals in the middle of a cell."""
+    axes.text(x, y, f"{value:.0f}", ha="center", va="center", fontsize=points, color=colour)
+
+
+# ---------------------------------------------------------------------- calibration
+
+
+def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) -> Figure:
+    """Draw a reliability diagram, the accuracy at each confidence, in ten bins.
+
+    Args:
+        confidence: (n,) largest probability of each image, in 0–1.
+        correct: (n,) bool.
+        title: title of the figure.
+    """
+    edges = np.linspace(0, 1, 11)
+    bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
+    counts = np.bincount(bins, minlength=10)
+    occupied = counts > 0
+    accuracy = np.bincount(bins, weights=correct, minlength=10)[occupied] / counts[occupied]
+    centres = 100 * edges[:-1] + 5
+    figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
+    upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="perfect calibration")
+    upper.bar(centres[occupied], 100 * accuracy, width=9, color="#9ecae1", label="accuracy")
+    upper.set(title=title, ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
+    upper.legend(frameon=False)
+    lower.bar(centres, counts, width=9, color="0.75")
+    lower.set(xlabel="confidence (%)", ylabel="images")
+    return figure
+
+
+# ---------------------------------------------------------------------- accuracy over tasks
+
+
+def axis_limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
+    """Return the limits of an accuracy axis, so that small changes look small.
+
+    Args:
+        accuracies: in percent; None is ignored.
+
+    Returns:
+        50 or less, and just above 100.
+
+    Example:
+        >>> axis_limits([93.0, 38.0])
+        (30.0, 101.0)
+    """
+    lowest = min((a for a in accuracies if a is not None), default=100.0)
+    start = 0.0
+    if lowest >= 2:
+        start = min(50.0, 10.0 * math.floor((lowest - 2) / 10))
+    return start, 101.0
+
+
+def draw_trajectory(
+    classes_seen: Sequence[int],
+    accuracy: Sequence[float | None],
+    average: Sequence[float | None],
+    matrix: Sequence[Sequence[float | None]],
+    title: str,
+) -> Figure:
+    """Draw A_k and Ā over the number of classes seen, and the accuracy matrix below.
+
+    Args:
+        classes_seen: number of classes after each task.
+        accuracy: A_k after each task in percent; None where it was not measured.
+        average: Ā after each task in percent.
+        matrix: row k holds the accuracies on tasks 0 to k after task k, in percent.
+        title: title of the figure.
+    """
+    figure = Figure(figsize=(6.4, 7.4), dpi=120)
+    # Fixed places with room for all labels: matplotlib's own layout takes longer than the drawing.
+    upper = figure.add_axes((0.1, 0.57, 0.76, 0.38))
+    lower = figure.add_axes((0.1, 0.07, 0.76, 0.41))
+    colour_axes = figure.add_axes((0.88, 0.07, 0.025, 0.41))
+    style = "-"
+    if len(classes_seen) <= 25:
+        style = "o-"
+    # As floats: None becomes NaN.
+    measured = np.array(accuracy, dtype=float)
+    averages = np.array(average, dtype=float)
+    upper.plot(classes_seen, measured, style, color="black", label="$A_k$")
+    upper.plot(classes_seen, averages, "--", color="tab:blue", label=r"$\bar A$ so far")
+    limits = axis_limits(accuracy)
+    upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits)
+    upper.grid(alpha=0.3)
+    upper.legend()
+    _draw_accuracy_matrix(lower, colour_axes, matrix)
+    for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure
+
+
+def _draw_accuracy_matrix(
+    axes: Axes, colour_axes: Axes, matrix: Sequence[Sequence[float | None]]
+) -> None:
+    size = len(matrix)
+    grid = np.full((size, size), np.nan)
+    for k, row in enumerate(matrix):
+        grid[k, : len(row)] = row
+    extent = (0.5, size + 0.5, size + 0.5, 0.5)
+    image = axes.imshow(grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent)
+    axes.set(xlabel="classes of task", ylabel="after task")
+    if size <= MAX_NUMBERED_TASKS:
+        for k, j in np.argwhere(~np.isnan(grid)):
+            # The colour map is light from about two thirds of its range.
+            if grid[k, j] > 65:
+                colour = "black"
+            else:
+                colour = "white"
+            _write_number(axes, j + 1, k + 1, grid[k, j], colour, TASK_NUMBER_POINTS)
+    axes.figure.colorbar(image, cax=colour_axes, label="accuracy (%)")
