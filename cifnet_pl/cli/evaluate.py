@@ -443,7 +443,7 @@ def answers(model: Classifier, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 def figures(asked: torch.Tensor) -> list[str]:
     """Return, in the order of the table, what :func:`answers` says of images."""
-    from cifnet_pl.model.audit import top_label_error
+    from cifnet_pl.model.metrics import calibration_error
 
     confidence, right, covered, size, unknown = asked.T.contiguous().numpy()
 
@@ -453,7 +453,7 @@ def figures(asked: torch.Tensor) -> list[str]:
         return f"{factor * column.mean():.1f}"
 
     surely_wrong = int(((confidence > SURE) & (right == 0)).sum())
-    error = top_label_error(confidence, right == 1)
+    error = calibration_error(confidence, right == 1) or 0.0
     return [
         mean(right),
         f"{error:.1f}",

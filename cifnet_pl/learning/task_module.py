@@ -22,7 +22,14 @@ from cifnet_pl.backbones import Backbone, imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
-from cifnet_pl.model.metrics import BINS, FIRST, percent, with_answer_first
+from cifnet_pl.model.metrics import (
+    BINS,
+    FIRST,
+    binned_calibration_error,
+    confidence_bins,
+    percent,
+    with_answer_first,
+)
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError, explained
 from cifnet_pl.utilities.files import flatten, to_csv, write_text
 from cifnet_pl.utilities.plugins import about, code_hash, entry_point, import_name, names_import
@@ -136,7 +143,13 @@ class EvaluationCounts(Metric):
         before = torch.arange(raised.shape[1], device=label.device) < label[:, None]
         rank = ((raised > at_label) | ((raised == at_label) & before)).sum(dim=1)
         self.among_first += (rank < FIRST).sum()
-        self._count_confidences(probabilities, label, right)
+        self.bins += confidence_bins(probabilities.amax(dim=1), right)
+        likelihood = probabilities.gather(1, label[:, None]).clamp_min(
+            torch.finfo(probabilities.dtype).tiny
+        )
+        # As float32 first: such numbers add up in float64 to the same sum in whatever order and
+        # batches.
+        self.likelihood += likelihood.log().float().double().sum()
         if domain is not None:
             self.by_domain.index_add_(
                 0, domain, torch.stack([right, torch.ones_like(right)], dim=1).long()
@@ -144,33 +157,17 @@ class EvaluationCounts(Metric):
         for column, way in enumerate(self.ways):
             self.by_way[column] += ((by_way or {})[way].argmax(dim=1) == label).sum()
 
-    def _count_confidences(self, probabilities: Tensor, label: Tensor, right: Tensor) -> None:
-        confidence = probabilities.amax(dim=1)
-        rows = torch.stack([torch.ones_like(confidence), confidence, right.to(confidence)], dim=1)
-        edges = torch.linspace(
-            0, 1, BINS + 1, device=confidence.device
-        )  # as in torchmetrics, 1 has a bin of its own
-        self.bins.index_add_(0, torch.bucketize(confidence.float(), edges, right=True) - 1, rows)
-        at_label = probabilities.gather(1, label[:, None]).clamp_min(
-            torch.finfo(probabilities.dtype).tiny
-        )
-        # As float32 first: such numbers add up in float64 to the same sum in whatever order and
-        # batches.
-        self.likelihood += at_label.log().float().double().sum()
-
     def compute(self) -> Evaluation:
         """Turn the counts of all processes into A_k, per-task accuracies, ECE and NLL."""
         confusion = self.confusion.cpu().numpy()
         tested = int(confusion.sum())
-        ece = nll = None
+        nll = None
         if tested:
-            _, confidence, right = self.bins.unbind(dim=1)
-            ece = float(100 * (confidence - right).abs().sum() / tested)
             nll = float(-self.likelihood / tested)
         return Evaluation(
             accuracy=percent(int(confusion.trace()), tested),
             task_accuracy=[percent(right, images) for right, images in self._by_task(confusion)],
-            ece=ece,
+            ece=binned_calibration_error(self.bins),
             nll=nll,
             seconds=time.perf_counter() - self._start,
             top5=percent(int(self.among_first), tested) if len(confusion) > FIRST else None,

@@ -15,7 +15,6 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_calibration_error
 
 from cifnet_pl.backbones.cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import pieces
@@ -26,7 +25,7 @@ from cifnet_pl.heads.confidence import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.core import Model
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import BINS, FEW, Evaluation
+from cifnet_pl.model.metrics import FEW, Evaluation, calibration_error
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import DataError
 
@@ -230,30 +229,12 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         p = to_probabilities(torch.nan_to_num(scores), temperature, power)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
         own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
-    ece = top_label_error(confidence[judged], (predicted == labels)[judged])
+    ece = calibration_error(confidence[judged], (predicted == labels)[judged]) or 0.0
     evaluation = Evaluation(
         list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece
     )
     distances = _distances(z, labels, len(class_names), groups, judged)
     return Audit(evaluation, own_share, distances, copied, judged)
-
-
-def top_label_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Compute the expected calibration error by torchmetrics' ``binary_calibration_error``.
-
-    Args:
-        confidence: (n,) probability of each answer.
-        right: (n,) bool, whether the answer is right.
-
-    Returns:
-        The error in percent; 0 without images.
-    """
-    if not len(right):
-        return 0.0
-    error = binary_calibration_error(
-        torch.from_numpy(confidence), torch.from_numpy(right.astype(np.int64)), BINS
-    )
-    return 100 * float(error)
 
 
 def _calibration(

@@ -10,8 +10,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
-from cifnet_pl.model.audit import audit, learning_curve, top_label_error
-from cifnet_pl.model.metrics import FEW
+from cifnet_pl.model.audit import audit, learning_curve
+from cifnet_pl.model.metrics import FEW, calibration_error
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.heads.suite import teach
 
@@ -81,7 +81,7 @@ def test_calibration_error_is_that_of_all_probabilities():
     y = torch.randint(0, 5, (200,), generator=draw)
     expected = 100 * float(multiclass_calibration_error(p, y, 5, n_bins=15))
     best = p.max(dim=1)
-    assert top_label_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(
+    assert calibration_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(
         expected, abs=1e-4
     )
 
@@ -99,7 +99,9 @@ def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     assert len(found.scored.rows) == found.judged.sum()
     assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)
     right = found.evaluation.right[found.judged]
-    assert found.evaluation.ece == top_label_error(found.evaluation.confidence[found.judged], right)
+    assert found.evaluation.ece == calibration_error(
+        found.evaluation.confidence[found.judged], right
+    )
 
 
 def test_a_class_of_one_image_is_not_judged(images):
