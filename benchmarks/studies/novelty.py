@@ -30,7 +30,7 @@ from cifnet_pl.heads.confidence import (
     calibrate,
     novelty_reference,
 )
-from cifnet_pl.model.calibration import groups
+from cifnet_pl.model.calibration import dependent_groups
 from cifnet_pl.model.classifier import detection
 from cifnet_pl.statistics import ClassDistances
 
@@ -61,7 +61,7 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group, or near-duplicates, in one group."""
     samples = CalibrationSamples(head, *buffer.items())
-    return samples.grouped(groups(samples)[1])
+    return samples.grouped(dependent_groups(samples)[1])
 
 
 def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer]:

@@ -16,7 +16,7 @@ from cifnet_pl.images import image as reading
 from cifnet_pl.images.duplicates import similar_groups
 from cifnet_pl.images.image import batch_size, squares
 from tests.command_line import BUFFER, learned, make_images
-from tests.images.test_copies import shelf
+from tests.images.test_duplicates import shelf
 
 
 def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):

@@ -140,7 +140,7 @@ def _from_plugin(name: str, options: SourceOptions) -> Source:
     if not isinstance(source, Source):
         raise UsageError(
             f"data source {name} gives a {type(source).__name__}, not a Source"
-            " (docs/plugin_imports.md)"
+            " (docs/plugins.md)"
         )
     return source
 
