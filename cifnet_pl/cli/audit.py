@@ -29,7 +29,7 @@ PER_SIDE = 4
 FEW_TO_LEARN = 10
 """Images of a class below which the page says that there are few."""
 
-NAMED = 10
+CLASSES_IN_A_SENTENCE = 10
 """Classes that a sentence names."""
 
 READING = (
@@ -229,7 +229,7 @@ def more_images(curve: LearningCurve, names: Sequence[str]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return listed([printable(name) for name in names], NAMED)
+    return listed([printable(name) for name in names], CLASSES_IN_A_SENTENCE)
 
 
 # ---------------------------------------------------------------------- files

@@ -31,7 +31,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, fingerprint
 from cifnet_pl.utilities.plugins import import_name
-from cifnet_pl.utilities.text import about_spellings, listed, number_of, printable
+from cifnet_pl.utilities.text import similar_spellings_message, listed, number_of, printable
 
 AT_ONCE = 256
 """Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for
@@ -302,7 +302,7 @@ class Model:
         removed before.
         """
         names = list(names)
-        spellings = about_spellings(names, self.class_names)
+        spellings = similar_spellings_message(names, self.class_names)
         warnings = [spellings] if spellings else []
         new = [printable(name) for name in names if name not in set(self.class_names)]
         if new and self.remembers_removed:

@@ -28,7 +28,10 @@ time.
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
 
-FIRST_FILES = (*LOGGER_FILES, "config.yaml", "copies.csv")
+DUPLICATES_FILE = "duplicates.csv"
+"""All duplicates that a run found, in its folder."""
+
+FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
 """What a run has written when it begins to learn its first task."""
 
 

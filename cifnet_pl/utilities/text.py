@@ -100,11 +100,11 @@ def table(
     return made
 
 
-NAMED = 5
-"""Things that a sentence names; it counts the others."""
+LISTED_NAMES = 5
+"""Names in one sentence; the others are counted."""
 
 
-def listed(items: Sequence[str], most: int = NAMED) -> str:
+def listed(items: Sequence[str], most: int = LISTED_NAMES) -> str:
     """Return the first items with commas between, and the number of the others.
 
     Args:
@@ -162,16 +162,17 @@ def has_controls(text: str) -> bool:
     return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
 
 
-def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | None:
-    """Say which class names differ only in how they are written, such as ``Cup`` and ``cup``; None
-    if none do.
+def similar_spellings_message(names: Iterable[str], known: Iterable[str] = ()) -> str | None:
+    """Return a note about class names that differ only in spelling, such as ``Cup`` and ``cup``.
 
-    Letter case, spaces, hyphens and underscores, and the ways in which Unicode writes one letter
-    count for nothing.
+    Letter case, spaces, hyphens, underscores and Unicode's normal forms make no difference.
 
     Args:
-        names: looked at among themselves and beside ``known``.
-        known: names that are there already.
+        names: compared with each other and with ``known``.
+        known: names that exist already; they are not compared with each other.
+
+    Returns:
+        The note, or None if there are no such names.
     """
     known = list(known)
     first = {_spelling(name): name for name in reversed(known)}
@@ -183,8 +184,8 @@ def about_spellings(names: Iterable[str], known: Iterable[str] = ()) -> str | No
     if not pairs:
         return None
     return (
-        f"note: classes {listed(pairs)} differ only in how they are written: if they are one class,"
-        " put its images into one folder"
+        f"note: class names {listed(pairs)} differ only in spelling: merge their folders if they"
+        " are one class"
     )
 
 

@@ -55,7 +55,7 @@ def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
         PYTHONIOENCODING=encoding,
     )
     assert (fit.returncode, fit.stderr) == (0, "")
-    assert "run folder" in fit.stdout
+    assert "Run folder" in fit.stdout
     assert (info.returncode, info.stderr) == (0, "")
     assert "3 classes" in info.stdout
     assert (missing.returncode, missing.stdout) == (1, "")

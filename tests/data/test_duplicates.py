@@ -63,8 +63,8 @@ def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
     theirs = checkpoint(clean)
     for key, tensor in theirs["state_dict"].items():
         assert torch.equal(tensor, ours["state_dict"][key]), key
-    assert not (clean / "copies.csv").exists()
-    told = [tuple(row.values()) for row in rows(folder / "copies.csv")]
+    assert not (clean / "duplicates.csv").exists()
+    told = [tuple(row.values()) for row in rows(folder / "duplicates.csv")]
     assert ("copy", "bee/x 2.png", "bee/4.png") in told
     assert ("learned and tested", "ant/again.png", "ant/2.png") in told
     assert cifnet_pl.load(folder).counts["bee"] == 9
@@ -90,7 +90,7 @@ def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog
         EncodedImage(repeated / "train" / "ant" / "1.png").hash not in model.images.content.tolist()
     )
     assert ("two classes", "cow/wrong too.png", "ant") in [
-        tuple(row.values()) for row in rows(folder / "copies.csv")
+        tuple(row.values()) for row in rows(folder / "duplicates.csv")
     ]
 
 

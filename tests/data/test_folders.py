@@ -94,7 +94,7 @@ def test_names_that_are_not_text(tmp_path, capsys, caplog):
     assert r"note: K\udce4tzchen/copy \udce9.png learned already" in said
     assert r"K\udce4tzchen (" in said
     assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
-    (table,) = logs.glob("default/version_*/copies.csv")
+    (table,) = logs.glob("default/version_*/duplicates.csv")
     assert b"copy,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
 
 

@@ -142,7 +142,7 @@ def asked_to_stop(logs: Path) -> int:
     return fit(logs, *OPTIONS)
 
 
-STOPPED = "stopped after task 2: the same command with --ckpt_path last goes on from there"
+STOPPED = "stopped after task 2"
 
 
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
@@ -454,7 +454,7 @@ class TestMore:
         assert_ends(
             fit(tmp_path, *OPTIONS, *LAST),
             0,
-            f"run folder {tmp_path / 'default' / 'version_0'}",
+            f"Run folder {tmp_path / 'default' / 'version_0'}",
             capsys,
         )
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 
 from cifnet_pl.utilities import text as module
-from cifnet_pl.utilities.text import FONT, about_spellings, families, number_of
+from cifnet_pl.utilities.text import FONT, similar_spellings_message, families, number_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_count_and_its_noun(count, words, expected):
     ],
 )
 def test_class_names_that_differ_only_in_how_they_are_written(names, known, pairs):
-    found = about_spellings(names, known)
+    found = similar_spellings_message(names, known)
     assert (found is None) == (not pairs)
     for pair in pairs:
         assert pair in found
