@@ -31,7 +31,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, fingerprint
 from cifnet_pl.utilities.plugins import import_name
-from cifnet_pl.utilities.text import similar_spellings_message, listed, number_of, printable
+from cifnet_pl.utilities.text import listed, number_of, printable, similar_spellings_message
 
 AT_ONCE = 256
 """Embeddings that are added to the sums at once, at least: a Gram matrix is read and written for
