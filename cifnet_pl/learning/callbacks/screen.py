@@ -256,9 +256,8 @@ class RunTable(TaskCallback):
         module = cast(TaskModule, pl_module)
         self._print_table(self._table_lines(metrics.record))
         lines = summary_lines(metrics.record, module)
-        for kind in (CoverageAndNoveltyMetrics, HeldOutImages):
-            callback = callback_of(trainer, kind)
-            if callback is not None:
+        for callback in cast(Any, trainer).callbacks:
+            if isinstance(callback, CoverageAndNoveltyMetrics | HeldOutImages):
                 lines += callback.sentences()
         if isinstance(module, CIFNetModule):
             lines += module.model.accuracy_sentences()
