@@ -50,7 +50,7 @@ class ImageAnswer(Message):
     """How foreign the photo is; larger is more foreign."""
     p_value: float | None = None
     """Share of photos of known classes that are at least as foreign, 0–1."""
-    answers: list[str] | None = None
+    prediction_set: list[str] | None = None
     """Set of classes that holds the right one with a chance of --coverage (95 %)."""
     nearest: str | None = None
     """Name of the most similar kept photo of the first class."""
@@ -75,7 +75,10 @@ class ImageAnswer(Message):
         return cls(
             file=printable(file),
             classes=[Candidate(name=names[column], probability=share) for column, share in pairs],
-            **vars(verdict),
+            known=verdict.known,
+            novelty=verdict.novelty,
+            p_value=verdict.p_value,
+            prediction_set=None if verdict.answers is None else list(verdict.answers),
         )
 
 

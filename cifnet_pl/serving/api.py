@@ -236,7 +236,7 @@ def classes(service: Served) -> list[ClassInfo]:
     ]
 
 
-@routes.get("/classes/answers", tags=["look"])
+@routes.get("/classes/predictions", tags=["look"])
 def class_answers(service: Served) -> inspection.Answers:
     """How often each class is right on another day, what it is taken for, what more photos bring;
     takes seconds.
@@ -274,7 +274,7 @@ def alone(lock: Lock) -> Iterator[None]:
         lock.release()
 
 
-@routes.get("/photos/{name}", tags=["look"], response_class=Response)
+@routes.get("/images/{name}", tags=["look"], response_class=Response)
 def image(
     service: Served,
     name: str,

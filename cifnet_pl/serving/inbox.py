@@ -190,7 +190,7 @@ class Decided:
                 all_of_them = "all were"
             raise RequestError(
                 422,
-                f"{number_of(len(self.images), 'image')} sent, but {all_of_them} learned before",
+                f"{number_of(len(self.images), 'photo')} sent, but {all_of_them} learned before",
             )
         self.images = new
 
@@ -314,7 +314,7 @@ class Inbox:
                     )
                     sure = verdict.known is True and len(verdict.answers or ()) == 1
                     sure = sure and answer.classes[0].probability >= CERTAIN
-                    about = {"photo": one.file, "folder": folder_of(one.sent), "certain": sure}
+                    about = {"image": one.file, "folder": folder_of(one.sent), "certain": sure}
                     self._answers[one.file] = InboxImage.model_validate({**dict(answer), **about})
             return served.version, waiting, dict(self._answers)
 
@@ -353,7 +353,7 @@ class Inbox:
                 409,
                 "none of these photos waits any more: someone else decided them, or took them away",
             )
-        folder = self.workspace.folder / "photos"
+        folder = self.workspace.folder / "images"
         return Decided(
             folder,
             [

@@ -324,14 +324,14 @@ class Service:
         names = ", ".join(f"'{printable(name)}'" for name in list(lesson.learned)[:3])
         names += ", …" if len(lesson.learned) > 3 else ""
         scores = {
-            "held_back": lesson.held_out_accuracy,
-            "held_back_photos": lesson.held_out_images,
+            "held_out_accuracy": lesson.held_out_accuracy,
+            "held_out_images": lesson.held_out_images,
             "old_before": lesson.old_accuracy_before,
             "old_after": lesson.old_accuracy_after,
         }
         change = Change(
             "extend",
-            f"learned {number_of(sum(lesson.learned.values()), 'image')} of {names}",
+            f"learned {number_of(sum(lesson.learned.values()), 'photo')} of {names}",
             learned=(
                 {name: decided.of_class(name) for name in decided.names}
                 if self.options.keep_images
@@ -365,7 +365,7 @@ class Service:
             change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
             version = self.workspace.commit(done.model, change)
             stays = (
-                f". {number_of(kept, 'image')} of it and the versions before stay here until you"
+                f". {number_of(kept, 'photo')} of it and the versions before stay here until you"
                 " delete them for good"
             )
             return self._changed(
@@ -444,11 +444,11 @@ class Service:
             if learned:
                 labels = [label for label, files in enumerate(learned.values()) for _ in files]
                 names = [file for files in learned.values() for file in files]
-                files = FileSet(self.workspace.folder / "photos", names, labels)
+                files = FileSet(self.workspace.folder / "images", names, labels)
                 model = learn(model, self._with_embeddings(list(learned), files, job)).model
             model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
             if rest:
-                says = f"moved {number_of(len(moved), 'image')} of"
+                says = f"moved {number_of(len(moved), 'photo')} of"
             else:
                 says = "joined"
             says += f" '{printable(name)}' to '{printable(other)}'"
@@ -497,7 +497,7 @@ class Service:
 
         def work(job: Job) -> tuple[None, Result]:
             count = self.workspace.purge(every=images == "all")
-            says = f"deleted {number_of(count, 'image')} and all other versions for good"
+            says = f"deleted {number_of(count, 'photo')} and all other versions for good"
             return None, {"changed": Changed(version=self.workspace.current, says=says)}
 
         return self._submit("purge", work)

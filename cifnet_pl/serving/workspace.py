@@ -307,7 +307,7 @@ class Workspace:
         Raises:
             RequestError: there is no such photo.
         """
-        path = self.folder / "photos" / name
+        path = self.folder / "images" / name
         if not IMAGE.fullmatch(name) or not path.is_file():
             raise RequestError(404, "there is no such photo in the workspace")
         return path
@@ -322,7 +322,7 @@ class Workspace:
         """
         files = self.kept(self.current).get(name, [])
         if len(files) == count:
-            return [self.folder / "photos" / file for file in files]
+            return [self.folder / "images" / file for file in files]
         return None
 
     def incoming(self) -> Path:
@@ -349,7 +349,7 @@ class Workspace:
         """
         with self._lock:  # no one removes what is not yet in the journal
             for file, (_, content) in images.items():
-                if not (target := self.folder / "photos" / file).is_file():
+                if not (target := self.folder / "images" / file).is_file():
                     write_bytes(target, content)
             new = []
             with self._transaction():
@@ -445,7 +445,7 @@ class Workspace:
             rows = [(file,) for file in gone]
             self._journal.executemany("UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows)
         for file in gone:
-            (self.folder / "photos" / file).unlink()
+            (self.folder / "images" / file).unlink()
         return len(gone)
 
     def remove_unused_images(self) -> None:
@@ -461,7 +461,7 @@ class Workspace:
             }
             waiting = {file for (file,) in self._rows("SELECT file FROM inbox WHERE NOT gone")}
             for file in self._names() - learned - waiting:
-                (self.folder / "photos" / file).unlink()
+                (self.folder / "images" / file).unlink()
 
     def close(self) -> None:
         """Release the workspace for other processes."""
@@ -474,10 +474,10 @@ class Workspace:
         class.
         """
         learned: dict[str, list[str]] = {}
-        (self.folder / "photos").mkdir(exist_ok=True)
+        (self.folder / "images").mkdir(exist_ok=True)
         for path, file, name in learned_images(model, images):
             if file not in learned.setdefault(name, []):
-                _link(path, self.folder / "photos" / file)
+                _link(path, self.folder / "images" / file)
                 learned[name].append(file)
         return learned
 
@@ -488,7 +488,7 @@ class Workspace:
         return list((self.folder / "versions").glob("*"))
 
     def _names(self) -> set[str]:
-        return {path.name for path in (self.folder / "photos").glob("*")}
+        return {path.name for path in (self.folder / "images").glob("*")}
 
     def _rows(self, query: str) -> list[Any]:
         with self._lock:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.serving.services import image, zipped
 
 PATHS = ("/classify", "/inbox")
-GETS = ("/classes", "/look", "/versions", "/photos/{}", "/jobs/{}", "/versions/{}/bundle",
+GETS = ("/classes", "/look", "/versions", "/images/{}", "/jobs/{}", "/versions/{}/bundle",
         "/page/{}", "/{}")  # fmt: skip
 POSTS = ("/inbox/learn", "/inbox/remove", "/group", "/forget", "/rename", "/move", "/undo", "/redo",
          "/versions/{}/serve", "/classify", "/inbox")  # fmt: skip
@@ -93,7 +93,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = ("name", "old", "new", "into", "names", "photos")
+FIELDS = ("name", "old", "new", "into", "names", "images")
 BODIES = (
     st.binary(max_size=300)
     | VALUES.map(lambda value: json.dumps(value).encode())

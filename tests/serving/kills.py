@@ -98,7 +98,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
                 assert workspace.load(number).counts == version.counts
         kept = {name for files in workspace.kept(workspace.current).values() for name in files}
         told = {name for line in lines for name in json.loads(line)["waiting"]}
-        assert all((folder / "photos" / name).is_file() for name in kept | told)
+        assert all((folder / "images" / name).is_file() for name in kept | told)
         learned = {
             name
             for version in versions.values()

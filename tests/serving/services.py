@@ -81,15 +81,15 @@ def teach(
     arrived = http.post("/inbox", files=files)
     if arrived.status_code != 200:
         return arrived
-    waiting = http.get("/inbox?count=10000").json()["photos"]
-    new = [one for one in waiting if one["photo"] in arrived.json()["photos"]]
-    names = {one["photo"]: one["folder"] if name is None else name for one in new}
+    waiting = http.get("/inbox?count=10000").json()["images"]
+    new = [one for one in waiting if one["image"] in arrived.json()["images"]]
+    names = {one["image"]: one["folder"] if name is None else name for one in new}
     return http.post("/inbox/learn", json={"names": names}, params=params)
 
 
 def counts(http: httpx.Client) -> dict[str, int]:
     """How many photos each class was learned from."""
-    return {one["name"]: one["photos"] for one in http.get("/classes").json()}
+    return {one["name"]: one["images"] for one in http.get("/classes").json()}
 
 
 def kept(http: httpx.Client) -> dict[str, list[str]]:

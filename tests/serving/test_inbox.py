@@ -45,7 +45,7 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
     """Undo lets them wait again, and so does a new start before and after; redo takes them."""
     with client(tmp_path / "w") as http:
         answer = sent(http, [*images("blue", 3), ("files", ("bad.png", b"no"))])
-        assert (len(answer["photos"]), answer["known"], answer["unreadable"][0]["file"]) == (
+        assert (len(answer["images"]), answer["known"], answer["unreadable"][0]["file"]) == (
             3,
             0,
             "bad.png",
@@ -54,13 +54,13 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
             {f"{name}/{i}.png": image(name, i) for name in ("blue", "yellow") for i in (100, 200)}
         )
         assert (
-            len(sent(http, [("files", ("a.zip", packed))])["photos"]) == 3
+            len(sent(http, [("files", ("a.zip", packed))])["images"]) == 3
         )  # one of them waits already
-        assert sent(http, images("blue", 3)) == {"photos": [], "known": 3, "unreadable": []}
+        assert sent(http, images("blue", 3)) == {"images": [], "known": 3, "unreadable": []}
     with client(tmp_path / "w") as http:
         found = waiting(http)
         assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
-        names = {one["photo"]: one["folder"] or "blue" for one in found["photos"]}
+        names = {one["image"]: one["folder"] or "blue" for one in found["images"]}
         assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
         assert http.get("/inbox").json()["waiting"] == 0
         assert learned(http, names).status_code == 409
@@ -76,17 +76,17 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
 
 def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
-    found = waiting(http)["photos"]
+    found = waiting(http)["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
     assert [one["certain"] for one in found] == [False] * 3 + [True] * 3
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
     whole = http.get("/inbox?first=2&count=2").json()
-    assert [one["photo"] for one in whole["photos"]] == [one["photo"] for one in found[2:4]]
-    learned(http, {found[0]["photo"]: "blue", found[1]["photo"]: "blue"})
+    assert [one["image"] for one in whole["images"]] == [one["image"] for one in found[2:4]]
+    learned(http, {found[0]["image"]: "blue", found[1]["image"]: "blue"})
     after = waiting(http)
     assert (after["version"], after["waiting"]) == (2, 4)
-    (last,) = [one for one in after["photos"] if one["photo"] == found[2]["photo"]]
+    (last,) = [one for one in after["images"] if one["image"] == found[2]["image"]]
     assert last["classes"][0]["name"] == "blue"
 
 
@@ -95,14 +95,14 @@ def test_a_lesson_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_pa
     learned.
     """
     sent(http, images("blue", 10))
-    names = {one["photo"]: "blue" for one in waiting(http)["photos"]}
+    names = {one["image"]: "blue" for one in waiting(http)["images"]}
     assert learned(http, names, params={"dry_run": "true"}).json()["version"] is None
     lesson = learned(http, names).json()
     with client(tmp_path / "other") as other:
         own = teach(other, images("blue", 10), "blue").json()
         assert {**lesson, "seconds": 0} == {**own, "seconds": 0}
         known = [
-            one.post("/classify", files=images("blue", 3, 500)).json()["photos"]
+            one.post("/classify", files=images("blue", 3, 500)).json()["images"]
             for one in (http, other)
         ]
     for first, second in zip(*known, strict=True):
@@ -115,17 +115,17 @@ def test_a_lesson_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_pa
 def test_what_is_taken_away_comes_back_or_goes(tmp_path):
     with client(tmp_path / "w") as http:
         sent(http, images("blue", 2))
-        first, second = [one["photo"] for one in waiting(http)["photos"]]
-        assert http.post("/inbox/remove", json={"photos": [first, second]}).json() == {"waiting": 0}
-        assert http.post("/inbox/remove?back=true", json={"photos": [second]}).json() == {
+        first, second = [one["image"] for one in waiting(http)["images"]]
+        assert http.post("/inbox/remove", json={"images": [first, second]}).json() == {"waiting": 0}
+        assert http.post("/inbox/remove?back=true", json={"images": [second]}).json() == {
             "waiting": 1
         }
     with client(tmp_path / "w") as http:
-        assert tree(tmp_path / "w" / "photos") == {second}
+        assert tree(tmp_path / "w" / "images") == {second}
         watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
         assert http.app.app.state.service.receive(watched, again=False).images == []
         assert http.get("/inbox").json()["waiting"] == 1
-        assert sent(http, images("blue", 2))["photos"] == [first]  # whoever drops it again wants it
+        assert sent(http, images("blue", 2))["images"] == [first]  # whoever drops it again wants it
 
 
 def test_images_of_a_forgotten_class_can_be_taught_again(http):
@@ -135,12 +135,12 @@ def test_images_of_a_forgotten_class_can_be_taught_again(http):
     teach(http, images("blue", 3), "blu")
     http.post("/forget", json={"name": "blu"})
     assert http.get("/inbox").json()["waiting"] == 0
-    assert len(sent(http, images("blue", 3))["photos"]) == 3
+    assert len(sent(http, images("blue", 3))["images"]) == 3
     assert sent(http, images("blue", 3))["known"] == 3
     assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 0]
     assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 3]
     http.post("/versions/3/serve")
-    assert learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]}).json()[
+    assert learned(http, {one["image"]: "blue" for one in waiting(http)["images"]}).json()[
         "learned"
     ] == {"blue": 3}
     assert http.get("/inbox").json()["waiting"] == 0
@@ -156,7 +156,7 @@ def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
         http.post("/forget", json={"name": "red"})
         sent(http, images("red", 3))
         http.post("/undo")
-        names = dict.fromkeys((one["photo"] for one in waiting(http)["photos"]), "pink")
+        names = dict.fromkeys((one["image"] for one in waiting(http)["images"]), "pink")
         refused = learned(http, names)
         assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (
             409,
@@ -170,16 +170,16 @@ def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
 def test_names_that_nothing_can_have(http):
     """Half a character, a path, far too long: one sentence, and nothing is changed."""
     sent(http, images("blue", 1))
-    (one,) = waiting(http)["photos"]
+    (one,) = waiting(http)["images"]
     asked = [
-        ("/inbox/remove", {"photos": ["NAME"]}, 200),
+        ("/inbox/remove", {"images": ["NAME"]}, 200),
         ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409),
     ]
-    asked += [("/group", {"photos": ["NAME"]}, 200), ("/forget", {"name": "NAME"}, 404)]
+    asked += [("/group", {"images": ["NAME"]}, 200), ("/forget", {"name": "NAME"}, 404)]
     asked += [("/move", {"name": "red", "into": "NAME"}, 409)]
     asked += [
         ("/rename", {"old": "red", "new": "NAME"}, 422),
-        ("/inbox/learn", {"names": {one["photo"]: "NAME"}}, 422),
+        ("/inbox/learn", {"names": {one["image"]: "NAME"}}, 422),
     ]
     for name in ("\\ud800", "../a", "x" * 5000):
         for path, body, status in asked:
@@ -191,31 +191,31 @@ def test_names_that_nothing_can_have(http):
 
 def test_purging_leaves_what_waits(http, tmp_path):
     sent(http, images("blue", 3))
-    first = waiting(http)["photos"][0]["photo"]
+    first = waiting(http)["images"][0]["image"]
     learned(http, {first: "blue"})
-    http.post("/purge", json={"photos": "all"})
-    assert len(tree(tmp_path / "w" / "photos")) == http.get("/inbox").json()["waiting"] == 2
+    http.post("/purge", json={"images": "all"})
+    assert len(tree(tmp_path / "w" / "images")) == http.get("/inbox").json()["waiting"] == 2
 
 
 def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
     with client(tmp_path / "w", options=Options(keep_images=False)) as http:
         sent(http, images("blue", 2))
-        learned(http, {one["photo"]: "blue" for one in waiting(http)["photos"]})
+        learned(http, {one["image"]: "blue" for one in waiting(http)["images"]})
         assert http.get("/inbox").json()["waiting"] == 0
-        assert tree(tmp_path / "w" / "photos") == set()
+        assert tree(tmp_path / "w" / "images") == set()
 
 
 def test_groups_of_images_that_look_alike(http):
     sent(http, [*images("blue", 4), *images("red", 3)])
-    found = waiting(http)["photos"]
-    groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
-    assert [(len(one["photos"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
+    found = waiting(http)["images"]
+    groups = http.post("/group", json={"images": [one["image"] for one in found]}).json()
+    assert [(len(one["images"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
     sent(http, [*images("red", 1, 500), *images("green", 1, 500)])
-    pair = [one["photo"] for one in waiting(http)["photos"] if one["file"].endswith("500.png")]
-    assert [one["suggestion"] for one in http.post("/group", json={"photos": pair}).json()] == [
+    pair = [one["image"] for one in waiting(http)["images"] if one["file"].endswith("500.png")]
+    assert [one["suggestion"] for one in http.post("/group", json={"images": pair}).json()] == [
         None
     ]  # a draw
-    assert http.post("/group", json={"photos": ["0" * 64 + ".png"]}).json() == []
+    assert http.post("/group", json={"images": ["0" * 64 + ".png"]}).json() == []
 
 
 def test_eight_people_decide_at_once(http):
@@ -224,7 +224,7 @@ def test_eight_people_decide_at_once(http):
     """
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: sent(http, images("blue", 4, 100 * i)), range(8)))
-        names = [one["photo"] for one in waiting(http)["photos"]]
+        names = [one["image"] for one in waiting(http)["images"]]
         assert len(names) == 32
         parts = [dict.fromkeys(names[4 * i : 4 * i + 8], "blue") for i in range(8)]
         answers = list(pool.map(lambda part: learned(http, part), parts))
@@ -245,13 +245,13 @@ def test_more_than_may_wait_are_refused(http, monkeypatch):
 def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
     with client(tmp_path / "w", begun=model(())) as http:
         sent(http, [*images("blue", 3), *images("red", 3)])
-        found = waiting(http)["photos"]
+        found = waiting(http)["images"]
         assert all(not one["classes"] and not one["certain"] for one in found)
-        groups = http.post("/group", json={"photos": [one["photo"] for one in found]}).json()
+        groups = http.post("/group", json={"images": [one["image"] for one in found]}).json()
         names = {
             image: name
             for group, name in zip(groups, "ab", strict=True)
-            for image in group["photos"]
+            for image in group["images"]
         }
         assert learned(http, names).json()["learned"] == {"a": 3, "b": 3}
 
@@ -267,9 +267,9 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
     with client(tmp_path / "w") as http:
         packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
         sent(http, [("files", ("a.zip", packed)), *images("blue", 4)])
-        found = waiting(http)["photos"]
-        own = [one["photo"] for one in found if one["folder"]]
-        others = [one["photo"] for one in found if not one["folder"]]
+        found = waiting(http)["images"]
+        own = [one["image"] for one in found if one["folder"]]
+        others = [one["image"] for one in found if not one["folder"]]
         first = learned(http, {others[0]: "blue", own[0]: "yellow"}).json()["version"]
         assert len(chosen(first)) == 1
         second = learned(http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}).json()[

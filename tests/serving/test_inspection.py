@@ -70,7 +70,7 @@ def test_where_nearly_any_share_is_possible_no_number_is_told(monkeypatch: pytes
     assert (pear.right, pear.between, pear.taken_for, plum.right) == (None, None, ["quince"], 100)
 
 
-@pytest.mark.parametrize("occasions", [4, 12, 40])
+@pytest.mark.parametrize("groups", [4, 12, 40])
 def test_a_forecast_holds_what_as_many_groups_show(groups: int):
     """Over all shares on another day, with their prior: at least 95 times of a hundred."""
     draw = np.random.default_rng(groups)

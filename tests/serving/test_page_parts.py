@@ -195,7 +195,7 @@ def test_many_images_are_named_by_a_range_and_listed(browser, server):
         ("", "false")
     ] * 4
     assert "'=1+1.png" in table  # a spreadsheet must not run it
-    assert {one["name"]: one["photos"] for one in server.get("/classes")}["blue"] == 4
+    assert {one["name"]: one["images"] for one in server.get("/classes")}["blue"] == 4
 
 
 def test_a_reload_keeps_images_and_names(browser, server):
@@ -286,7 +286,7 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         expect(sure).to_contain_text("there is a class 'apple' already")
         sure.get_by_role("button", name="Use “apple”").click()
         expect(message).to_contain_text("Joined 'pear' to 'apple'")
-    assert {one["name"]: one["photos"] for one in server.get("/classes")} == {
+    assert {one["name"]: one["images"] for one in server.get("/classes")} == {
         "red": 12,
         "green": 12,
         "apple": 3,
@@ -320,7 +320,7 @@ def test_a_class_is_split_by_groups_and_a_wrong_image_is_moved(width, browser, s
         expect(message).to_contain_text("Moved 1 photo of 'pink' to 'both'")
         page.locator("#message").get_by_role("button", name="Undo").click()
         expect(message).to_contain_text("Undid: moved 1 photo")
-    counts = {one["name"]: one["photos"] for one in server.get("/classes")}
+    counts = {one["name"]: one["images"] for one in server.get("/classes")}
     assert counts == {"red": 12, "green": 12, "pink": 21, "both": 20, "yellow": 4}
 
 
@@ -337,7 +337,7 @@ def test_forgotten_for_good(browser, server):
             "Deleted 1 photo and all other versions for good"
         )
     assert (
-        len(tree(server.folder / "photos"))
+        len(tree(server.folder / "images"))
         == len(tree(server.folder / "versions") & {"000003"})
         == 1
     )
@@ -383,8 +383,8 @@ def test_plain_words_first(browser, server):
         page.locator("#classes").get_by_text("Details").click()
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
         found = {
-            "these_days": 96.5,
-            "another_day": 71.0,
+            "loo_accuracy": 96.5,
+            "new_group_accuracy": 71.0,
             "known": "found",
             "says": ["of these days", "of another day"],
         }
@@ -402,7 +402,7 @@ def test_plain_words_first(browser, server):
             {"name": "green", "right": 3.0, "between": None, "taken_for": ["red"], "seldom": True}
         ]
         answers = {"classes": seen, "margin": 2.4, "ten_more": [-0.6, 2.2]}
-        page.route("**/classes/answers", lambda route: route.fulfill(json=answers))
+        page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71 % ± 3")
@@ -412,7 +412,7 @@ def test_plain_words_first(browser, server):
         rows = page.locator("#class-table tr")  # the worst first
         expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
         expect(rows.nth(2)).to_contain_text("71 % (50 to 86)")
-        page.route("**/look", promise({**found, "another_day": None, "known": "few"}))
+        page.route("**/look", promise({**found, "new_group_accuracy": None, "known": "few"}))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
@@ -483,4 +483,4 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
             page.get_by_role("tab", name="Photos").click()
             page.get_by_role("button", name="Clear", exact=True).click()
             expect(page.locator("#cards .card")).to_have_count(0)
-        assert tree(tmp_path / "w" / "photos") == set()
+        assert tree(tmp_path / "w" / "images") == set()

@@ -76,7 +76,7 @@ BAD = [
     ("POST", "/versions/0/serve", {}, b"", 422, "number"),
     ("POST", "/versions/99/serve", {}, b"", 404, "there is no version 99"),
     ("GET", "/versions/99999999999999999999/bundle", {}, b"", 422, "number"),
-    ("GET", "/photos/..%2f..%2fjournal.sqlite", {}, b"", 404, "nothing here"),
+    ("GET", "/images/..%2f..%2fjournal.sqlite", {}, b"", 404, "nothing here"),
     *(("POST", "/undo", headers, b"", 403, "other sites") for headers in FOREIGN),
     *(("POST", "/undo", {"host": host}, b"", 421, "localhost") for host in HOSTS),
 ]

@@ -37,7 +37,7 @@ from tests.serving.services import (
 
 
 def names_of(answer):
-    return [one["classes"][0]["name"] for one in answer.json()["photos"]]
+    return [one["classes"][0]["name"] for one in answer.json()["images"]]
 
 
 def ended(http, job):
@@ -76,7 +76,7 @@ def test_answers_are_the_models_own(http, tmp_path):
     found = http.post("/classify", files=files).json()
     assert found["version"] == 1
     for answer, prediction in zip(
-        found["photos"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True
+        found["images"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True
     ):
         assert answer["file"] == prediction.file.name
         assert [one["name"] for one in answer["classes"]] == list(prediction.classes)
@@ -89,12 +89,12 @@ def test_none_of_these_and_the_set_of_answers(http):
     may be.
     """
     sent = [*images("red", 1, 60), *images("blue", 1, 60)]
-    red, blue = http.post("/classify", files=sent).json()["photos"]
-    assert (red["known"], red["answers"], blue["known"]) == (True, ["red"], False)
+    red, blue = http.post("/classify", files=sent).json()["images"]
+    assert (red["known"], red["prediction_set"], blue["known"]) == (True, ["red"], False)
     assert blue["novelty"] > red["novelty"]
     assert blue["p_value"] < 0.05 < red["p_value"]
     taught(http)
-    assert [one["known"] for one in http.post("/classify", files=sent).json()["photos"]] == [
+    assert [one["known"] for one in http.post("/classify", files=sent).json()["images"]] == [
         True,
         True,
     ]
@@ -102,7 +102,7 @@ def test_none_of_these_and_the_set_of_answers(http):
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
     answer = logistic.answer("a", logistic.score(image("red", 1)).result(30), 1)
-    assert (answer.known, answer.novelty, answer.p_value, answer.answers) == (
+    assert (answer.known, answer.novelty, answer.p_value, answer.prediction_set) == (
         None,
         None,
         None,
@@ -113,7 +113,7 @@ def test_a_model_that_can_promise_nothing_says_nothing(logistic):
 def test_an_unreadable_image_does_not_stop_the_others(http):
     sent = {"a.png": image("red", 1), "<b>.png": b"no", "c.png": image("green", 1)}
     files = [("files", one) for one in sent.items()]
-    first, bad, last = http.post("/classify", files=files).json()["photos"]
+    first, bad, last = http.post("/classify", files=files).json()["images"]
     assert (first["classes"][0]["name"], last["classes"][0]["name"]) == ("red", "green")
     assert (bad["file"], bad["classes"], bad["unreadable"]) == (
         "<b>.png",
@@ -140,7 +140,7 @@ def test_many_clients_get_the_answers_to_their_own_images(http):
 def test_taught_as_the_command_line_teaches(http, tmp_path):
     """The same weights as ``extend`` gives for the same photos."""
     lesson = taught(http)
-    assert (lesson["version"], lesson["learned"], lesson["held_back_photos"]) == (
+    assert (lesson["version"], lesson["learned"], lesson["held_out_images"]) == (
         2,
         {"blue": 10},
         2,
@@ -176,7 +176,7 @@ def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
     assert taught(http, count=7)["learned"] == {"blue": 2}
     assert counts(http) == {"red": 17, "green": 12, "blue": 7}
     assert http.post("/inbox", files=images("blue", 7)).json() == {
-        "photos": [],
+        "images": [],
         "known": 7,
         "unreadable": [],
     }
@@ -231,7 +231,7 @@ def test_purged_images_and_versions_are_gone(tmp_path):
         taught(http, "blue", 4)
         taught(http, "yellow", 3)
         assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
-        assert len(tree(tmp_path / "w" / "photos")) == 7
+        assert len(tree(tmp_path / "w" / "images")) == 7
         assert (
             http.post("/purge", json={}).json()["says"]
             == "deleted 4 photos and all other versions for good"
@@ -239,8 +239,8 @@ def test_purged_images_and_versions_are_gone(tmp_path):
         assert [path.name for path in (tmp_path / "w" / "versions").iterdir()] == ["000004"]
         assert http.post("/undo").status_code == 409
         assert [len(files) for files in kept(http).values()] == [0, 0, 3]
-        assert http.post("/purge", json={"photos": "all"}).status_code == 200
-        assert tree(tmp_path / "w" / "photos") == set()
+        assert http.post("/purge", json={"images": "all"}).status_code == 200
+        assert tree(tmp_path / "w" / "images") == set()
     with client(tmp_path / "w") as http:
         taught(
             http, "yellow", 5
@@ -290,8 +290,8 @@ def test_what_may_be_a_mistake_is_done_where_it_is_asked_for_anyway(http):
     mistake, once not.
     """
     assert teach(http, images("red", 1, 300), " RED").status_code == 409
-    (one,) = http.get("/inbox").json()["photos"]
-    learn = {"json": {"names": {one["photo"]: " RED"}}}
+    (one,) = http.get("/inbox").json()["images"]
+    learn = {"json": {"names": {one["image"]: " RED"}}}
     assert http.post("/inbox/learn?anyway=true", **learn).json()["learned"] == {"RED": 1}
     taught(http, "navy", 1)
     job = refused(http, "/rename", {"old": "navy", "new": "Green "})
@@ -306,7 +306,7 @@ def test_renamed_classes_keep_their_images(http):
     taught(http, count=4)
     assert http.post("/rename", json={"old": "blue", "new": "<img src=x>"}).json()["version"] == 3
     assert [counts(http)["<img src=x>"], len(kept(http)["<img src=x>"])] == [4, 4]
-    image = http.get(f"/photos/{kept(http)['<img src=x>'][0]}")
+    image = http.get(f"/images/{kept(http)['<img src=x>'][0]}")
     assert image.headers["content-type"] == "image/png"
     assert Image.open(BytesIO(image.content)).size == (24, 24)
     for old, new, status in (
@@ -348,11 +348,11 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     """
     both = [*images("blue", 6), *images("yellow", 4)]
     teach(http, both, "both")
-    groups = http.post("/group", json={"photos": kept(http)["both"]}).json()
-    assert [len(one["photos"]) for one in groups] == [6, 4]
-    asked = {"name": "both", "into": "yellow", "photos": groups[1]["photos"]}
+    groups = http.post("/group", json={"images": kept(http)["both"]}).json()
+    assert [len(one["images"]) for one in groups] == [6, 4]
+    asked = {"name": "both", "into": "yellow", "images": groups[1]["images"]}
     assert http.post("/move", json={**asked, "into": "Red"}).status_code == 409
-    assert http.post("/move", json={**asked, "photos": ["x"]}).status_code == 422
+    assert http.post("/move", json={**asked, "images": ["x"]}).status_code == 422
     assert [
         http.post("/move", json={**asked, "into": into}).status_code
         for into in ("both", "../x", " ")
@@ -363,7 +363,7 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     assert counts(http) == {"red": 12, "green": 12, "yellow": 4, "blue": 6}
     assert [len(files) for files in kept(http).values()] == [0, 0, 4, 6]
     http.post("/versions/1/serve")
-    names = {one["photo"]: one["file"].split("-")[0] for one in http.get("/inbox").json()["photos"]}
+    names = {one["image"]: one["file"].split("-")[0] for one in http.get("/inbox").json()["images"]}
     assert http.post("/inbox/learn", json={"names": names}).json()["learned"] == {
         "blue": 6,
         "yellow": 4,
@@ -403,13 +403,13 @@ def test_doubtful_images_and_the_nearest_image(http):
         teach(http, [*images(name, 20), *wrong], name)
     taught(http, "brown", 1)
     found = http.get("/audit").json()
-    assert (found["photos"], found["not_judged"]) == (42, ["brown"])
-    label_errors = {(one["label"], one["looks_like"]) for one in found["doubtful"]}
+    assert (found["images"], found["not_judged"]) == (42, ["brown"])
+    label_errors = {(one["label"], one["looks_like"]) for one in found["label_errors"]}
     assert label_errors == {("blue", "yellow"), ("yellow", "blue")}
     nearest = becomes(
-        lambda: http.post("/classify", files=images("blue", 1)).json()["photos"][0]["nearest"]
+        lambda: http.post("/classify", files=images("blue", 1)).json()["images"][0]["nearest"]
     )
-    assert http.get(f"/photos/{nearest}").content == image("blue", 100)
+    assert http.get(f"/images/{nearest}").content == image("blue", 100)
 
 
 def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
@@ -421,9 +421,9 @@ def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
 def test_look(http):
     taught(http)
     look = http.get("/look").json()
-    assert (look["name"], look["classes"], look["photos"], look["version"]) == ("model", 3, 34, 2)
+    assert (look["name"], look["classes"], look["images"], look["version"]) == ("model", 3, 34, 2)
     assert [moment["what"] for moment in look["history"]] == ["task", "extend"]
-    assert set(look["right"]) == {"these_days", "another_day", "known", "says"}
+    assert set(look["right"]) == {"loo_accuracy", "new_group_accuracy", "known", "says"}
     assert 0.1 < look["state_mb"] < 0.2  # triangles
 
 
@@ -445,7 +445,7 @@ def test_token(tmp_path):
             "Authorization": f"bearer {'a' * 20}"
         }  # the scheme's case does not matter (RFC 9110)
         assert http.get("/classes", headers=lower).status_code == 200
-        for path in ("/classes", "/look", "/versions", "/photos/x", "/jobs/x"):
+        for path in ("/classes", "/look", "/versions", "/images/x", "/jobs/x"):
             assert http.get(path).status_code == 401, path
             assert http.get(path, headers=good).status_code != 401
         assert http.post("/classify", files=images("red", 1)).status_code == 401
@@ -495,7 +495,7 @@ def test_read_only(tmp_path):
             http.post("/inbox", files=images("blue", 1)),
             http.post("/inbox/learn", json={"names": {"a": "b"}}),
         ]
-        answers += [http.post("/inbox/remove", json={"photos": ["a"]})]
+        answers += [http.post("/inbox/remove", json={"images": ["a"]})]
         assert {answer.status_code for answer in answers} == {403}
         asked = {"/classify", "/group"}  # every other POST changes something
         posts = [
@@ -538,7 +538,7 @@ def test_heads_that_cannot_take_more_say_so(logistic):
     """The head's own reason, as a conflict."""
     arrived = logistic.receive([(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]).images
     error = logistic.decide(dict.fromkeys(arrived, "red"), False).result.exception(30)
-    assert (error.status, "cannot add photos to class 'red'" in str(error)) == (409, True)
+    assert (error.status, "cannot add images to class 'red'" in str(error)) == (409, True)
 
 
 # ---------------------------------------------------------------------- where nothing, or
@@ -552,7 +552,7 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
     for turn in range(2):
         with client(tmp_path / "w", begun=model(())) as http:
             if not turn:
-                (answer,) = http.post("/classify", files=images("red", 1)).json()["photos"]
+                (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
                 assert (answer["classes"], answer["known"]) == ([], None)
                 assert http.get("/look").json()["classes"] == 0
                 assert (
@@ -587,9 +587,9 @@ def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4, 4]
         nearest = becomes(
-            lambda: http.post("/classify", files=images("red", 1, 0)).json()["photos"][0]["nearest"]
+            lambda: http.post("/classify", files=images("red", 1, 0)).json()["images"][0]["nearest"]
         )
-        assert http.get(f"/photos/{nearest}").content == image("red", 0)
+        assert http.get(f"/images/{nearest}").content == image("red", 0)
         assert sorted(http.get("/audit").json()["not_judged"]) == [
             "green",
             "red",

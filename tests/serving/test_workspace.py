@@ -216,5 +216,5 @@ def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
     workspace.remove(files[:2], back=False)
     workspace.close()
     again = Workspace(tmp_path / "w", model())
-    assert tree(tmp_path / "w" / "photos") == {files[0], files[2]}
+    assert tree(tmp_path / "w" / "images") == {files[0], files[2]}
     assert [one.file for one in again.waiting()] == files[2:]

@@ -20,7 +20,7 @@ function figures(look, answers) {
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.photos, ...promised(look.right, answers?.margin),
+  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.right, answers?.margin),
     "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
   const help = look.right.known === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.seldom).map(({ name }) => name);
@@ -51,7 +51,7 @@ function estimate({ right, between, seldom }) {
   return shown;
 }
 
-function row({ name, photos, kept }, answers = { taken_for: [] }) {
+function row({ name, images: photos, kept }, answers = { taken_for: [] }) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const button = (text, work, kind = "") => {
     const label = `${text} ${kind ? "" : "of "}${name}`;
@@ -108,14 +108,14 @@ function select(photos, on) {
 
 async function group() {
   const photos = [...$("class-groups").querySelectorAll(".card")].map((card) => card.dataset.photo);
-  showPhotos(shown, (await post("/group", { photos })).map((one) => one.photos));
+  showPhotos(shown, (await post("/group", { images: photos })).map((one) => one.images));
 }
 
 function doubtful({ file, label, looks_like: other, own }) {
   const move = make("button", { type: "button", class: "plain changes" }, named(`It is ${other}`));
   const text = make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` });
   const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text, move);
-  action(move, "click", () => change("/move", { name: label, into: other, photos: [file] }, takesBack, () => made.remove()));
+  action(move, "click", () => change("/move", { name: label, into: other, images: [file] }, takesBack, () => made.remove()));
   return made;
 }
 
@@ -130,10 +130,10 @@ async function audit() {
     throw error;
   }
   const parts = [];
-  if (found.doubtful.length) {
-    parts.push(make("p", { textContent: `Of ${count(found.photos, "kept photo")} these look more like another class:` }));
-    parts.push(make("ul", { class: "cards" }, ...found.doubtful.map(doubtful)));
-  } else if (found.photos) parts.push(make("p", { textContent: `None of ${count(found.photos, "kept photo")} is doubtful.` }));
+  if (found.label_errors.length) {
+    parts.push(make("p", { textContent: `Of ${count(found.images, "kept photo")} these look more like another class:` }));
+    parts.push(make("ul", { class: "cards" }, ...found.label_errors.map(doubtful)));
+  } else if (found.images) parts.push(make("p", { textContent: `None of ${count(found.images, "kept photo")} is doubtful.` }));
   if (found.not_judged.length) {
     const why = "Not judged, as one photo or near-copies of one alone are kept";
     parts.push(make("p", { class: "hint", textContent: `${why}: ${found.not_judged.join(", ")}.` }));
@@ -147,7 +147,7 @@ export function start() {
   action($("class-group"), "click", group);
   action($("class-photos-close"), "click", () => { $("class-photos").hidden = true; });
   action($("move-form"), "submit", () => {
-    const asked = { name: shown, into: $("move-name").value.trim(), photos: [...selected] };
+    const asked = { name: shown, into: $("move-name").value.trim(), images: [...selected] };
     return change("/move", asked, takesBack, () => { $("move-name").value = ""; });
   });
   action($("class-close"), "click", close);
@@ -162,7 +162,7 @@ export function start() {
     const choice = await sure(`Forget the class “${name}”? ${stay}`, "Forget", "Forget, and delete for good");
     if (choice === "no") return;
     await change("/forget", { name }, choice === "yes" ? takesBack : null);
-    if (choice === "instead") await change("/purge", { photos: "forgotten" });
+    if (choice === "instead") await change("/purge", { images: "forgotten" });
   });
 }
 
@@ -178,7 +178,7 @@ export async function show() {
   if (open?.kept.length) showPhotos(shown, [open.kept.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
-  const answers = found.length ? await get("/classes/answers") : { classes: [], ten_more: null };
+  const answers = found.length ? await get("/classes/predictions") : { classes: [], ten_more: null };
   const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
   draw(answers);
   if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();

@@ -13,7 +13,7 @@ const PAGE = 60;
 const NAMES = "cifnet-names";
 const selected = new Set(); // names of files
 const names = new Map(Object.entries(JSON.parse(sessionStorage.getItem(NAMES) ?? "{}"))); // of files → classes, not learned yet
-let view = { waiting: 0, seen: 0, certain: 0, in_folders: 0, photos: [] };
+let view = { waiting: 0, seen: 0, certain: 0, in_folders: 0, images: [] };
 let shown = PAGE;
 let last = null; // the photo that was selected last
 let asked = 0; // how often the list was asked for
@@ -53,7 +53,7 @@ function decide(photo, name) {
 const cardOf = (photo) => [...$("cards").children].find((card) => card.dataset.photo === photo);
 
 function select(photo, range) {
-  const order = view.photos.map((one) => one.photo);
+  const order = view.images.map((one) => one.image);
   const [from, to] = [order.indexOf(range && last ? last : photo), order.indexOf(photo)];
   const on = range || !selected.has(photo);
   for (const one of order.slice(Math.min(from, to), Math.max(from, to) + 1)) {
@@ -68,16 +68,16 @@ function select(photo, range) {
 function foot(photo) {
   const place = make("div", { class: "foot" });
   if (isReadOnly() || photo.unreadable) return place;
-  const name = names.get(photo.photo);
+  const name = names.get(photo.image);
   if (name !== undefined) {
-    const back = button("Take back", `Take back the name of ${photo.file}`, () => give([photo.photo], null));
+    const back = button("Take back", `Take back the name of ${photo.file}`, () => give([photo.image], null));
     place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), back);
     return place;
   }
   photo.classes.forEach(({ name: one }, i) => {
     const yes = i === 0 && known(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
-    place.append(button(named(yes ? `Yes, ${one}` : one), label, () => decide(photo.photo, one), yes ? "plain yes" : "plain"));
+    place.append(button(named(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain"));
   });
   return place;
 }
@@ -94,41 +94,41 @@ function mostSimilar(photo) {
 
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
-  const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : photo.photo ? keptPhoto(photo.photo, photo.file) : "";
-  const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.photo), tabIndex: -1 };
+  const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : photo.image ? keptPhoto(photo.image, photo.file) : "";
+  const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.image), tabIndex: -1 };
   const picture = make("button", { type: "button", class: "picture", ...about }, shown);
-  if (photo.photo) picture.addEventListener("click", ({ shiftKey }) => select(photo.photo, shiftKey));
+  if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
   const head = make("div", { class: "head", title: photo.file }, named(photo.file.split("/").at(-1)));
-  if (photo.photo || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
+  if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
   const all = photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", ");
   const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: all, dir: "auto" });
   const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
-  const label = `${photo.file}: ${names.get(photo.photo) ?? text}`;
+  const label = `${photo.file}: ${names.get(photo.image) ?? text}`;
   const made = make("li", { class: "card", tabIndex: 0, "aria-label": label }, picture, head, said, hint, mostSimilar(photo), foot(photo));
-  if (photo.photo) made.dataset.photo = photo.photo;
-  made.classList.toggle("selected", selected.has(photo.photo));
-  made.classList.toggle("named", names.has(photo.photo));
+  if (photo.image) made.dataset.photo = photo.image;
+  made.classList.toggle("selected", selected.has(photo.image));
+  made.classList.toggle("named", names.has(photo.image));
   return made;
 }
 
 /** Show what is known of the photos that wait; the focus stays at its photo. */
 function draw() {
   const focus = document.activeElement.closest?.(".card")?.dataset.photo;
-  $("cards").replaceChildren(...view.photos.map(card));
+  $("cards").replaceChildren(...view.images.map(card));
   if (focus) cardOf(focus)?.focus();
   const offer = (id, on, text = "") => {
     $(id).hidden = !on;
     if (text) $(id).textContent = text;
   };
-  const open = view.photos.filter(({ photo }) => photo && !names.has(photo));
-  offer("offers", view.photos.length > 0);
-  offer("keys", view.photos.length > 0);
+  const open = view.images.filter(({ image: photo }) => photo && !names.has(photo));
+  offer("offers", view.images.length > 0);
+  offer("keys", view.images.length > 0);
   offer("certain", view.certain > 0, `Say yes to ${count(view.certain, "certain one")}`);
   offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
   offer("clear", isReadOnly());
-  offer("more", view.waiting > view.photos.length);
+  offer("more", view.waiting > view.images.length);
   offer("bar", selected.size + names.size > 0);
   offer("name-form", selected.size > 0);
   offer("named-row", names.size > 0);
@@ -152,15 +152,15 @@ export async function show() {
   const own = ++asked;
   const list = await get(`/inbox?count=${shown}`);
   if (own !== asked) return;
-  const before = view.photos;
+  const before = view.images;
   view = list;
-  const here = new Set(view.photos.map(({ photo }) => photo));
+  const here = new Set(view.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
-  if (view.waiting <= view.photos.length) for (const photo of names.keys()) if (!here.has(photo)) names.delete(photo);
+  if (view.waiting <= view.images.length) for (const photo of names.keys()) if (!here.has(photo)) names.delete(photo);
   keepNames();
   if (selected.size + names.size) { // nothing moves away below the hand
-    const place = new Map(before.map(({ photo }, i) => [photo, i]));
-    view.photos.sort((a, b) => (place.get(a.photo) ?? PAGE * 1000) - (place.get(b.photo) ?? PAGE * 1000));
+    const place = new Map(before.map(({ image: photo }, i) => [photo, i]));
+    view.images.sort((a, b) => (place.get(a.image) ?? PAGE * 1000) - (place.get(b.image) ?? PAGE * 1000));
   }
   return draw();
 }
@@ -171,8 +171,8 @@ async function ask(files) {
     const part = files.slice(start, start + AT_A_TIME);
     const form = new FormData();
     for (const { file, path } of part) form.append("files", file, path);
-    const { photos } = await post("/classify?top=3", form);
-    view.photos.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
+    const { images: photos } = await post("/classify?top=3", form);
+    view.images.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
     draw();
   }
 }
@@ -192,7 +192,7 @@ async function take(files, name = "") {
       $("sending").textContent = `Sending ${count(files.length, "file")}…`;
       $("sending").hidden = false;
       const got = await send("/inbox", form, (share) => progress((start + share * part.length) / files.length));
-      arrived.push(...got.photos);
+      arrived.push(...got.images);
       left += got.known;
       unreadable.push(...got.unreadable);
     }
@@ -234,7 +234,7 @@ async function learn(trial) {
 const rounded = (value) => `${value.toFixed(1)} %`;
 
 function showLesson(lesson) {
-  const { held_back_photos: of, held_back_accuracy: share, old_accuracy_before: before, old_accuracy_after: after } = lesson;
+  const { held_out_images: of, held_out_accuracy: share, old_accuracy_before: before, old_accuracy_after: after } = lesson;
   const lines = [of < ENOUGH ? "Too few photos to say how well they would have been answered before."
     : `Photos of these days: ${rounded(share)} of ${of} new photos were right before they were learned.`];
   if (before !== null) {
@@ -244,7 +244,7 @@ function showLesson(lesson) {
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
 }
 
-function groupCard({ photos, suggestion }) {
+function groupCard({ images: photos, suggestion }) {
   const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
   const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
   const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
@@ -261,28 +261,28 @@ function groupCard({ photos, suggestion }) {
 
 /** Group the photos that have no name: those unlike all classes, or all where there are none. */
 async function group() {
-  const open = view.photos.filter(({ photo, seen }) => seen && !names.has(photo));
+  const open = view.images.filter(({ image: photo, seen }) => seen && !names.has(photo));
   const foreign = open.filter((photo) => !known(photo));
-  const photos = (foreign.length > 1 ? foreign : open).map(({ photo }) => photo);
-  const groups = await post("/group", { photos });
+  const photos = (foreign.length > 1 ? foreign : open).map(({ image: photo }) => photo);
+  const groups = await post("/group", { images: photos });
   $("groups").replaceChildren(make("ul", { class: "cards" }, ...groups.map(groupCard)));
 }
 
 async function remove() {
   const photos = [...selected];
   const back = async () => {
-    await post("/inbox/remove?back=true", { photos });
+    await post("/inbox/remove?back=true", { images: photos });
     say("");
     await show();
   };
-  await post("/inbox/remove", { photos });
+  await post("/inbox/remove", { images: photos });
   give(photos, null);
   await show();
   say(`Took ${count(photos.length, "photo")} away.`, true, { text: "Put back", work: back });
 }
 
 async function all() {
-  return isReadOnly() ? view.photos : (await get(`/inbox?count=${view.waiting}`)).photos;
+  return isReadOnly() ? view.images : (await get(`/inbox?count=${view.waiting}`)).images;
 }
 
 const cell = (value) => {
@@ -294,21 +294,21 @@ const cell = (value) => {
 async function csv() {
   const rows = (await all()).map(({ file, classes: [best], ...photo }) => [
     cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
-    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.answers?.join("; ")), cell(photo.unreadable),
+    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.prediction_set?.join("; ")), cell(photo.unreadable),
   ].join(","));
   const columns = "file,class,closest,probability,known,novelty,p_value,answers,unreadable";
   save("answers.csv", new Blob([[columns, ...rows].join("\n") + "\n"], { type: "text/csv" }));
 }
 
 function pressed(event) {
-  const photo = view.photos.find((one) => one.photo && one.photo === event.target.dataset?.photo);
+  const photo = view.images.find((one) => one.image && one.image === event.target.dataset?.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
   const place = "123".indexOf(event.key);
   const chosen = place >= 0 ? photo.classes[place]?.name : event.key.toLowerCase() === "y" && known(photo) ? photo.classes[0].name : null;
-  if (chosen) decide(photo.photo, chosen);
-  else if (event.key === " ") select(photo.photo, event.shiftKey);
+  if (chosen) decide(photo.image, chosen);
+  else if (event.key === " ") select(photo.image, event.shiftKey);
   else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
-    if (!selected.has(photo.photo)) select(photo.photo, false);
+    if (!selected.has(photo.image)) select(photo.image, false);
     if (event.key === "Delete") remove().catch((error) => say(error.message));
     else $("name").focus();
   } else return;
@@ -322,23 +322,23 @@ export function start() {
   startZoom();
   $("cards").addEventListener("keydown", pressed);
   action($("certain"), "click", async () => {
-    const { photos } = await get(`/inbox?first=${view.seen - view.certain}&count=${view.certain}`);
-    for (const { photo, certain, classes: [best] } of photos) if (certain && !names.has(photo)) names.set(photo, best.name);
+    const { images: photos } = await get(`/inbox?first=${view.seen - view.certain}&count=${view.certain}`);
+    for (const { image: photo, certain, classes: [best] } of photos) if (certain && !names.has(photo)) names.set(photo, best.name);
     give([], null);
   });
   action($("by-folder"), "click", async () => {
-    for (const { photo, folder } of await all()) if (folder && !names.has(photo)) names.set(photo, folder);
+    for (const { image: photo, folder } of await all()) if (folder && !names.has(photo)) names.set(photo, folder);
     give([], null);
   });
   action($("group"), "click", group);
   action($("select-all"), "click", () => {
-    for (const { photo } of view.photos) if (!names.has(photo)) selected.add(photo);
+    for (const { image: photo } of view.images) if (!names.has(photo)) selected.add(photo);
     draw();
   });
   action($("csv"), "click", csv);
   action($("clear"), "click", () => {
-    view.photos.forEach(({ url }) => URL.revokeObjectURL(url));
-    view.photos = [];
+    view.images.forEach(({ url }) => URL.revokeObjectURL(url));
+    view.images = [];
     draw();
   });
   action($("more"), "click", () => {

@@ -50,13 +50,13 @@ export function verdict(photo) {
   const all = photo.classes.map(({ name }) => name).join(", ");
   if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${all}`, "warn"];
   const [best] = photo.classes;
-  const several = photo.answers && photo.answers.length !== 1;
-  const remark = !several ? "" : photo.answers.length ? `One of: ${photo.answers.join(", ")}` : "Unsure: no class is likely enough.";
+  const several = photo.prediction_set && photo.prediction_set.length !== 1;
+  const remark = !several ? "" : photo.prediction_set.length ? `One of: ${photo.prediction_set.join(", ")}` : "Unsure: no class is likely enough.";
   return [`${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
-export function promised({ these_days: these, another_day: other, known }, margin = null) {
+export function promised({ loo_accuracy: these, new_group_accuracy: other, known }, margin = null) {
   const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
   const estimated = margin === null || other === null ? shown(other) : `${other.toFixed(0)} % ± ${Math.ceil(margin)}`;
   const where = known === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
@@ -214,7 +214,7 @@ export async function cutOut(shown, x, y, width, height, name, scale = 1) {
 export async function answerTo({ file, path }) {
   const form = new FormData();
   form.append("files", file, path);
-  return verdict((await post("/classify?top=3", form)).photos[0]);
+  return verdict((await post("/classify?top=3", form)).images[0]);
 }
 
 const urls = new Map(); // of photos that were fetched, by their names
@@ -224,7 +224,7 @@ export function keptPhoto(name, alt, small = true) {
   const image = make("img", { alt, draggable: false });
   const show = async () => {
     if (!urls.has(name + small)) {
-      const answer = await request(`/photos/${encodeURIComponent(name)}?small=${small}`);
+      const answer = await request(`/images/${encodeURIComponent(name)}?small=${small}`);
       urls.set(name + small, URL.createObjectURL(await answer.blob()));
     }
     if (urls.size > 2000) { // the oldest of them

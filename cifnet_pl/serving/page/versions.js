@@ -27,7 +27,7 @@ const COLUMNS = [
 ];
 
 function row(version, current) {
-  const { held_back: right, held_back_photos: of } = version.scores;
+  const { held_out_accuracy: right, held_out_images: of } = version.scores;
   const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(0)} % of ${of}`;
   const actions = make("div", { class: "row" });
   const other = version.number !== current;
@@ -42,7 +42,7 @@ function row(version, current) {
   } else actions.append("removed");
   const number = version.number + (other ? "" : " ●");
   const when = new Date(version.when).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
-  return { current: !other, cells: [number, named(version.says), version.classes, version.photos, scores, when, actions] };
+  return { current: !other, cells: [number, named(version.says), version.classes, version.images, scores, when, actions] };
 }
 
 export async function show() {
@@ -53,7 +53,7 @@ export async function show() {
 export function start() {
   for (const [photos, text] of [["forgotten", "photos of forgotten classes"], ["all", "all kept photos"]]) {
     action($(`purge-${photos}`), "click", async () => {
-      if (await sure(`Delete ${text} and all other versions for good?`, "Delete") === "yes") await change("/purge", { photos });
+      if (await sure(`Delete ${text} and all other versions for good?`, "Delete") === "yes") await change("/purge", { images: photos });
     });
   }
 }

@@ -6,7 +6,7 @@ let keep = null; // what takes the part in, and the part
 
 /** Show a photo; `take` gets a part of it that is to be kept. */
 export function zoom(photo, take) {
-  const image = photo.url ? Object.assign(new Image(), { src: photo.url }) : keptPhoto(photo.photo, photo.file, false);
+  const image = photo.url ? Object.assign(new Image(), { src: photo.url }) : keptPhoto(photo.image, photo.file, false);
   image.id = "zoom-photo";
   $("zoom-photo").replaceWith(image);
   $("zoom-title").textContent = photo.file;
