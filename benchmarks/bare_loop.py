@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
-from cifnet_pl.backbones.engines import Runtime
+from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source

@@ -1,17 +1,18 @@
-"""Embed uint8 images with a frozen network and its preprocessing, by the engine that was asked
-for.
-"""
+"""Embed uint8 images with a frozen network and its preprocessing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, REDUCED, Embedder, Runtime, Wanted, natural_images
+from cifnet_pl.backbones.engines import FLOAT32, Engine, current_precision
+from cifnet_pl.backbones.onnx_graphs import Embedder, natural_images
+from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.growing_tensors import fingerprint
@@ -31,7 +32,8 @@ class Preprocessing:
     Attributes:
         image_size: side in pixels.
         crop_ratio: share of the short side that is cropped from the centre.
-        mean, std: of each channel in [0, 1], RGB.
+        mean: of each channel in [0, 1], RGB.
+        std: standard deviation, likewise.
     """
 
     image_size: int
@@ -40,8 +42,22 @@ class Preprocessing:
     std: tuple[float, float, float] = IMAGENET_STD
 
 
+class BuiltNetwork(NamedTuple):
+    """What a family of backbones builds.
+
+    Attributes:
+        network: normalised images (n, 3, h, w) → (n, ``features``).
+        features: width of the embeddings.
+        preprocessing: what the network's weights expect of an image.
+    """
+
+    network: nn.Module
+    features: int
+    preprocessing: Preprocessing
+
+
 class NoNetwork(nn.Module):
-    """Stand-in for the network that computed given embeddings somewhere else."""
+    """Stand-in for the network that computed given embeddings elsewhere."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Raise UsageError: there is no network that could embed images."""
@@ -52,13 +68,13 @@ class NoNetwork(nn.Module):
 
 
 class Backbone(nn.Module):
-    """A frozen network ``z = F(x)``: uint8 images (n, 3, h, w) → float32 embeddings (n,
-    ``features``).
+    """A frozen network ``z = F(x)``: images (n, 3, h, w) uint8 → embeddings (n, d) float32.
 
-    Always in evaluation mode, without gradients; normalisation happens here, on the images' device.
+    The network is always in evaluation mode, without gradients. Images are normalised on their own
+    device.
 
     Args:
-        name: what :func:`cifnet_pl.backbones.build_backbone` made it from.
+        name: from which :func:`cifnet_pl.backbones.build_backbone` built it.
         network: normalised images (n, 3, h, w) → (n, ``features``).
         features: width of the embeddings.
         preprocessing: what the network's weights expect.
@@ -83,18 +99,18 @@ class Backbone(nn.Module):
         self.preprocessing = preprocessing
         self.architecture = architecture
         self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
-        std = torch.tensor(preprocessing.std)
-        self.scale: Tensor = nn.Buffer((1 / (255 * std))[:, None, None], persistent=False)
-        self.shift: Tensor = nn.Buffer(
-            (-torch.tensor(preprocessing.mean) / std)[:, None, None], persistent=False
-        )
+        mean = torch.tensor(preprocessing.mean)[:, None, None]
+        std = torch.tensor(preprocessing.std)[:, None, None]
+        self.scale: Tensor = nn.Buffer(1 / (255 * std), persistent=False)
+        self.shift: Tensor = nn.Buffer(-mean / std, persistent=False)
         self._sha256: str | None = None
-        self._wanted = Wanted(engine)
+        self._engine = Engine(engine)
         self.eval()
 
     def train(self, mode: bool = True) -> Backbone:
-        """Stay in evaluation mode, whatever ``mode`` is: the batch statistics of a frozen network
-        never change.
+        """Stay in evaluation mode whatever ``mode`` is.
+
+        The batch statistics of a frozen network never change.
         """
         return super().train(False)
 
@@ -114,19 +130,17 @@ class Backbone(nn.Module):
         self._check(images)
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
-        runtime = self._runtime(images.device.type, _precision_here(images.device.type))
-        z = runtime(images) if runtime is not None else None
-        if z is not None:
-            return z
-        if self.learning is not None:
-            at_once = self.learning.at_once
-        else:
-            at_once = CPU_BATCH
-        if images.device.type == "cpu":
-            parts = torch.split(images, at_once)
-        else:
-            parts = (images,)
-        return torch.cat([self.embed(part) for part in parts])
+        device = images.device.type
+        runtime = self._runtime(device, current_precision(device))
+        if runtime is not None:
+            z = runtime(images)
+            if z is not None:
+                return z
+        if device != "cpu":
+            return self.embed(images)
+        learning = self.learning
+        batch_size = CPU_BATCH if learning is None else learning.cpu_batch
+        return torch.cat([self.embed(batch) for batch in torch.split(images, batch_size)])
 
     def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
@@ -143,18 +157,16 @@ class Backbone(nn.Module):
         self._check(images)
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
-        x = torch.addcmul(
-            self.shift, images.contiguous(memory_format=torch.channels_last), self.scale
-        )
+        pixels = images.contiguous(memory_format=torch.channels_last)
+        x = torch.addcmul(self.shift, pixels, self.scale)
         try:
             z: Tensor = self.network(x).float()
         except torch.cuda.OutOfMemoryError:
             raise
-        except (
-            AssertionError,
-            RuntimeError,
-        ) as error:  # how torchvision, timm and torch refuse a side
-            if min(images.shape[2:]) == max(images.shape[2:]) == self.preprocessing.image_size:
+        # torchvision, timm and torch refuse a side with one of these.
+        except (AssertionError, RuntimeError) as error:
+            side = self.preprocessing.image_size
+            if images.shape[2:] == (side, side):
                 raise
             raise self._wrong_side(images, one_line(error)) from error
         if z.shape != (len(images), self.features):
@@ -183,9 +195,9 @@ class Backbone(nn.Module):
     # ------------------------------------------------------------------ the engine
 
     def engine(self, device: str = "cpu", precision: str = FLOAT32) -> str:
-        """Return the engine that embeds images, and prepare it.
+        """Prepare the engine that embeds images, and return its name.
 
-        Preparing takes seconds when a network is exported for the first time.
+        This takes seconds when a network is exported for the first time.
 
         Args:
             device: type of the device, such as "cpu".
@@ -195,8 +207,7 @@ class Backbone(nn.Module):
             "torch" or "onnxruntime".
 
         Raises:
-            UsageError: the engine that was asked for is not installed, or has no such device or
-                precision.
+            UsageError: the requested engine is not installed, or has no such device or precision.
             CifnetError: the network cannot be exported.
         """
         if self._runtime(device, precision) is None:
@@ -205,21 +216,23 @@ class Backbone(nn.Module):
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
-        """Within the block, let ``auto`` mean the engine that learned a model.
+        """Within the block, use torch for a model that was learned with torch alone.
+
+        An engine that the user requested by name stays.
 
         Args:
-            engines: names of the engines that a model was learned with; used if there is only one.
+            engines: names of the engines that the model was learned with.
         """
-        before = self._wanted
+        before = self._engine
         if before.name == "auto" and list(engines) == ["torch"]:
-            self._wanted = Wanted("torch")
+            self._engine = Engine("torch")
         try:
             yield
         finally:
-            self._wanted = before
+            self._engine = before
 
     def _runtime(self, device: str, precision: str) -> Runtime | None:
-        return self._wanted.runtime(self._embedder, device, precision)
+        return self._engine.runtime(self._embedder, device, precision)
 
     def _embedder(self) -> Embedder:
         identity = f"{self.name} {self.architecture} {self.sha256}"
@@ -236,15 +249,15 @@ class Backbone(nn.Module):
 
     @property
     def learning(self) -> Patches | None:
-        """The part of the network that a run learns, and a model stores; None where all of it is
-        given.
-        """
-        return next((part for part in self.network.modules() if isinstance(part, Patches)), None)
+        """The part of the network that a run learns and a model stores; None where there is none."""
+        for part in self.network.modules():
+            if isinstance(part, Patches):
+                return part
+        return None
 
     @torch.inference_mode()
     def outputs(self, side: int) -> Tensor:
-        """Return what the network makes of two images, by which it is told from others: (2,
-        ``features``).
+        """Return the embeddings (2, d) of two fixed images, by which networks are told apart.
 
         Args:
             side: of the images in pixels.
@@ -256,8 +269,9 @@ class Backbone(nn.Module):
 
     @property
     def sha256(self) -> str:
-        """Hash of all weights, names and preprocessing; not of what the code does with them
-        (:meth:`outputs`).
+        """Hash of all weights, their names and the preprocessing.
+
+        It does not depend on the network's code; :meth:`outputs` do.
         """
         if self._sha256 is None or self.learning is not None:
             self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
@@ -265,11 +279,15 @@ class Backbone(nn.Module):
 
     @property
     def stored(self) -> bool:
-        """Whether a run has learned or trained the network, so that models store it."""
+        """Whether models store the network, because a run has learned or trained it."""
         return self.learning is not None or self.name.startswith("learned:")
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the weights of a learned network; CifnetError where they do not fit."""
+        """Load the weights of a learned network.
+
+        Raises:
+            CifnetError: the weights do not fit.
+        """
         with explained(CifnetError, f"the weights do not fit {self.name}", RuntimeError):
             self.network.load_state_dict(state)
         self._sha256 = None
@@ -280,19 +298,7 @@ class Backbone(nn.Module):
 
     @property
     def parameters_count(self) -> int:
-        """Number of parameters of the network; of one that a run learns, all its numbers."""
+        """Number of parameters of the network; of patches, whose values are buffers, of these."""
         if self.learning is None:
-            numbers: Iterator[Tensor] = self.network.parameters()
-        else:
-            numbers = self.network.buffers()
-        return sum(part.numel() for part in numbers)
-
-
-def _precision_here(device: str) -> str:
-    """Return the precision that the context of the caller asks for, as far as engines are
-    concerned.
-    """
-    if not torch.is_autocast_enabled(device):
-        return FLOAT32
-    dtype = torch.get_autocast_dtype(device)
-    return next((name for name, reduced in REDUCED.items() if reduced == dtype), str(dtype))
+            return sum(parameter.numel() for parameter in self.network.parameters())
+        return sum(buffer.numel() for buffer in self.network.buffers())

@@ -1,5 +1,4 @@
-"""A network without gradients: a dictionary of image patches, learned by k-means from images
-without labels.
+"""A network without gradients: a dictionary of image patches, learned by k-means without labels.
 
 Coates, Lee and Ng (2011), "An Analysis of Single-Layer Networks in Unsupervised Feature Learning",
 with the encoding of Coates and Ng (2011), "The Importance of Encoding Versus Training with Sparse
@@ -14,55 +13,58 @@ from torch.nn import functional
 
 from cifnet_pl.utilities.errors import CifnetError
 
-SIDE = 6
+PATCH_SIDE = 6
 """Side of a patch in pixels."""
 
-CONTRAST = 10.0
-"""Added to a patch's variance, on the scale of 0 to 255, so that flat patches are not noise made
-large.
-"""
+CONTRAST_REGULARISATION = 10.0
+"""Added to a patch's variance in 0–255, so that the noise of flat patches is not made large."""
 
-WHITENING = 0.1
+WHITENING_REGULARISATION = 0.1
 """Added to the eigenvalues of the covariance of patches before whitening."""
 
 THRESHOLD = 0.25
 """Responses to a centre that are smaller than this count as none."""
 
-DRAWN = 100_000
-ITERATIONS = 10
-"""Patches that the dictionary is learned from, and passes of k-means over them."""
+DRAWN_PATCHES = 100_000
+"""Patches from which the dictionary is learned."""
 
-MEASURED = 1000
+K_MEANS_ITERATIONS = 10
+"""Passes of k-means over the patches."""
+
+K_MEANS_BATCH = 10_000
+"""Patches that k-means compares with the centres at once."""
+
+STANDARDISATION_IMAGES = 1000
 """Images by which the features are standardised."""
 
 
 class Patches(nn.Module):
-    """Patch responses to a dictionary, averaged over the cells of a grid: images (n, 3, h, w) in
-    0–255 → (n, d).
+    """Patch responses to a dictionary, averaged over the cells of a grid.
 
     Every 6×6 patch is normalised to mean 0 and contrast 1, whitened, and compared with all centres.
-    What a response a exceeds the threshold θ by, ``max(a − θ, 0)`` and ``max(−a − θ, 0)``, is
-    averaged over each cell of the grid; the square roots are standardised. Two-sided, d = 2 ·
-    centres · cells².
+    The excess of a response a over the threshold θ, ``max(a − θ, 0)`` and ``max(−a − θ, 0)``, is
+    averaged over each cell of the grid. The square roots are standardised. As both signs are kept,
+    d = 2 · centres · cells².
 
     Args:
         centres: number of centres.
-        cells: of the grid on a side.
+        cells: number of cells on a side of the grid.
 
     Attributes:
         filters: (108, centres) whitening and centres in one matrix; all 0 before they are learned.
-        offset: (centres,) what they give for the mean patch.
-        mean, deviation: (d,) of the square roots.
-        at_once: images that it embeds at once on a CPU.
+        offset: (centres,) response of the mean patch.
+        mean: (d,) of the square roots.
+        deviation: (d,) of the square roots.
+        cpu_batch: images that it embeds at once on a CPU.
     """
 
-    at_once = 4
+    cpu_batch = 4
 
     def __init__(self, centres: int, cells: int):
         super().__init__()
         self.cells = cells
         self.features = 2 * centres * cells**2
-        self.filters: Tensor = nn.Buffer(torch.zeros(3 * SIDE**2, centres))
+        self.filters: Tensor = nn.Buffer(torch.zeros(3 * PATCH_SIDE**2, centres))
         self.offset: Tensor = nn.Buffer(torch.zeros(centres))
         self.mean: Tensor = nn.Buffer(torch.zeros(self.features))
         self.deviation: Tensor = nn.Buffer(torch.ones(self.features))
@@ -73,72 +75,88 @@ class Patches(nn.Module):
         return bool(self.filters.any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, d) standardised features."""
-        return (self._roots(x) - self.mean) / self.deviation
+        """Return standardised features (n, d) of images (n, 3, h, w) in 0–255."""
+        roots = self._square_roots(x)
+        return (roots - self.mean) / self.deviation
 
-    def _roots(self, x: Tensor) -> Tensor:
+    def _square_roots(self, x: Tensor) -> Tensor:
         """Return (n, d) square roots of the averaged responses."""
-        height, width = (side - SIDE + 1 for side in x.shape[2:])
-        share = (
-            _cells(height, self.cells)[:, None, :, None]
-            * _cells(width, self.cells)[None, :, None, :]
-        )
-        pool = share.reshape(self.cells**2, height * width).to(x)
-        over = normalised(functional.unfold(x, SIDE).mT) @ self.filters - (self.offset + THRESHOLD)
-        under = (-2 * THRESHOLD - over).relu()
-        sides = [pool @ over.relu_(), pool @ under]
-        return torch.cat(sides, dim=1).flatten(1).sqrt()
+        height = x.shape[2] - PATCH_SIDE + 1
+        width = x.shape[3] - PATCH_SIDE + 1
+        row_shares = _cell_shares(height, self.cells)
+        column_shares = _cell_shares(width, self.cells)
+        shares = torch.einsum("ih,jw->ijhw", row_shares, column_shares)
+        pooling = shares.reshape(self.cells**2, height * width).to(x)
+        patches = normalised(functional.unfold(x, PATCH_SIDE).mT)
+        above = patches @ self.filters - (self.offset + THRESHOLD)
+        below = (-2 * THRESHOLD - above).relu()
+        above = above.relu_()
+        pooled = torch.cat([pooling @ above, pooling @ below], dim=1)
+        return pooled.flatten(1).sqrt()
 
     @torch.inference_mode()
     def learn_from(self, images: Tensor, seed: int) -> None:
         """Learn the dictionary, and the scale of the features, from images without labels.
 
         Args:
-            images: (n, 3, h, w) uint8, a side at least 6 and the number of cells more.
+            images: (n, 3, h, w) uint8; h and w at least 5 pixels more than the number of cells.
             seed: of the draw of patches and of the first centres.
 
         Raises:
-            CifnetError: no images, smaller ones, or all patches alike.
+            CifnetError: there are no images, they are smaller, or they have no contrast.
         """
-        if not len(images) or min(images.shape[2:]) < SIDE + self.cells - 1:
+        smallest = PATCH_SIDE + self.cells - 1
+        if not len(images) or min(images.shape[2:]) < smallest:
             raise CifnetError(
-                f"patches are learned from images of {SIDE + self.cells - 1} pixels or more, got"
+                f"patches are learned from images of {smallest} pixels or more, got"
                 f" {tuple(images.shape)}"
             )
         generator = torch.Generator().manual_seed(seed)
-        windows = (
-            images.cpu().unfold(2, SIDE, 1).unfold(3, SIDE, 1)
-        )  # (n, 3, rows, columns, 6, 6), a view
-        places = [
-            torch.randint(windows.shape[axis], (DRAWN,), generator=generator) for axis in (0, 2, 3)
-        ]
-        patches = normalised(windows[places[0], :, places[1], places[2]].float().flatten(1))
+        patches = normalised(_drawn_patches(images, generator))
         mean = patches.mean(dim=0)
         values, vectors = torch.linalg.eigh(torch.cov((patches - mean).T))
         if values[-1] <= 0:
             raise CifnetError(
                 "the images are flat: backbone patches finds no patches with contrast in them"
             )
-        whitening = vectors / (values + WHITENING).sqrt() @ vectors.T
-        centres = spherical_k_means((patches - mean) @ whitening, self.offset.numel(), generator)
+        scaled = vectors / (values + WHITENING_REGULARISATION).sqrt()
+        whitening = scaled @ vectors.T
+        whitened = (patches - mean) @ whitening
+        centres = spherical_k_means(whitened, self.offset.numel(), generator)
         self.filters.copy_(whitening @ centres.T)
         self.offset.copy_(mean @ whitening @ centres.T)
-        drawn = images[torch.randperm(len(images), generator=generator)[:MEASURED]].to(
-            self.filters.device
-        )
-        roots = torch.cat([self._roots(part.float()) for part in torch.split(drawn, self.at_once)])
-        deviation, self.mean[:] = torch.std_mean(roots, dim=0, correction=0)
+        self._standardise(images, generator)
+
+    def _standardise(self, images: Tensor, generator: torch.Generator) -> None:
+        """Measure the mean and deviation of the features on some of the images."""
+        order = torch.randperm(len(images), generator=generator)
+        drawn = images[order[:STANDARDISATION_IMAGES]].to(self.filters.device)
+        parts = torch.split(drawn, self.cpu_batch)
+        roots = torch.cat([self._square_roots(part.float()) for part in parts])
+        deviation, mean = torch.std_mean(roots, dim=0, correction=0)
+        self.mean.copy_(mean)
         self.deviation.copy_(torch.where(deviation > 0, deviation, 1))
+
+
+def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw patches (``DRAWN_PATCHES``, 108) float32 from images (n, 3, h, w)."""
+    windows = images.cpu().unfold(2, PATCH_SIDE, 1).unfold(3, PATCH_SIDE, 1)  # a view
+    count, _, rows, columns = windows.shape[:4]
+    image = torch.randint(count, (DRAWN_PATCHES,), generator=generator)
+    row = torch.randint(rows, (DRAWN_PATCHES,), generator=generator)
+    column = torch.randint(columns, (DRAWN_PATCHES,), generator=generator)
+    return windows[image, :, row, column].float().flatten(1)
 
 
 def normalised(patches: Tensor) -> Tensor:
     """Return patches (…, 108) in 0–255 with mean 0 and contrast 1."""
     centred = patches - patches.mean(dim=-1, keepdim=True)
-    return centred / (centred.square().mean(dim=-1, keepdim=True) + CONTRAST).sqrt()
+    variance = centred.square().mean(dim=-1, keepdim=True)
+    return centred / (variance + CONTRAST_REGULARISATION).sqrt()
 
 
 def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Tensor:
-    """Cluster rows by direction, a row and its negative alike.
+    """Cluster rows by direction; a row and its negative count as the same direction.
 
     Args:
         x: (n, p) rows.
@@ -149,23 +167,23 @@ def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Te
         (centres, p) of length 1.
     """
     first = torch.randperm(len(x), generator=generator)[:centres]
-    found = functional.normalize(
-        x[first] + 1e-3 * torch.randn(centres, x.shape[1], generator=generator)
-    )
-    for _ in range(ITERATIONS):
+    noise = torch.randn(centres, x.shape[1], generator=generator)
+    found = functional.normalize(x[first] + 1e-3 * noise)
+    for _ in range(K_MEANS_ITERATIONS):
         total = torch.zeros_like(found)
-        for part in torch.split(x, 10_000):
+        for part in torch.split(x, K_MEANS_BATCH):
             response = part @ found.T
             nearest = response.abs().argmax(dim=1)
-            total.index_add_(0, nearest, part * response.gather(1, nearest[:, None]))
+            signed = response.gather(1, nearest[:, None])
+            total.index_add_(0, nearest, part * signed)
         # A centre that no row is near to stays where it is.
-        found = functional.normalize(torch.where(total.any(dim=1, keepdim=True), total, found))
+        moved = total.any(dim=1, keepdim=True)
+        found = functional.normalize(torch.where(moved, total, found))
     return found
 
 
-def _cells(positions: int, cells: int) -> Tensor:
-    """Return (cells, positions) shares by which positions along one side are averaged within each
-    cell.
-    """
-    inside = (torch.arange(positions) * cells // positions == torch.arange(cells)[:, None]).float()
+def _cell_shares(positions: int, cells: int) -> Tensor:
+    """Return (cells, positions) shares by which positions on a side are averaged in a cell."""
+    cell_of_position = torch.arange(positions) * cells // positions
+    inside = (cell_of_position == torch.arange(cells)[:, None]).float()
     return inside / inside.sum(dim=1, keepdim=True)

@@ -1,8 +1,7 @@
-"""What is made of a network: branches and last stages by methods that train it, views that add
-features.
+"""Variants of a network: branches and last stages of trained methods, views that add features.
 
-A network that was trained is stored with its weights; its name, ``learned:<structure>:<backbone>``,
-says what to build before they are loaded, and executes nothing.
+A network that was trained is stored with its weights. Its name, ``learned:<structure>:<backbone>``,
+says what to build before they are loaded; nothing stored is executed.
 """
 
 from __future__ import annotations
@@ -18,26 +17,31 @@ from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import UsageError
 
+RESNET_LAYERS = ("conv1", "bn1", "layer1", "layer4", "avgpool")
+"""Attributes by which a ResNet of torchvision is recognised."""
+
 
 def stages_of(network: nn.Module, method: str = "this method") -> tuple[list[nn.Module], nn.Module]:
     """Return the stages of a residual network.
 
     Args:
         network: a ResNet of torchvision or of this package.
-        method: that needs them, for the error.
+        method: name of the method that needs them, for the error.
 
     Returns:
         The stages, the stem in the first one; and the module that pools the last map to embeddings.
 
     Raises:
-        UsageError: a network whose stages are not known.
+        UsageError: the network's stages are not known.
     """
+    resnet: Any = network
     if hasattr(network, "stages"):
-        return cast(Any, network).stages()  # type: ignore[no-any-return]
-    if all(hasattr(network, name) for name in ("conv1", "bn1", "layer1", "layer4", "avgpool")):
-        n = cast(Any, network)
-        stem = nn.Sequential(n.conv1, n.bn1, n.relu, n.maxpool, n.layer1)
-        return [stem, n.layer2, n.layer3, n.layer4], nn.Sequential(n.avgpool, nn.Flatten())
+        stages, pooling = resnet.stages()
+        return stages, pooling
+    if all(hasattr(network, name) for name in RESNET_LAYERS):
+        first = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1)
+        pooling = nn.Sequential(resnet.avgpool, nn.Flatten())
+        return [first, resnet.layer2, resnet.layer3, resnet.layer4], pooling
     raise UsageError(
         f"{method} needs the stages of a residual network, and {type(network).__name__} does not"
         " show them: use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
@@ -54,12 +58,12 @@ def with_maps(network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
     Returns:
         The map (n, c, h, w) after each stage, and the embeddings (n, d).
     """
-    stages, pool = stages_of(network)
+    stages, pooling = stages_of(network)
     maps = []
     for stage in stages:
         x = stage(x)
         maps.append(x)
-    return maps, pool(x)
+    return maps, pooling(x)
 
 
 def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
@@ -67,8 +71,8 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
 
     Args:
         layer: the old one, or None.
-        inputs, outputs: sizes of the new one; further weights are drawn, and further biases are
-            zero.
+        inputs: number of inputs of the new one.
+        outputs: number of outputs of the new one. Further weights are drawn, further biases are 0.
     """
     new = nn.Linear(inputs, outputs)
     nn.init.kaiming_uniform_(new.weight, nonlinearity="linear")
@@ -82,15 +86,15 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
 
 
 def frozen(module: nn.Module) -> nn.Module:
-    """Return a copy that never learns, in evaluation mode."""
+    """Return a copy without gradients, in evaluation mode."""
     return copy.deepcopy(module).requires_grad_(False).eval()
 
 
 class Branches(nn.ModuleList):
-    """Networks side by side: their embeddings are joined, those of the first task first."""
+    """Networks side by side: their embeddings are concatenated, the first task's first."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the joined embeddings (n, Σ d) of all branches."""
+        """Return the concatenated embeddings (n, Σ d) of all branches."""
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
@@ -114,8 +118,10 @@ class LastStages(nn.Module):
 
 
 class Unrectified(nn.Module):
-    """The last block of a residual network without the ReLU at its end, and without a layer in its
-    shortcut.
+    """The last block of a residual network without the ReLU at its end.
+
+    Args:
+        block: a block of torchvision's ResNets whose shortcut has no layer.
     """
 
     def __init__(self, block: Any):
@@ -125,68 +131,74 @@ class Unrectified(nn.Module):
             self.layers.extend([nn.ReLU(), block.conv3, block.bn3])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's map, whose numbers may be negative."""
+        """Return the block's map, whose values may be negative."""
         y: Tensor = x + self.layers(x)
         return y
 
 
 def without_last_relu(network: nn.Module) -> nn.Module:
-    """Take the last ReLU out of a residual network, in place; the last stage ends in it, or in a
-    block with it.
+    """Remove the last ReLU of a residual network, in place.
+
+    The last stage ends in it, or in a block that does.
     """
-    stage = cast(nn.Sequential, stages_of(network)[0][-1])
-    stage[-1] = nn.Identity() if isinstance(stage[-1], nn.ReLU) else Unrectified(stage[-1])
+    stages, _ = stages_of(network)
+    last = cast(nn.Sequential, stages[-1])
+    if isinstance(last[-1], nn.ReLU):
+        last[-1] = nn.Identity()
+    else:
+        last[-1] = Unrectified(last[-1])
     return network
 
 
-LARGEST = 1000
-"""Most branches that a name may ask for."""
+BRANCHES_LIMIT = 1000
+"""Largest number of branches that a name may ask for."""
 
 
-def structured(structure: str, make: Callable[[], nn.Module]) -> tuple[nn.Module, int]:
+def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Module, int]:
     """Build a network of a structure.
 
     Args:
         structure: ``plain``, ``no_last_relu``, ``branches.<k>``, or ``last_stages.<k>``.
-        make: makes one network.
+        build: builds one network.
 
     Returns:
-        The network, and how many times as wide as one network's its embeddings are.
+        The network, and the width of its embeddings as a multiple of one network's.
 
     Raises:
-        UsageError: an unknown structure, or a network that it cannot be made of.
+        UsageError: the structure is unknown, or the network does not allow it.
     """
     if structure == "plain":
-        return make(), 1
+        return build(), 1
     if structure == "no_last_relu":
-        return without_last_relu(make()), 1
-    found = re.fullmatch(r"(branches|last_stages)\.(\d{1,4})", structure)
-    count = int(found[2]) if found else 0
-    if not found or not 1 <= count <= LARGEST:
+        return without_last_relu(build()), 1
+    found = re.fullmatch(r"(branches|last_stages)\.([1-9]\d{0,3})", structure)
+    if not found or int(found[2]) > BRANCHES_LIMIT:
         raise UsageError(
             f"unknown structure '{structure}' of a learned network, expected plain or branches.10"
         )
+    count = int(found[2])
+    networks = [build() for _ in range(count)]
     if found[1] == "branches":
-        return Branches([make() for _ in range(count)]), count
-    networks = [stages_of(make()) for _ in range(count)]
-    lasts = Branches([nn.Sequential(stages[-1], pool) for stages, pool in networks])
-    return LastStages(nn.Sequential(*networks[0][0][:-1]), lasts), count
+        return Branches(networks), count
+    last_stages = Branches()
+    for network in networks:
+        stages, pooling = stages_of(network)
+        last_stages.append(nn.Sequential(stages[-1], pooling))
+    first_stages, _ = stages_of(networks[0])
+    return LastStages(nn.Sequential(*first_stages[:-1]), last_stages), count
 
 
 # ---------------------------------------------------------------------- views
 
-LAYERS: dict[str, tuple[str, ...]] = {
+LATE_LAYERS: dict[str, tuple[str, ...]] = {
     "efficientnet_lite_pytorch.model.EfficientNet": ("network._blocks.10", "network._blocks.14"),
     "torchvision.models.resnet.ResNet": ("layer3",),
 }
-"""Class of a network → its layers, besides the last, that :class:`Layers` reads: the ends of its
-late stages.
-"""
+"""Class of a network → layers, besides the last, that :class:`Layers` reads: ends of late stages."""
 
 
 class Layers(nn.Module):
-    """The embedding of ``network`` beside the globally averaged outputs of earlier layers, in one
-    pass.
+    """The embedding of a network and the globally averaged outputs of earlier layers, in one pass.
 
     Args:
         network: (n, 3, h, w) → (n, d).
@@ -195,21 +207,25 @@ class Layers(nn.Module):
 
     def __init__(self, network: nn.Module, names: Sequence[str]):
         super().__init__()
-        self.layered = network  # the name is part of the weights' hash, so that no cache takes one for the other
-        self._kept: dict[int, list[Tensor]] = {}  # by thread: several may embed at the same time
+        # The attribute's name is part of the weights' hash, so that caches tell networks with and
+        # without earlier layers apart.
+        self.layered = network
+        self._outputs: dict[int, list[Tensor]] = {}  # by thread: several may embed at a time
         for name in names:
-            network.get_submodule(name).register_forward_hook(self._keep)
+            network.get_submodule(name).register_forward_hook(self._collect)
 
-    def _keep(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._kept[get_ident()].append(output.mean(dim=(2, 3)))
+    def _collect(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        self._outputs[get_ident()].append(output.mean(dim=(2, 3)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
-        kept = self._kept[get_ident()] = []
+        outputs: list[Tensor] = []
+        self._outputs[get_ident()] = outputs
         try:
-            return torch.cat([self.layered(x), *kept], dim=1)
+            z = self.layered(x)
+            return torch.cat([z, *outputs], dim=1)
         finally:
-            del self._kept[get_ident()]
+            del self._outputs[get_ident()]
 
 
 class Mirrored(nn.Module):
@@ -221,8 +237,9 @@ class Mirrored(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d)."""
-        z: Tensor = (self.mirrored(x) + self.mirrored(x.flip(3))) / 2
-        return z
+        z: Tensor = self.mirrored(x)
+        mirror_z: Tensor = self.mirrored(x.flip(3))
+        return (z + mirror_z) / 2
 
 
 def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
@@ -230,7 +247,7 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
 
     Args:
         network: a network, or a module with one as a child.
-        features: width of its embeddings; not needed here.
+        features: width of its embeddings; not needed for this view.
 
     Returns:
         A :class:`Layers`, and the width of its embeddings.
@@ -239,11 +256,12 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
         UsageError: the late stages of this network are not known.
     """
     for module in (network, *network.children()):
-        names = LAYERS.get(f"{type(module).__module__}.{type(module).__name__}")
+        names = LATE_LAYERS.get(f"{type(module).__module__}.{type(module).__name__}")
         if names is not None:
-            richer = Layers(network, names).eval()
-            with torch.inference_mode():  # asked once
-                return richer, int(richer(torch.zeros(1, 3, 64, 64)).shape[1])
+            layered = Layers(network, names).eval()
+            with torch.inference_mode():  # one pass tells the width
+                z = layered(torch.zeros(1, 3, 64, 64))
+            return layered, z.shape[1]
     raise UsageError(
         f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}"
     )
@@ -266,7 +284,7 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
     "layers": layers,
     "mirror": mirror,
 }
-"""Suffix of a backbone's name → function (network, width) → richer network, its width."""
+"""Suffix of a backbone's name → function (network, width) → (network with the view, width)."""
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
@@ -276,10 +294,10 @@ def split_views(name: str) -> tuple[str, list[str]]:
         >>> split_views("file:a+b.pth+mirror+layers")
         ('file:a+b.pth', ['layers', 'mirror'])
     """
-    views: list[str] = []
-    base, plus, last = name.rpartition("+")
-    while plus and last in VIEWS and last not in views:
-        views.append(last)
-        name = base
-        base, plus, last = name.rpartition("+")
-    return name, sorted(views, key=list(VIEWS).index)
+    found: set[str] = set()
+    rest, plus, last = name.rpartition("+")
+    while plus and last in VIEWS and last not in found:
+        found.add(last)
+        name = rest
+        rest, plus, last = name.rpartition("+")
+    return name, [view for view in VIEWS if view in found]

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.backbones.cache import EmbeddingCache, EvaluationMemory, pipeline_folder
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache, EvaluationMemory, pipeline_folder
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
@@ -370,7 +370,7 @@ class CIFNetDataModule(LightningDataModule):
                 (self._val_cache, copies.tested_twice),
             ):
                 if cache is not None:
-                    cache.copies = of_first(pairs)
+                    cache.duplicates = of_first(pairs)
         return copies
 
     def _require_images(self) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torchmetrics import Metric
 
-from cifnet_pl.backbones import Backbone, imports
+from cifnet_pl.backbones import Backbone, backbone_imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
@@ -328,7 +328,7 @@ class TaskModule(LightningModule):
         """
         source = entry_point("sources", self.data.source_name) or self.data.source_name
         names = [
-            *imports(self.backbone.name, self.backbone.architecture),
+            *backbone_imports(self.backbone.name, self.backbone.architecture),
             *self.imported_parts(),
             source,
         ]
@@ -337,7 +337,7 @@ class TaskModule(LightningModule):
     @property
     def needs_trust(self) -> bool:
         """Whether reading a model of this module imports code from outside the package."""
-        return bool(imports(self.backbone.name, self.backbone.architecture))
+        return bool(backbone_imports(self.backbone.name, self.backbone.architecture))
 
     def imported_parts(self) -> list[str]:
         """Return the names of the classes that learn, as files have them."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones.cache import EmbeddingCache, pipeline_folder
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cifnet_pl.backbones import imports
+from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import LARGEST_IMAGE
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
@@ -232,7 +232,7 @@ def plugin_imports(head: Any, backbone: str, architecture: str | None = None) ->
     """
     return [
         *[head] * (isinstance(head, str) and names_import(head)),
-        *imports(backbone, architecture),
+        *backbone_imports(backbone, architecture),
     ]
 
 

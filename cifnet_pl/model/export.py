@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import alone_with_the_exporter, import_onnxruntime
+from cifnet_pl.backbones.onnx_graphs import exclusive_export
+from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier, able
@@ -216,7 +217,7 @@ def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
 
 def _exported(graph: HeadGraph) -> Any:
     sides = range(graph.example.ndim - 1)  # all but the last one, of channels or features
-    with explained(CifnetError, "this model cannot be written as ONNX"), alone_with_the_exporter():
+    with explained(CifnetError, "this model cannot be written as ONNX"), exclusive_export():
         return torch.onnx.export(
             graph,
             (graph.example,),

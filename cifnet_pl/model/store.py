@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.families import load_tensors
+from cifnet_pl.backbones.weight_files import load_tensors
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.heads.base import fits

@@ -18,8 +18,16 @@ from torch import Tensor, nn
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import BACKBONES, Backbone, Preprocessing, build_backbone, engines
-from cifnet_pl.backbones.engines import piece_ends
+from cifnet_pl.backbones import (
+    BACKBONES,
+    Backbone,
+    Preprocessing,
+    build_backbone,
+    engines,
+    onnx_graphs,
+    onnx_runtime,
+)
+from cifnet_pl.backbones.onnx_runtime import piece_ends
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import assert_ends, assert_same_model, learned, make_images
 from tests.models import config_of
@@ -78,7 +86,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that are exported in a second, by name."""
-    monkeypatch.setenv(engines.CACHE, str(cache))
+    monkeypatch.setenv(onnx_graphs.CACHE_VARIABLE, str(cache))
     for name, network in (("small", Small), ("stubborn", Stubborn), ("one_size", OneSize)):
         monkeypatch.setitem(BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE))
 
@@ -125,8 +133,8 @@ class TestEmbeddings:
         """
         backbone = build_backbone("small", engine="onnxruntime")
         one_by_one = torch.cat([backbone(image[None]) for image in images(count)])
-        monkeypatch.setattr(engines, "PIECE", int(piece * 16 * 16))
-        monkeypatch.setattr(engines, "LARGE", large)
+        monkeypatch.setattr(onnx_runtime, "PIXELS_PER_PIECE", int(piece * 16 * 16))
+        monkeypatch.setattr(onnx_runtime, "PIXELS_FOR_SHARED_WORK", large)
         with threads_of_torch(threads):
             assert torch.equal(backbone(images(count)), one_by_one)
 

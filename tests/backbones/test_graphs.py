@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
-from cifnet_pl.backbones import engines as graphs
-from cifnet_pl.backbones.engines import NoGraph, check_graph, exported, graph_key
+from cifnet_pl.backbones import onnx_graphs as graphs
+from cifnet_pl.backbones.onnx_graphs import NoGraph, check_graph, exported, graph_key
 from cifnet_pl.utilities.errors import CifnetError
 from tests.backbones.test_engines import Small, assert_agree, images
 
@@ -25,7 +25,7 @@ def small(seed: int = 0, name: str = "small", size: int = 16) -> Backbone:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(graphs.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(graphs.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "graphs"
 
 
@@ -136,4 +136,4 @@ def test_a_thread_embeds_by_torch_while_another_exports():
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
     with pytest.raises(CifnetError, match=r"does not load the graph of small.*use engine torch"):
-        engines.Wanted("onnxruntime").runtime(small()._embedder, "cpu", "32-true")
+        engines.Engine("onnxruntime").runtime(small()._embedder, "cpu", "32-true")

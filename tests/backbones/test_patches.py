@@ -43,7 +43,7 @@ OPTIONS += ["--model.head", "RidgeHead"]
 @pytest.fixture(scope="module", autouse=True)
 def fewer_patches():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(patches, "DRAWN", 2000)
+        patched.setattr(patches, "DRAWN_PATCHES", 2000)
         yield
 
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.engines import alone_with_the_exporter
+from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.images.image import square
@@ -160,7 +160,7 @@ def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.onnx, "export", lambda *given, **options: begun.set())
     graph = HeadGraph(learned("ncm"))
     with ThreadPoolExecutor(1) as pool:
-        with alone_with_the_exporter():
+        with exclusive_export():
             waiting = pool.submit(onnx_graph._exported, graph)
             assert not begun.wait(0.3)
         waiting.result()

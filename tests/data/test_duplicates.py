@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cifnet_pl
-from cifnet_pl.backbones.cache import EmbeddingCache
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import find_duplicates
 from cifnet_pl.data.sets import FileSet, SourceOptions

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.backbones.cache import EvaluationMemory
+from cifnet_pl.backbones.embedding_cache import EvaluationMemory
 from cifnet_pl.data import loading
 from cifnet_pl.data.loading import (
     EmbeddingBatch,

@@ -17,7 +17,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import build_backbone, imports
+from cifnet_pl.backbones import backbone_imports, build_backbone
 from cifnet_pl.backbones.structures import frozen
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads import HEADS
@@ -353,14 +353,14 @@ def test_a_forged_head_is_refused_even_if_trusted(
 
 def test_what_a_backbone_would_import_is_known_before_it_is_built():
     assert (
-        imports("torchvision:ResNet18_Weights.DEFAULT")
-        == imports("pixels:8")
-        == imports("none:3")
+        backbone_imports("torchvision:ResNet18_Weights.DEFAULT")
+        == backbone_imports("pixels:8")
+        == backbone_imports("none:3")
         == []
     )
-    assert imports("import:a.B+mirror") == imports("random:import:a.B") == ["a.B"]
-    assert imports("file:w.pt", "import:a.B") == ["a.B"]
-    assert imports("file:w.pt", "timm:resnet18") == []
+    assert backbone_imports("import:a.B+mirror") == backbone_imports("random:import:a.B") == ["a.B"]
+    assert backbone_imports("file:w.pt", "import:a.B") == ["a.B"]
+    assert backbone_imports("file:w.pt", "timm:resnet18") == []
 
 
 def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):

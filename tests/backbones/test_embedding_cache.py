@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.cache import EmbeddingCache
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.command_line import (

@@ -1,0 +1,321 @@
+"""Cache embeddings, on disk between runs and in memory during a run.
+
+No image passes the backbone twice. On disk there is one safetensors file per class and image set,
+below a folder for everything that an embedding depends on apart from the image: what the network
+computes, its preprocessing, image size, crop, precision and decoder. A file is used only if the
+images are those that it was made from: the same names and, for every file, the same size, inode and
+change times. Where those differ, as in a copied folder, the content hashes must be the same. So a
+stale file is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import PIL
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cifnet_pl.utilities.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+OUTPUT_TOLERANCE = 1e-4
+"""Largest difference between outputs of one network, relative to the largest value.
+
+Rounding depends on the number of threads and on the processor.
+"""
+
+OUTPUTS_FILE = "outputs.npy"
+"""File of a pipeline's folder with the embeddings of fixed images."""
+
+
+def pipeline_folder(
+    cache: Path,
+    outputs: Tensor,
+    weights: str,
+    image_size: int,
+    crop_ratio: float,
+    precision: str,
+    engine: str,
+) -> Path:
+    """Return the folder for the embeddings that a network computes from images prepared in one way.
+
+    The hash of the weights does not identify a network: two custom backbones may have the same
+    weights, and code is edited. So a folder holds the outputs of its network on fixed images. A
+    network with other outputs gets another folder.
+
+    Args:
+        cache: folder of all embeddings.
+        outputs: (m, d) embeddings of fixed images by the network.
+        weights: hash of its weights and preprocessing.
+        image_size: side in pixels.
+        crop_ratio: share of the short side that is cropped.
+        precision: one of Lightning's names.
+        engine: "torch" or "onnxruntime".
+    """
+    expected = outputs.float().cpu().numpy()
+    parts = (PIL.__version__, weights, image_size, crop_ratio, precision, engine)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    for number in count():
+        folder = cache / (f"{key}-{number}" if number else key)
+        try:
+            stored = np.load(folder / OUTPUTS_FILE)
+        except (OSError, ValueError, EOFError):  # not written yet, or damaged
+            write_atomic(folder / OUTPUTS_FILE, lambda file: np.save(file, expected))
+            break
+        if _agree(stored, expected):
+            break
+    return folder
+
+
+def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
+    """Return whether outputs are those of the same network up to rounding."""
+    if stored.shape != outputs.shape:
+        return False
+    difference = np.abs(stored - outputs).max()
+    return bool(difference <= OUTPUT_TOLERANCE * np.abs(stored).max())
+
+
+class Images(Protocol):
+    """An image set as the cache uses it, such as :class:`cifnet_pl.data.sets.SampleSet`."""
+
+    labels: np.ndarray
+    names: Sequence[str]
+
+    @property
+    def rows_of(self) -> dict[int, np.ndarray]:
+        """Label → positions of its images."""
+
+    def mark(self, index: int) -> tuple[int, ...] | int:
+        """Return what changes with the image, without reading it where that is possible."""
+
+    def hashes(self, rows: np.ndarray) -> np.ndarray:
+        """Return content hashes."""
+
+    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        """Take over content hashes that are known."""
+
+
+class CachedEmbedding(NamedTuple):
+    """The embedding of one image, before its class is complete.
+
+    Attributes:
+        hash: content hash of the image.
+        z: (d,) float32.
+    """
+
+    hash: int
+    z: Tensor
+
+
+class EmbeddingCache:
+    """The embeddings of one image set on disk, class by class.
+
+    Args:
+        images: the set; it learns the content hashes that are stored beside the embeddings.
+        class_names: name of each label of the set.
+        folder: where the files of this set and pipeline are.
+
+    Attributes:
+        duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
+    """
+
+    def __init__(self, images: Images, class_names: list[str], folder: Path):
+        self.images = images
+        self.class_names = class_names
+        self.folder = folder
+        self.duplicates: dict[int, list[int]] = {}
+        self._stored: dict[int, Tensor | None] = {}
+        self._collected: dict[int, dict[int, CachedEmbedding]] = {}
+        self._marks_before: dict[int, str] = {}  # of classes that are being embedded
+        self._place_in_class = np.full(len(images.labels), -1, dtype=np.int64)
+        for rows in images.rows_of.values():
+            self._place_in_class[rows] = np.arange(len(rows))
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return which images have a stored embedding.
+
+        Args:
+            rows: (n,) positions of the images.
+
+        Returns:
+            (n,) bool.
+        """
+        labels = self.images.labels[rows]
+        known = np.zeros(len(rows), dtype=bool)
+        for label in np.unique(labels).tolist():
+            if self._load(label) is not None:
+                known[labels == label] = True
+            elif label not in self._marks_before:
+                self._marks_before[label] = self._marks(label)
+        return known
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return embeddings that are known; files are memory-mapped.
+
+        Args:
+            rows: (n,) positions of the images.
+
+        Returns:
+            (n, d) float32.
+        """
+        labels = self.images.labels[rows]
+        parts = []
+        positions = []
+        for label in dict.fromkeys(labels.tolist()):
+            stored = self._load(label)
+            assert stored is not None
+            of_class = np.flatnonzero(labels == label)
+            places = self._place_in_class[rows[of_class]]
+            parts.append(stored[torch.from_numpy(places)])
+            positions.append(of_class)
+        order = np.argsort(np.concatenate(positions))
+        return torch.cat(parts)[torch.from_numpy(order)]
+
+    def _load(self, label: int) -> Tensor | None:
+        if label not in self._stored:
+            self._stored[label] = self._read(label)
+        return self._stored[label]
+
+    def _read(self, label: int) -> Tensor | None:
+        """Read the embeddings of a class; None where there are none of exactly its images."""
+        path = self._path(label)
+        rows = self.images.rows_of[label]
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                z: Tensor = file.get_tensor("z")
+                hashes: Tensor = file.get_tensor("hashes")
+        except (SafetensorError, OSError) as error:
+            log.warning("rebuilding damaged cache file %s (%s)", path, error)
+            return None
+        complete = z.ndim == 2 and len(z) == len(hashes) == len(rows)
+        if not complete or metadata.get("sha256") != _digest(z, hashes):
+            log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
+            return None
+        if metadata.get("marks") == self._marks(label):
+            self.images.note_hashes(rows, hashes.numpy())
+        elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
+            return None
+        return z
+
+    def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
+        """Add embeddings; write a class as soon as it is complete.
+
+        Args:
+            rows: (n,) positions of the images.
+            hashes: (n,) their content hashes.
+            z: (n, d) their embeddings.
+        """
+        embeddings = z.float().cpu()
+        for row, content_hash, embedding in zip(
+            rows.tolist(), hashes.tolist(), embeddings, strict=True
+        ):
+            label = int(self.images.labels[row])
+            of_class = self._collected.setdefault(label, {})
+            for same in (row, *self.duplicates.get(row, ())):
+                of_class[same] = CachedEmbedding(content_hash, embedding)
+        for label in np.unique(self.images.labels[rows.cpu().numpy()]).tolist():
+            if len(self._collected[label]) == len(self.images.rows_of[label]):
+                self._write(label)
+
+    def collected(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Remove and return the embeddings of incomplete classes.
+
+        Returns:
+            For each class the arguments of :meth:`collect`. Together with those of the other
+            processes they are complete.
+        """
+        parts = []
+        for of_class in self._collected.values():
+            if of_class:
+                rows = torch.tensor(list(of_class))
+                parts.append((rows, *_stacked(list(of_class.values()))))
+        self._collected = {}
+        return parts
+
+    def _write(self, label: int) -> None:
+        of_class = self._collected.pop(label)
+        marks = self._marks(label)
+        if self._marks_before.pop(label, marks) != marks:
+            log.warning(
+                "not caching class '%s': its images changed while they were read",
+                self.class_names[label],
+            )
+            return
+        in_order = [of_class[row] for row in self.images.rows_of[label].tolist()]
+        hashes, z = _stacked(in_order)
+        metadata = {"marks": marks, "sha256": _digest(z, hashes)}
+        content = save({"z": z, "hashes": hashes}, metadata=metadata)
+        write_atomic(self._path(label), lambda file: file.write(content))
+        self._stored.pop(label, None)
+
+    def _path(self, label: int) -> Path:
+        """Return the file of a class, whose name is a hash of the names of its images."""
+        digest = hashlib.sha256(_encoded(self.class_names[label]))
+        for row in self.images.rows_of[label]:
+            digest.update(b"\0" + _encoded(self.images.names[row]))
+        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+
+    def _marks(self, label: int) -> str:
+        """Hash the files' sizes, inodes and change times; the contents where there are no files."""
+        marks = [self.images.mark(row) for row in self.images.rows_of[label].tolist()]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()
+
+
+def _encoded(name: str) -> bytes:
+    """Encode a name, which may hold bytes that are not UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _stacked(embeddings: list[CachedEmbedding]) -> tuple[Tensor, Tensor]:
+    """Return the content hashes (n,) int64 and embeddings (n, d)."""
+    hashes = torch.tensor([embedding.hash for embedding in embeddings], dtype=torch.int64)
+    return hashes, torch.stack([embedding.z for embedding in embeddings])
+
+
+def _digest(z: Tensor, hashes: Tensor) -> str:
+    digest = hashlib.sha256(z.contiguous().numpy().data)
+    digest.update(hashes.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+class EvaluationMemory:
+    """Embeddings of evaluation images, each computed once per run, up to a number of bytes.
+
+    Args:
+        limit_mb: memory bound in megabytes (10⁶ bytes). Images beyond it are embedded again at
+            every task.
+    """
+
+    def __init__(self, limit_mb: float = 1024.0):
+        self._embeddings: dict[int, Tensor] = {}
+        self._limit = int(limit_mb * 1e6)
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: which rows are in memory."""
+        return np.array([row in self._embeddings for row in rows.tolist()], dtype=bool)
+
+    def add(self, rows: Tensor, z: Tensor) -> None:
+        """Add embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
+        rows = rows.cpu()
+        bytes_each = 4 * z.shape[1]
+        free = self._limit // bytes_each - len(self._embeddings)
+        fresh = np.flatnonzero(~self.known(rows.numpy()))[:free]
+        embeddings = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
+        self._embeddings.update(zip(rows[fresh].tolist(), embeddings, strict=True))
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return (n, d) float32 embeddings of rows that are known."""
+        return torch.stack([self._embeddings[row] for row in rows.tolist()])
