@@ -249,7 +249,7 @@ class Backbone(nn.Module):
 
     @property
     def learning(self) -> Patches | None:
-        """The part of the network that a run learns and a model stores; None where there is none."""
+        """The part of the network that a run learns and a model stores, or None."""
         for part in self.network.modules():
             if isinstance(part, Patches):
                 return part

@@ -188,8 +188,8 @@ def piece_ends(count: int, largest: int, threads: int) -> list[int]:
 
 def _images_per_piece(pixels: np.ndarray, limit: int) -> int:
     """Return how many images of (n, h, w, 3) have at most ``limit`` pixels together; at least 1."""
-    _, height, width, _ = pixels.shape
-    return max(1, limit // (height * width))
+    pixels_per_image: int = math.prod(pixels.shape[1:3])
+    return max(1, limit // pixels_per_image)
 
 
 def _embedded(session: Any, pixels: np.ndarray) -> np.ndarray:

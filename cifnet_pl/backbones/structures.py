@@ -194,7 +194,7 @@ LATE_LAYERS: dict[str, tuple[str, ...]] = {
     "efficientnet_lite_pytorch.model.EfficientNet": ("network._blocks.10", "network._blocks.14"),
     "torchvision.models.resnet.ResNet": ("layer3",),
 }
-"""Class of a network → layers, besides the last, that :class:`Layers` reads: ends of late stages."""
+"""Class of a network → layers that :class:`Layers` reads besides the last: ends of stages."""
 
 
 class Layers(nn.Module):
