@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cifnet_pl.heads import Head, SGDHead
-from cifnet_pl.testing import WIDTH, Case, Task, difference, learn, memory, queries, stream
+from cifnet_pl.testing import WIDTH, Case, CheckTask, difference, learn, memory, queries, stream
 from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
@@ -50,8 +50,8 @@ def there(case: Case, device: torch.device) -> Head:
     return copy.deepcopy(learned(case)).to(device)
 
 
-def sent(tasks: list[Task], device: torch.device) -> list[Task]:
-    return [Task(task.classes, task.z.to(device), task.y.to(device)) for task in tasks]
+def sent(tasks: list[CheckTask], device: torch.device) -> list[CheckTask]:
+    return [CheckTask(task.classes, task.z.to(device), task.y.to(device)) for task in tasks]
 
 
 def assert_same_scores(there: Head, here: Head, case: Case) -> None:

@@ -14,7 +14,7 @@ from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates, nove
 from cifnet_pl.testing import (
     WIDTH,
     Case,
-    Task,
+    CheckTask,
     difference,
     halves,
     learn,
@@ -80,7 +80,7 @@ class Literal:
         return Literal(self.rows[kept], self.groups[kept], self.weights[kept], self.ridge)
 
 
-def literal(head: Head, tasks: list[Task], removed: int | None = None) -> Literal:
+def literal(head: Head, tasks: list[CheckTask], removed: int | None = None) -> Literal:
     """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer
     knows.
     """
@@ -237,7 +237,7 @@ def test_a_class_with_one_sample(case: Case) -> None:
     head = teach(case.make(WIDTH), z, torch.tensor([4]))
     assert head.novelty(QUERIES).isfinite().all()
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
-    task = Task(
+    task = CheckTask(
         [4, -3],
         torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]),
         torch.tensor([4] + [-3] * TASKS[1].counts[0]),

@@ -16,7 +16,7 @@ from cifnet_pl.testing import (
     LABELS,
     WIDTH,
     Case,
-    Task,
+    CheckTask,
     assert_same_state,
     difference,
     halves,
@@ -51,7 +51,7 @@ def learned(case: Case) -> Head:
 
 
 @pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
-def test_public_check(case: Case, check: Callable[[Case, list[Task]], None]) -> None:
+def test_public_check(case: Case, check: Callable[[Case, list[CheckTask]], None]) -> None:
     check(case, TASKS)
 
 
@@ -98,7 +98,7 @@ def test_weights_of_one_are_no_weights(case: Case) -> None:
 
 
 def test_batches_may_mix_dtypes(case: Case) -> None:
-    exact = [Task(t.classes, t.z.bfloat16().double(), t.y) for t in TASKS]
+    exact = [CheckTask(t.classes, t.z.bfloat16().double(), t.y) for t in TASKS]
     reference = learn(case.make(WIDTH), exact)
     head = case.make(WIDTH)
     for k, task in enumerate(exact):
@@ -224,7 +224,7 @@ def test_classes_are_renamed_and_nothing_else(case: Case, learned: Head) -> None
     new = {label: 100 - k for k, label in enumerate(learned.classes)}
     head = case.make(WIDTH)
     for k, task in enumerate(TASKS):
-        renamed = Task(
+        renamed = CheckTask(
             [new[label] for label in task.classes],
             task.z,
             torch.tensor([new[int(y)] for y in task.y]),
