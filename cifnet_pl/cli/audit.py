@@ -254,7 +254,7 @@ def write_audit(
         said: of all of them, see :func:`findings`.
     """
     from cifnet_pl.model.drawing import draw_confusion, png
-    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, show
+    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, page_image
 
     evaluation = result.scored
     names = evaluation.class_names
@@ -280,7 +280,7 @@ def write_audit(
         Section("Have I got enough images?", [_sentence(more_images(curve, names))], drawn),
     ]
     if undecided:
-        shown = [show(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
+        shown = [page_image(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
         advice = ["Leave each in the folder of its own class alone."]
         sections.insert(0, Section("Images in two classes", advice, images=shown))
     write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
@@ -325,9 +325,11 @@ def images_csv(result: Audit, files: list[Path]) -> str:
 
 def _images(name: str, texts: list[str], files: list[Path], captions: Mapping[int, str]) -> Section:
     """Return a section with images, by their rows."""
-    from cifnet_pl.report.page import Section, show
+    from cifnet_pl.report.page import Section, page_image
 
-    return Section(name, texts, images=[show(files[row], text) for row, text in captions.items()])
+    return Section(
+        name, texts, images=[page_image(files[row], text) for row, text in captions.items()]
+    )
 
 
 def _label_errors(result: Audit, files: list[Path]) -> Section:
@@ -353,7 +355,7 @@ def _label_errors(result: Audit, files: list[Path]) -> Section:
 def _pairs(result: Audit, files: list[Path]) -> Section:
     import numpy as np
 
-    from cifnet_pl.report.page import Section, show
+    from cifnet_pl.report.page import Section, page_image
 
     evaluation = result.scored
     own = result.own[result.judged]
@@ -366,7 +368,9 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
         surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
         typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
-        left, right = ([show(files[row]) for row in rows[:PER_SIDE]] for rows in (surest, typical))
+        left, right = (
+            [page_image(files[row]) for row in rows[:PER_SIDE]] for rows in (surest, typical)
+        )
         pairs.append(
             [
                 (taken_for(true, answer, count, total), left),

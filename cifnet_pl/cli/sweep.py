@@ -117,11 +117,11 @@ def sweep(
             )
         return
     from cifnet_pl.report.runs import read_run
-    from cifnet_pl.report.settings import about_small_ridge
+    from cifnet_pl.report.settings import small_ridge_messages
 
     failed = _run_all(jobs)
     complete_runs = [run for job in jobs if (run := job.run()) is not None]
-    for note in about_small_ridge(map(read_run, complete_runs)):
+    for note in small_ridge_messages(map(read_run, complete_runs)):
         print(f"note: {note}")
     if output is not None and complete_runs:
         from cifnet_pl.report import report

@@ -1,18 +1,21 @@
-"""Reports on finished runs: ``python -m cifnet_pl report RUNS… --output DIR``."""
+"""Reports on finished runs: ``cifnet report RUNS… --output DIR``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import write_bytes, write_text
 from cifnet_pl.utilities.text import number_of
 
 if TYPE_CHECKING:
-    from cifnet_pl.report.page import Table
+    from cifnet_pl.report.figures import Picture
     from cifnet_pl.report.study import Study
+    from cifnet_pl.report.table_formats import ReportTable
+
+TITLE = "Class-incremental learning: results"
 
 
 def report(
@@ -21,8 +24,9 @@ def report(
     external: str | None = None,
     compare: list[str] | None = None,
 ) -> None:
-    """Make tables and figures of finished runs, mean and deviation over seeds, with the paper's
-    numbers beside them.
+    """Make tables and figures of finished runs.
+
+    Means and standard deviations are over seeds. The paper's numbers stand beside them.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
@@ -33,29 +37,27 @@ def report(
         compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their
             differences over the same seeds and test images, with 95 % intervals.
     """
-    from cifnet_pl.report.comparison import compare as compared
-    from cifnet_pl.report.comparison import in_words
+    from cifnet_pl.report.comparison import compare_methods, comparison_lines
 
     study = read_study(runs, external)
+    comparisons = []
     if compare is not None:
-        comparisons = compared(study, compare)
-    else:
-        comparisons = []
-    for kind, sentences in (("left out", study.left_out), ("missing", study.missing)):
-        for sentence in sentences:
-            print(f"{kind}: {sentence}")
+        comparisons = compare_methods(study, compare)
+    for reason in study.left_out:
+        print(f"left out: {reason}")
+    for point in study.missing:
+        print(f"missing: {point}")
     write_report(study, Path(output), comparisons)
-    for line in (line for table in comparisons for line in in_words(table)):
-        print(line)
+    for table in comparisons:
+        for line in comparison_lines(table):
+            print(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
-    print(
-        f"{run_count(study)} runs of {configurations} configurations:"
-        f" {Path(output) / 'report.html'}"
-    )
+    page = Path(output) / "report.html"
+    print(f"{run_count(study)} runs of {configurations} configurations: {page}")
 
 
 def run_count(study: Study) -> int:
-    """Return the number of runs that were measured."""
+    """Return the number of runs that were measured by this package."""
     return sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
 
 
@@ -74,71 +76,86 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
     from cifnet_pl.report.runs import find_missing, read_runs
     from cifnet_pl.report.study import Study, group_order, group_runs
 
-    whole, left_out = read_runs(runs)
-    if not whole:
+    complete, left_out = read_runs(runs)
+    if not complete:
         reason = f" ({left_out[0]})" if left_out else ""
         raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
-    groups, replaced = group_runs(whole)
+    groups, replaced = group_runs(complete)
     settings = Study(groups).settings
     if external is not None:
         groups = sorted(groups + read_external(Path(external), settings), key=group_order)
     return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs))
 
 
-def write_report(study: Study, folder: Path, comparisons: Sequence[Table] = ()) -> None:
+def write_report(study: Study, folder: Path, comparisons: Sequence[ReportTable] = ()) -> None:
     """Write the report; each file is written atomically, and the same study gives the same bytes.
 
     Args:
         study: all results.
         folder: where the files are written.
-        comparisons: of two methods.
+        comparisons: tables of :func:`cifnet_pl.report.comparison.compare_methods`.
     """
-    from cifnet_pl.report.figures import all_pictures, render
-    from cifnet_pl.report.page import (
-        latex,
-        report_markdown,
-        report_page,
-        to_csv_table,
-        to_latex,
-        to_markdown,
-    )
-    from cifnet_pl.report.settings import about_small_ridge, notes_of
+    from cifnet_pl.report.figures import all_pictures
+    from cifnet_pl.report.page import report_markdown, report_page
+    from cifnet_pl.report.table_formats import latex
     from cifnet_pl.report.tables import all_tables, report_notes
 
+    tables = all_tables(study)
     if comparisons:
-        compared = {"Comparison": list(comparisons)}
-    else:
-        compared = {}
-    tables = {**compared, **all_tables(study)}
+        tables = {"Comparison": list(comparisons), **tables}
     pictures = all_pictures(study)
     parts = []
-    for name in dict.fromkeys([*tables, *pictures]):
-        drawn = []
-        for picture in pictures.get(name, ()):
-            png, svg = render(picture)
-            write_bytes(folder / "figures" / f"{picture.name}.png", png)
-            write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
-            drawn.append((picture, svg))
-        for table in tables.get(name, ()):
-            for suffix, written in (("csv", to_csv_table), ("tex", to_latex), ("md", to_markdown)):
-                write_text(folder / "tables" / f"{table.name}.{suffix}", written(table))
-        parts.append({"name": name, "tables": tables.get(name, []), "pictures": drawn})
-    runs = [run for group in study.groups for run in group.runs]
-    missing = (
-        f"{number_of(len(study.missing), 'point')} of the sweep without a whole run:"
-        f" {'; '.join(study.missing)}"
-    )
-    warnings = [
-        *([f"Missing: {missing}"] if study.missing else []),
-        *study.data_notes,
-        *(f"{note}." for note in about_small_ridge(runs)),
-        *notes_of(study.settings),
-        *(f"Left out: {sentence}" for sentence in study.left_out),
-    ]
-    lead = f"{run_count(study)} runs. {'; '.join(setting.title for setting in study.settings)}."
+    for section in dict.fromkeys([*tables, *pictures]):
+        section_tables = tables.get(section, [])
+        for table in section_tables:
+            _write_table(table, folder / "tables")
+        drawn = [_write_picture(p, folder / "figures") for p in pictures.get(section, ())]
+        parts.append({"name": section, "tables": section_tables, "pictures": drawn})
+    settings = "; ".join(setting.title for setting in study.settings)
     notes = report_notes(study)
-    title = "Class-incremental learning: results"
-    content = {"title": title, "lead": lead, "warnings": warnings, "parts": parts, "notes": notes}
+    content = {
+        "title": TITLE,
+        "lead": f"{run_count(study)} runs. {settings}.",
+        "warnings": _warnings(study),
+        "parts": parts,
+        "notes": notes,
+    }
     write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes))
     write_text(folder / "report.md", report_markdown(content))
     write_text(folder / "report.html", report_page(content))
+
+
+def _write_table(table: ReportTable, folder: Path) -> None:
+    """Write a table as CSV, LaTeX and Markdown."""
+    from cifnet_pl.report.table_formats import to_csv_table, to_latex, to_markdown
+
+    write_text(folder / f"{table.name}.csv", to_csv_table(table))
+    write_text(folder / f"{table.name}.tex", to_latex(table))
+    write_text(folder / f"{table.name}.md", to_markdown(table))
+
+
+def _write_picture(picture: Picture, folder: Path) -> dict[str, Any]:
+    """Write a figure as PNG and SVG, and return what the page needs of it."""
+    from cifnet_pl.report.figures import render
+
+    png, svg = render(picture)
+    write_bytes(folder / f"{picture.name}.png", png)
+    write_bytes(folder / f"{picture.name}.svg", svg)
+    return {"name": picture.name, "caption": picture.caption, "svg": svg}
+
+
+def _warnings(study: Study) -> list[str]:
+    """Return the sentences at the top of the report: what is missing, and what to be careful of."""
+    from cifnet_pl.report.settings import backbone_notes, small_ridge_messages
+
+    warnings = []
+    if study.missing:
+        points = number_of(len(study.missing), "point")
+        reasons = "; ".join(study.missing)
+        warnings.append(f"Missing: {points} of the sweep without a complete run: {reasons}")
+    warnings += study.data_notes
+    runs = [run for group in study.groups for run in group.runs]
+    warnings += [f"{message}." for message in small_ridge_messages(runs)]
+    warnings += backbone_notes(study.settings)
+    warnings += [f"Left out: {reason}" for reason in study.left_out]
+    return warnings

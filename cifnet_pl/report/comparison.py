@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.report.page import Cell, Column, Table
-from cifnet_pl.report.runs import paired, right_answers
+from cifnet_pl.report.runs import correct_predictions, paired_predictions
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.significance import bootstrap, fixed, mcnemar, paired_test, seed_interval
-from cifnet_pl.report.study import Group, Study
+from cifnet_pl.report.significance import (
+    bootstrap_interval,
+    mcnemar,
+    paired_test,
+    seed_interval,
+    without_deviation,
+)
+from cifnet_pl.report.study import Group, Outcome, Study
+from cifnet_pl.report.table_formats import Cell, Column, ReportTable
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import slug
 
@@ -19,17 +26,24 @@ NO_IMAGES = (
     "No test images are compared: run with --predictions.every_task true to keep the predictions."
 )
 
+METHOD_NOTE = (
+    "Difference: {first} minus {second}, over the seeds, class orders and test images that both"
+    " have. Interval over seeds: t distribution. Interval over images: bootstrap (10,000 resamples"
+    " of the test images, the same ones for all seeds, and of the seeds). p over seeds: paired"
+    " t-test; empty where all seeds have the same difference. p over images: McNemar's exact test."
+)
+
 
 # ---------------------------------------------------------------------- which groups
 
 
-def compare(study: Study, names: Sequence[str]) -> list[Table]:
+def compare_methods(study: Study, names: Sequence[str]) -> list[ReportTable]:
     """Compare two methods wherever both were run on the same data.
 
     Args:
         study: all results.
-        names: two methods, each a label as the tables have it, also with its network, or the name
-            of a method, for its reference in each setting.
+        names: two methods. Each is a label as the tables have it, also with its backbone, or the
+            name of a method, for its reference in each setting.
 
     Returns:
         A table for each pair of groups that have a seed in common.
@@ -39,184 +53,219 @@ def compare(study: Study, names: Sequence[str]) -> list[Table]:
     """
     if len(names) != 2:
         raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
-    first, second = (_groups_named(study, name) for name in names)
-    alike = [
-        (a, b) for a in first for b in second if a.setting.data == b.setting.data and a is not b
-    ]
-    if not alike:
-        data = [
-            ", ".join(dict.fromkeys(study.names[group.setting] for group in groups))
-            for groups in (first, second)
-        ]
+    first_groups = _groups_named(study, names[0])
+    second_groups = _groups_named(study, names[1])
+    pairs = []
+    for first in first_groups:
+        for second in second_groups:
+            if first.setting.data == second.setting.data and first is not second:
+                pairs.append((first, second))
+    if not pairs:
         raise UsageError(
-            f"{names[0]} and {names[1]} were run on different data: {data[0]}, and {data[1]}"
+            f"{names[0]} and {names[1]} were run on different data:"
+            f" {_data_of(study, first_groups)}, and {_data_of(study, second_groups)}"
         )
-    tables = [table for a, b in alike if (table := comparison_table(study, a, b)).rows]
+    tables = [comparison_table(study, first, second) for first, second in pairs]
+    tables = [table.without_empty() for table in tables if table.rows]
     if not tables:
-        seeds = [
-            ", ".join(f"seed {outcome.seed}" for outcome in group.outcomes) for group in alike[0]
-        ]
+        first, second = pairs[0]
         raise UsageError(
-            f"{names[0]} and {names[1]} have no common seed and class order: {seeds[0]}, and"
-            f" {seeds[1]}"
+            f"{names[0]} and {names[1]} have no common seed and class order:"
+            f" {_seeds_of(first)}, and {_seeds_of(second)}"
         )
-    return [table.without_empty() for table in tables]
+    return tables
 
 
 def _groups_named(study: Study, name: str) -> list[Group]:
     """Return the groups that one of two compared names stands for, at most one of each setting."""
     found: dict[Setting, Group] = {}
     for group in study.groups:
-        if name in (group.label, _with_network(group)):
+        if name in (group.label, _with_backbone(group)):
             found[group.setting] = group
         elif group.name == name and (group.is_reference or group.kind == "external"):
             found.setdefault(group.setting, group)
     if not found:
-        labels = dict.fromkeys(
-            label for group in study.groups for label in (group.label, group.name)
-        )
-        raise unknown_name("method for --compare", name, labels)
+        known: dict[str, None] = {}
+        for group in study.groups:
+            known[group.label] = known[group.name] = None
+        raise unknown_name("method for --compare", name, known)
     return list(found.values())
 
 
-def _with_network(group: Group) -> str:
-    return f"{group.label}, {group.setting.network}"
+def _with_backbone(group: Group) -> str:
+    return f"{group.label}, {group.setting.backbone_title}"
+
+
+def _data_of(study: Study, groups: Sequence[Group]) -> str:
+    return ", ".join(dict.fromkeys(study.names[group.setting] for group in groups))
+
+
+def _seeds_of(group: Group) -> str:
+    return ", ".join(f"seed {outcome.seed}" for outcome in group.outcomes)
 
 
 # ---------------------------------------------------------------------- their differences
 
 
-def comparison_table(study: Study, a: Group, b: Group) -> Table:
-    """Tabulate the differences of two groups on the same data; there is no row without a common
-    seed.
+@dataclass(frozen=True)
+class Difference:
+    """One row of a comparison.
 
-    Of Ā and A_K over seeds, of A_K over seeds and images, and of each seed over its images.
+    Attributes:
+        quantity: what is compared, and over what.
+        first, second: means of both methods in percent.
+        interval: of the difference in points, if it could be computed.
+        seeds: number of common seeds.
+        images: number of common test images.
+        only_first, only_second: numbers of images that only one method predicts correctly.
+        p: of the test, if there is one.
+    """
+
+    quantity: str
+    first: float
+    second: float
+    interval: tuple[float, float] | None
+    seeds: int
+    images: int | None = None
+    only_first: int | None = None
+    only_second: int | None = None
+    p: float | None = None
+
+    def cells(self) -> list[Cell]:
+        """Return the row of the table."""
+        low, high = self.interval or (None, None)
+        numbers = [self.first, self.second, self.first - self.second, low, high]
+        numbers += [self.seeds, self.images, self.only_first, self.only_second]
+        p = None
+        if self.p is not None:
+            p = f"{self.p:.3f}" if self.p >= 0.001 else "< 0.001"
+        return [self.quantity, *map(without_deviation, numbers), p]
+
+
+def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
+    """Tabulate the differences of two groups on the same data.
+
+    The rows are: Ā and A_K over seeds, A_K over seeds and images, and A_K of each seed over its
+    images. There is no row without a common seed.
 
     Args:
         study: that has them.
-        a, b: the groups; networks tell them apart where these differ.
+        a, b: the groups; their backbones tell them apart where these differ.
     """
-    told_apart = a.setting.network != b.setting.network
-    first, second = (_with_network(group) if told_apart else group.label for group in (a, b))
-    if a.setting == b.setting:
-        title = study.names[a.setting]
-    else:
-        title = a.setting.short
-    columns = [
-        Column("quantity"), Column(first, 2), Column(second, 2), Column("difference (points)", 2),
-        Column("95 % from", 2), Column("95 % to", 2), Column("seeds", 0), Column("images", 0),
-        Column(f"only {first} right", 0), Column(f"only {second} right", 0), Column("p"),
-    ]  # fmt: skip
-    answers, notes = _common_answers(a, b)
-    said = (
-        f"{title}. Difference: {first} minus {second}, over the seeds and class orders, and the"
-        " test images, that both have. Interval: over seeds of a t distribution; over images by"
-        " bootstrap (10,000 resamples of the test images, the same ones for all seeds, and of the"
-        " seeds). p: over seeds of a paired t-test (neither where all seeds have the same"
-        " difference), over images of McNemar's exact test. An interval that leaves zero out is a"
-        " difference beyond chance; the column before it says how large it is."
-    )
-    rows = [*_over_seeds(a, b), *_over_images(answers)]
-    notes = [said, *notes, *([] if answers else [NO_IMAGES])]
-    return Table(
+    first, second = a.label, b.label
+    if a.setting.backbone_title != b.setting.backbone_title:
+        first, second = _with_backbone(a), _with_backbone(b)
+    title = study.names[a.setting] if a.setting == b.setting else a.setting.short
+    columns = [Column("quantity"), Column(first), Column(second), Column("difference (points)")]
+    columns += [Column("95 % from"), Column("95 % to"), Column("seeds", 0), Column("images", 0)]
+    columns += [Column(f"only {first} correct", 0), Column(f"only {second} correct", 0)]
+    columns.append(Column("p"))
+    predictions, notes = _common_predictions(a, b)
+    if not predictions:
+        notes.append(NO_IMAGES)
+    differences = [*_over_seeds(a, b), *_over_images(predictions)]
+    return ReportTable(
         f"comparison_{slug(title.lower())}",
         f"{first} against {second}: {title}",
         columns,
-        rows,
-        notes,
+        [difference.cells() for difference in differences],
+        [f"{title}. {METHOD_NOTE.format(first=first, second=second)}", *notes],
     )
 
 
-def _row(
-    what: str,
-    a: float,
-    b: float,
-    interval: tuple[float, float] | None,
-    counts: Sequence[int | None],
-    p: float | None,
-) -> list[Cell]:
-    """Return a row: the means of both, their difference, its interval, counts (seeds, images, right
-    by one), and p.
-    """
-    numbers = [a, b, a - b, *(interval or (None, None)), *counts]
-    return [
-        what,
-        *map(fixed, numbers),
-        None if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
-    ]
-
-
-def _over_seeds(a: Group, b: Group) -> Iterator[list[Cell]]:
+def _over_seeds(a: Group, b: Group) -> Iterator[Difference]:
+    """Yield the differences of A_K and Ā over the common seeds."""
     for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
-        ours, theirs = (stat.by_seed if (stat := group.stat(key)) else {} for group in (a, b))
-        common = [seed for seed in ours if seed in theirs]
-        if common:
-            first, second = (
-                np.array([by_seed[seed] for seed in common]) for by_seed in (ours, theirs)
-            )
-            interval = seed_interval(first - second)
-            p = paired_test(first - second)
-            seeds = (len(common), None, None, None)
-            yield _row(f"{title}, over seeds", first.mean(), second.mean(), interval, seeds, p)
+        stat_a = a.stat(key)
+        stat_b = b.stat(key)
+        if stat_a is None or stat_b is None:
+            continue
+        common = [seed for seed in stat_a.by_seed if seed in stat_b.by_seed]
+        if not common:
+            continue
+        first = np.array([stat_a.by_seed[seed] for seed in common])
+        second = np.array([stat_b.by_seed[seed] for seed in common])
+        yield Difference(
+            f"{title}, over seeds",
+            first.mean(),
+            second.mean(),
+            seed_interval(first - second),
+            len(common),
+            p=paired_test(first - second),
+        )
 
 
-def _over_images(answers: Mapping[int | None, pd.DataFrame]) -> Iterator[list[Cell]]:
-    """Yield a row over all seeds, if there are several, and one for each, from what both answered
-    to its images.
-    """
-    if len(answers) > 1:
-        each = list(answers.values())
-        first, second = (100 * np.mean([both[side].mean() for both in each]) for side in "ab")
-        seeds = len(each)
-        images = min(map(len, each))
-        what = "final accuracy A_K, over seeds and images"
-        yield _row(what, first, second, bootstrap(each), (seeds, images, None, None), None)
-    for seed, both in answers.items():
-        only_a, only_b, p = mcnemar(both)
-        first = 100 * both["a"].mean()
-        second = 100 * both["b"].mean()
-        what = f"final accuracy A_K, over images, seed {seed}"
-        yield _row(what, first, second, bootstrap([both]), (1, len(both), only_a, only_b), p)
+def _over_images(predictions: Mapping[int | None, pd.DataFrame]) -> Iterator[Difference]:
+    """Yield the difference of A_K over all seeds, if there are several, and for each seed."""
+    if len(predictions) > 1:
+        frames = list(predictions.values())
+        yield Difference(
+            "final accuracy A_K, over seeds and images",
+            100 * float(np.mean([frame["a"].mean() for frame in frames])),
+            100 * float(np.mean([frame["b"].mean() for frame in frames])),
+            bootstrap_interval(frames),
+            len(frames),
+            min(map(len, frames)),
+        )
+    for seed, frame in predictions.items():
+        test = mcnemar(frame)
+        yield Difference(
+            f"final accuracy A_K, over images, seed {seed}",
+            100 * frame["a"].mean(),
+            100 * frame["b"].mean(),
+            bootstrap_interval([frame]),
+            1,
+            len(frame),
+            test.only_first,
+            test.only_second,
+            test.p,
+        )
 
 
-def _common_answers(a: Group, b: Group) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
-    """Return each common seed's answers to the images that both have, and a note where one has
-    others too.
+def _outcomes_with_predictions(group: Group) -> dict[str, Outcome]:
+    """Return the outcomes whose predictions were kept, by seed and class order.
 
     A seed that ran on two machines, or with and without the cache, counts once.
     """
-    ours, theirs = (
-        {
-            o.key: (o.seed, o.run.predictions)
-            for o in group.outcomes
-            if o.run is not None and o.run.predictions
-        }
-        for group in (a, b)
-    )
-    answers = {}
+    return {outcome.key: outcome for outcome in group.outcomes if outcome.predictions}
+
+
+def _common_predictions(a: Group, b: Group) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
+    """Return each common seed's predictions on the images that both have.
+
+    Returns:
+        Seed → :func:`paired_predictions`, and a note for each seed where one has further images.
+    """
+    others = _outcomes_with_predictions(b)
+    predictions: dict[int | None, pd.DataFrame] = {}
     notes = []
-    for key in (key for key in ours if key in theirs):
-        (seed, path), (_, rival) = ours[key], theirs[key]
-        both = paired(path, rival)
-        sizes = [len(right_answers(path)), len(right_answers(rival))]
-        if len(both):
-            answers[seed] = both
-        if len(both) < max(sizes):
+    for key, outcome in _outcomes_with_predictions(a).items():
+        if key not in others:
+            continue
+        first, second = outcome.predictions, others[key].predictions
+        assert first is not None
+        assert second is not None
+        frame = paired_predictions(first, second)
+        n_first = len(correct_predictions(first))
+        n_second = len(correct_predictions(second))
+        if len(frame):
+            predictions[outcome.seed] = frame
+        if len(frame) < max(n_first, n_second):
             notes.append(
-                f"Seed {seed}: {len(both)} test images are common to both, of {sizes[0]} and"
-                f" {sizes[1]}."
+                f"Seed {outcome.seed}: {len(frame)} test images are common to both, of {n_first}"
+                f" and {n_second}."
             )
-    return answers, notes
+    return predictions, notes
 
 
-def in_words(table: Table) -> list[str]:
+def comparison_lines(table: ReportTable) -> list[str]:
     """Return the rows of a comparison for the screen, one line each."""
-    headers = [column.header for column in table.columns]
-    rows = [[table.text(i, j) for j in range(len(headers))] for i in range(len(table.rows))]
-    return [
-        f"{what}: "
-        + "; ".join(
-            f"{name} {text}" for name, text in zip(headers[1:], cells, strict=True) if text != "–"
-        )
-        for what, *cells in rows
-    ]
+    lines = []
+    for i in range(len(table.rows)):
+        values = []
+        for j, header in enumerate(table.headers):
+            text = table.text(i, j)
+            if j > 0 and text != "–":
+                values.append(f"{header} {text}")
+        lines.append(f"{table.text(i, 0)}: {'; '.join(values)}")
+    return lines

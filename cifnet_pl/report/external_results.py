@@ -1,11 +1,9 @@
-"""Read results that were not measured here: the paper's numbers, and methods run elsewhere
-(``--external``).
-"""
+"""Read results that were not measured here: the paper's, and those of methods run elsewhere."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.report.settings import Setting
-from cifnet_pl.report.significance import Stat, fixed
+from cifnet_pl.report.significance import Stat, without_deviation
 from cifnet_pl.report.study import Conditions, Group, Outcome
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
@@ -27,6 +25,7 @@ RESULT_TABLES = (
     "tab:imagenet100-efficiency",
     "fig:long_tail",
 )
+PUBLISHED_KEYS = ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")
 
 
 # ---------------------------------------------------------------------- the paper's numbers
@@ -44,16 +43,18 @@ def published_numbers() -> pd.DataFrame:
         return pd.read_csv(file, dtype=str, keep_default_na=False).astype({"value": float})
 
 
-def _of_setting(setting: Setting) -> pd.DataFrame:
-    """Return the paper's numbers for a setting; none where only some of the data set's classes are
-    learned.
+def _numbers_of_setting(setting: Setting) -> pd.DataFrame:
+    """Return the paper's numbers for a setting.
+
+    There are none where only some of the data set's classes are learned, or where accuracies are
+    measured on training images.
     """
     numbers = published_numbers()
-    whole = not setting.tune and setting.n_classes == (50 if setting.dataset == "CORe50" else 100)
-    same = (numbers["dataset"] == setting.dataset) & numbers["classes_per_task"].isin(
-        ["", setting.protocol]
-    )
-    return numbers[same & whole]
+    n_classes = 50 if setting.dataset == "CORe50" else 100
+    is_whole = setting.n_classes == n_classes and not setting.tune
+    same_data = numbers["dataset"] == setting.dataset
+    same_protocol = numbers["classes_per_task"].isin(["", setting.protocol])
+    return numbers[same_data & same_protocol & is_whole]
 
 
 def published_of(table: str, setting: Setting, quantity: str) -> dict[str, Stat | None]:
@@ -67,49 +68,46 @@ def published_of(table: str, setting: Setting, quantity: str) -> dict[str, Stat 
     Returns:
         Variant → number.
     """
-    rows = _of_setting(setting)
-    rows = rows[
-        (rows["table"] == table) & (rows["method"] == "CIFNet") & (rows["quantity"] == quantity)
-    ]
-    return {
-        variant: fixed(value, 3)
-        for variant, value in zip(rows["variant"], rows["value"], strict=True)
-    }
+    rows = _numbers_of_setting(setting)
+    rows = rows[rows["table"] == table]
+    rows = rows[rows["method"] == "CIFNet"]
+    rows = rows[rows["quantity"] == quantity]
+    by_variant = {}
+    for variant, value in zip(rows["variant"], rows["value"], strict=True):
+        by_variant[variant] = without_deviation(value, 3)
+    return by_variant
 
 
 def published_groups(settings: Sequence[Setting]) -> list[Group]:
-    """Return the paper's rows for every setting with its data set and classes per task, in the
-    paper's order.
-    """
+    """Return the paper's rows, in its order, for every setting with its data set and protocol."""
     groups = []
     for setting in settings:
-        rows = _of_setting(setting)
-        kept = rows[(rows["table"] == "tab:memory_breakdown") & (rows["quantity"] == "elements_m")]
-        for method, results in rows[rows["table"].isin(RESULT_TABLES)].groupby(
-            "method", sort=False
-        ):
-            printed = dict(zip(results["quantity"], results["value"], strict=True))
-            known: dict[str, float | None] = {
-                key: printed.get(key) for key in ("A_bar", "A_K", "energy_kwh", "A_K_per_kwh")
-            }
-            known["backbone_params"] = known["network_params"] = (
-                1e6 * printed["params_m"] if "params_m" in printed else None
-            )
-            own = kept[kept["method"] == method]
-            parts = {
-                name: count * 1e6 for name, count in zip(own["variant"], own["value"], strict=True)
-            }
-            known["kept_elements"] = total = parts.pop("total", None)
-            known["kept_bytes"] = 4 * total if total else None  # as the paper counts
-            conditions = Conditions(source=PUBLISHED_ENERGY if "energy_kwh" in printed else "")
-            group = Group(
-                setting,
-                method,
-                "published",
-                [Outcome(None, (), known, conditions, components=parts)],
-            )
-            groups.append(group)
+        rows = _numbers_of_setting(setting)
+        memory = rows[rows["table"] == "tab:memory_breakdown"]
+        memory = memory[memory["quantity"] == "elements_m"]
+        results = rows[rows["table"].isin(RESULT_TABLES)]
+        for method, own_results in results.groupby("method", sort=False):
+            own_memory = memory[memory["method"] == method]
+            outcome = _published_outcome(own_results, own_memory)
+            groups.append(Group(setting, method, "published", [outcome]))
     return groups
+
+
+def _published_outcome(results: pd.DataFrame, memory: pd.DataFrame) -> Outcome:
+    """Return the paper's numbers of one method as the outcome of one seed."""
+    printed = dict(zip(results["quantity"], results["value"], strict=True))
+    values: dict[str, float | None] = {key: printed.get(key) for key in PUBLISHED_KEYS}
+    if "params_m" in printed:
+        values["backbone_params"] = values["network_params"] = 1e6 * printed["params_m"]
+    components = {}
+    for name, millions in zip(memory["variant"], memory["value"], strict=True):
+        components[name] = 1e6 * millions
+    total = components.pop("total", None)
+    if total is not None:
+        values["state_elements"] = total
+        values["state_bytes"] = 4 * total  # as the paper counts
+    source = PUBLISHED_ENERGY if "energy_kwh" in printed else ""
+    return Outcome(None, (), values, Conditions(source=source), components=components)
 
 
 # ---------------------------------------------------------------------- methods run elsewhere
@@ -118,8 +116,9 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ExternalRow(BaseModel):
-    """One line of the file; None where a cell is empty. A line without a task is about the whole
-    run.
+    """One line of the file; None where a cell is empty.
+
+    A line without a task is about the whole run.
     """
 
     method: str
@@ -136,6 +135,9 @@ class ExternalRow(BaseModel):
 
 COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
 """Columns that a file must have; the others of :class:`ExternalRow` may be left out."""
+
+METHOD_COLUMNS = ["method", "dataset", "classes_per_task", "backbone"]
+"""Columns that say which method, and where it belongs."""
 
 
 def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
@@ -160,46 +162,59 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
     """
     rows = pd.DataFrame(_read_rows(path), columns=["line", *ExternalRow.model_fields])
     rows = rows.astype(dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float))
-    names = ["method", "dataset", "classes_per_task", "backbone"]
-    for _, twice in rows[rows.duplicated([*names, "seed", "task"])].iterrows():
-        if pd.isna(twice["task"]):
-            task = "none"
-        else:
-            task = str(int(twice["task"]))
-        raise DataError(
-            f"{path}, line {twice['line']}: {twice['method']} has two lines for task {task} of one seed"
-        )  # fmt: skip
+    _check_once(path, rows)
     groups = []
-    for (method, dataset, per_task, backbone), own in rows.groupby(names, sort=False):
-        if 0 < own["A_k"].max() <= 1:
+    for (method, _, _, _), own in rows.groupby(METHOD_COLUMNS, sort=False):
+        highest = own["A_k"].max()
+        if 0 < highest <= 1:
             raise DataError(
-                f"{path}: no A_k of {method} is above {own['A_k'].max():g}: give percentages, not"
-                " fractions"
+                f"{path}: no A_k of {method} is above {highest:g}: give percentages, not fractions"
             )
-        if own["task"].notna().any():
-            tasks = int(own["task"].max())
-        else:
-            tasks = 0
-        fitting = [
-            s for s in settings
-            if dataset in ("", s.dataset) and per_task in ("", s.protocol) and backbone in ("", s.backbone)
-            and (tasks in (0, s.n_tasks) or len(settings) == 1)
-        ]  # fmt: skip
-        if len(fitting) != 1 or tasks > fitting[0].n_tasks:
-            known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
-            long = f" with {tasks} tasks" if tasks else ""
-            raise UsageError(
-                f"{path}: {method}{long} fits {len(fitting) if len(fitting) > 1 else 'none'} of the"
-                f" settings of this report ({known}): name one in the columns dataset,"
-                " classes_per_task and backbone"
-            )
-        outcomes = [
-            _external_outcome(seed, lines, fitting[0].n_tasks)
-            for seed, lines in own.groupby("seed", sort=False)
-        ]
+        setting = _setting_for(path, own, settings)
+        outcomes = []
+        for seed, lines in own.groupby("seed", sort=False):
+            outcomes.append(_external_outcome(seed, lines, setting.n_tasks))
         outcomes.sort(key=lambda outcome: (outcome.seed is None, outcome.seed or 0))
-        groups.append(Group(fitting[0], method, "external", outcomes))
+        groups.append(Group(setting, method, "external", outcomes))
     return groups
+
+
+def _check_once(path: Path, rows: pd.DataFrame) -> None:
+    """Raise DataError if a file has two lines for the same task of a method and seed."""
+    duplicates = rows[rows.duplicated([*METHOD_COLUMNS, "seed", "task"])]
+    for _, row in duplicates.iterrows():
+        task = "none" if pd.isna(row["task"]) else str(int(row["task"]))
+        raise DataError(
+            f"{path}, line {row['line']}: {row['method']} has two lines for task {task} of one seed"
+        )
+
+
+def _setting_for(path: Path, rows: pd.DataFrame, settings: Sequence[Setting]) -> Setting:
+    """Return the one setting that a method's lines belong to.
+
+    Raises:
+        UsageError: none fits, or more than one.
+    """
+    method, dataset, protocol, backbone = rows[METHOD_COLUMNS].iloc[0]
+    n_tasks = 0
+    if rows["task"].notna().any():
+        n_tasks = int(rows["task"].max())
+    fitting = []
+    for setting in settings:
+        fits = dataset in ("", setting.dataset)
+        fits = fits and protocol in ("", setting.protocol)
+        fits = fits and backbone in ("", setting.backbone)
+        if fits and (n_tasks in (0, setting.n_tasks) or len(settings) == 1):
+            fitting.append(setting)
+    if len(fitting) == 1 and n_tasks <= fitting[0].n_tasks:
+        return fitting[0]
+    known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
+    length = f" with {n_tasks} tasks" if n_tasks else ""
+    count = str(len(fitting)) if len(fitting) > 1 else "none"
+    raise UsageError(
+        f"{path}: {method}{length} fits {count} of the settings of this report ({known}): name one"
+        " in the columns dataset, classes_per_task and backbone"
+    )
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -208,68 +223,87 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}"
         )
+    lines = []
     with (
         explained(DataError, f"{path} is not a CSV file in UTF-8"),
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
         reader = csv.reader(file, skipinitialspace=True, strict=True)
         header = [name.strip() for name in next(reader, [])]
-        lines = [(reader.line_num, cells) for cells in reader if cells]
+        for cells in reader:
+            if cells:
+                lines.append((reader.line_num, cells))
     missing = [name for name in COLUMNS if name not in header]
-    if missing or len(set(header)) < len(header):
-        if missing:
-            what = f"no column {', '.join(missing)}"
-        else:
-            what = "a column twice"
-        raise UsageError(f"{path} has {what}: expected {', '.join(COLUMNS)}, with commas between")
+    fault = ""
+    if missing:
+        fault = f"no column {', '.join(missing)}"
+    elif len(set(header)) < len(header):
+        fault = "a column twice"
+    if fault:
+        raise UsageError(f"{path} has {fault}: expected {', '.join(COLUMNS)}, with commas between")
     rows = []
     for number, cells in lines:
+        place = f"{path}, line {number}"
         if len(cells) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(cells)} cells, but the header names {len(header)}"
-                " columns; a cell may be empty, but not left out; put a method's name that holds a"
-                " comma in quotation marks"
+                f"{place}: {len(cells)} cells, but the header names {len(header)} columns; a cell"
+                " may be empty, but not left out; put a method's name that holds a comma in"
+                " quotation marks"
             )
-        known = {
-            name: text for name, cell in zip(header, cells, strict=True) if (text := cell.strip())
-        }
-        try:
-            rows.append({"line": number, **ExternalRow.model_validate(known).model_dump()})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = str(first["loc"][0])
-            said = f"is '{known[name]}'" if name in known else "is empty"
-            raise DataError(f"{path}, line {number}: {name} {said}: {first['msg']}") from error
+        stripped = [cell.strip() for cell in cells]
+        given = {name: text for name, text in zip(header, stripped, strict=True) if text}
+        rows.append({"line": number, **_checked_row(place, given)})
     return rows
 
 
-def _external_outcome(seed: str, rows: pd.DataFrame, tasks: int) -> Outcome:
-    """Return the results of one seed: of its lines for tasks, and of the line without a task where
-    that says more.
+def _checked_row(place: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of one line, or raise DataError that names its first wrong cell."""
+    try:
+        return ExternalRow.model_validate(given).model_dump()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        content = f"is '{given[name]}'" if name in given else "is empty"
+        raise DataError(f"{place}: {name} {content}: {first['msg']}") from error
+
+
+def _total(column: str, by_task: pd.DataFrame, whole_run: pd.DataFrame) -> float | None:
+    """Return an amount of a whole run: as given, or the sum over its tasks if all are known."""
+    given = whole_run[column].dropna()
+    if len(given):
+        return float(given.iloc[0])
+    if by_task[column].notna().all():
+        return float(by_task[column].sum())
+    return None
+
+
+def _external_outcome(seed: str, rows: pd.DataFrame, n_tasks: int) -> Outcome:
+    """Return the results of one seed.
+
+    They are those of its lines for tasks, and of the line without a task where that says more.
     """
-    each = rows[rows["task"].notna()].set_index("task").reindex(range(1, tasks + 1))
-    whole = rows[rows["task"].isna()]
-
-    def total(name: str) -> float | None:
-        known = [*whole[name].dropna()] or ([sum(each[name])] if each[name].notna().all() else [])
-        if known:
-            return float(known[0])
-        return None
-
-    measured = each["A_k"].notna()
-    trajectory = tuple(None if pd.isna(accuracy) else float(accuracy) for accuracy in each["A_k"])
-    final = next(iter(whole["A_k"].dropna()), trajectory[-1])
-    energy = total("kWh")
-    params = rows["params"].dropna()
-    values = {
+    whole_run = rows[rows["task"].isna()]
+    by_task = rows[rows["task"].notna()].set_index("task").reindex(range(1, n_tasks + 1))
+    trajectory = [None if pd.isna(value) else float(value) for value in by_task["A_k"]]
+    final = next(iter(whole_run["A_k"].dropna()), trajectory[-1])
+    energy = _total("kWh", by_task, whole_run)
+    values: dict[str, float | None] = {
         "A_K": final,
-        "A_bar": sum(each["A_k"]) / tasks if measured.all() else None,
-        "max_drop": max_drop(trajectory) if measured.all() else None,
-        "train_seconds": total("seconds"),
+        "train_seconds": _total("seconds", by_task, whole_run),
         "energy_kwh": energy,
-        "A_K_per_kwh": final / energy if final is not None and energy else None,
-        "backbone_params": next(iter(params), None),
+        "backbone_params": next(iter(rows["params"].dropna()), None),
     }
-    conditions = Conditions(source="external file" if energy is not None else "")
-    number = int(seed) if seed.lstrip("-").isdigit() else None
-    return Outcome(number, trajectory if measured.any() else (), values, conditions, key=seed)
+    if final is not None and energy:
+        values["A_K_per_kwh"] = final / energy
+    known = by_task["A_k"].notna()
+    if known.all():
+        values["A_bar"] = by_task["A_k"].sum() / n_tasks
+        values["max_drop"] = max_drop(trajectory)
+    source = "" if energy is None else "external file"
+    return Outcome(
+        int(seed) if seed.lstrip("-").isdigit() else None,
+        tuple(trajectory) if known.any() else (),
+        values,
+        Conditions(source=source),
+        key=seed,
+    )

@@ -1,15 +1,15 @@
-"""Draw the figures of a report: accuracy over tasks, ablations, costs, memory; all look alike, and
-differ in grey too.
+"""Draw the figures of a report: accuracy over tasks, ablations, costs and memory.
 
-Half a page wide their letters are still legible, and no two texts of a figure overlap.
+All figures have one style, and lines and bars differ in grey too. Half a page wide their letters
+are still legible, and no two texts of a figure overlap.
 """
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +26,10 @@ from matplotlib.ticker import (
 )
 
 from cifnet_pl.report.external_results import published_of
-from cifnet_pl.report.page import Column, Picture, cell_text, number
-from cifnet_pl.report.settings import LACKING, Setting, heading
+from cifnet_pl.report.settings import ABLATIONS, Setting, heading
 from cifnet_pl.report.significance import Stat
-from cifnet_pl.report.study import Group, Study, differing_seeds
+from cifnet_pl.report.study import Group, Study, seed_counts
+from cifnet_pl.report.table_formats import Column, cell_text, format_number
 from cifnet_pl.utilities.text import slug
 
 COLOURS = (
@@ -45,7 +45,7 @@ COLOURS = (
     "#E69F00",
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
-LINES: tuple[Any, ...] = (
+LINE_STYLES: tuple[Any, ...] = (
     "-",
     "--",
     "-.",
@@ -57,38 +57,42 @@ LINES: tuple[Any, ...] = (
 )
 """The three lists have different lengths, so that no two lines of a panel look the same."""
 
-SMALL = 10.5
-"""Points of numbers, long labels and titles of panels: half a page wide a figure is still
-legible.
-"""
+SMALL_FONT = 10.5
+"""Points of numbers, long labels and titles of panels."""
 
-STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
-SETTINGS: Any = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
+STYLE: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
 """What all figures have in common, with which two reports of the same runs are the same bytes."""
 
-LONG = 40
+LONG_HORIZON_TASKS = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
 
-MOST = 8
-"""Lines that can be told apart in one panel; more of them are divided among panels on the same
-axes.
-"""
+LINES_PER_PANEL = 8
+"""Lines that can be told apart in one panel; more of them are divided among panels."""
 
-SMALLEST = 30.0
-LARGEST = 900.0
-"""Areas in square points of the bubbles of the least and the most energy that a figure can tell
-apart.
-"""
+SMALLEST_BUBBLE = 30.0
+LARGEST_BUBBLE = 900.0
+"""Areas in square points of the bubbles of the least and the most energy."""
 
-BARS = " Bars: ± one standard deviation over seeds, where there are several."
-PANELS = (
+DEVIATION_NOTE = " Bars: ± one standard deviation over seeds, where there are several."
+PANEL_NOTE = (
     " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
 )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the name of its files and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
 
 # ---------------------------------------------------------------------- what all figures share
 
 
-def figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure whose parts never overlap.
 
     Args:
@@ -98,209 +102,253 @@ def figure(width: float, height: float) -> Figure:
 
 
 def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str] = ()) -> None:
-    """Name the rows of a figure, 0 at the top, at the left, and write their numbers at the right.
+    """Write the names of the rows of a figure at the left, and their numbers at the right.
 
     Args:
-        axes: with something at y = 0, 1, …
+        axes: with something at y = 0, 1, …; 0 is at the top.
         names: of the rows.
         numbers: of the rows.
     """
+    coordinates = ("axes fraction", "data")
     for row, text in enumerate(numbers):
-        axes.annotate(
-            text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL
-        )
+        place = (1.02, row)
+        axes.annotate(text, place, xycoords=coordinates, va="center", fontsize=SMALL_FONT)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def legend_below(target: Figure, axes: Axes, columns: int) -> None:
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Add a legend below the axes, where it hides no data; long names are wrapped.
 
     Args:
-        target: figure with a constrained layout.
+        figure: with a constrained layout.
         axes: whose handles and labels the legend shows.
         columns: number of columns, fewer if the names are too wide: a letter is about 6 points, the
             sample line 50.
     """
     handles, labels = axes.get_legend_handles_labels()
-    names = [fitted(label, 54 if columns == 1 else 26) for label in labels]
-    longest = max((len(line) for name in names for line in name.splitlines()), default=1)
-    fitting = int(72 * target.get_figwidth() / (6 * longest + 50))
+    width = 54 if columns == 1 else 26
+    names = [wrapped_label(label, width) for label in labels]
+    lines = [line for name in names for line in name.splitlines()]
+    longest = max(map(len, lines), default=1)
+    fitting = int(72 * figure.get_figwidth() / (6 * longest + 50))
     columns = max(1, min(columns, fitting, len(names)))
-    target.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=columns)
+    figure.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=columns)
 
 
-def fitted(label: str, width: int, lines: int = 2) -> str:
-    """Return a label in at most ``lines`` lines of ``width`` letters, broken between words; a
-    dollar begins no formula.
+def wrapped_label(label: str, width: int, lines: int = 2) -> str:
+    """Return a label in at most ``lines`` lines of ``width`` letters, broken between words.
 
-    The middle of a longer one is left out: the end is kept, as variants of one method differ there,
-        and tables have
-    the whole name.
+    A dollar begins no formula. The middle of a longer label is left out: the end is kept, as
+    variants of one method differ there, and tables have the whole name.
 
     Example:
-        >>> fitted("a method with a name that is far too long, width 64", 16)
+        >>> wrapped_label("a method with a name that is far too long, width 64", 16)
         'a method with a\\n… long, width 64'
     """
     broken = textwrap.wrap(label, width, break_on_hyphens=False)
     if len(broken) > lines:
-        end = textwrap.wrap(label[::-1], width - 2, break_on_hyphens=False)[0][::-1]
+        reversed_lines = textwrap.wrap(label[::-1], width - 2, break_on_hyphens=False)
+        end = reversed_lines[0][::-1]
         broken = [*broken[: lines - 1], f"… {end}"]
     return "\n".join(broken).replace("$", r"\$")
 
 
 def plain_log_ticks(axes: Axes) -> None:
-    """Write plain numbers at a log x axis, few enough that they do not touch; powers of ten if they
-    are long.
-    """
+    """Write plain numbers at a log x axis, few enough not to touch; powers of ten if long."""
     low, high = axes.get_xlim()
-    if high / low > 8:
-        subs: tuple[float, ...] = (1.0, 2.0, 5.0)
+    ratio = high / low
+    if ratio > 300:
+        steps: tuple[float, ...] = (1.0,)
+    elif ratio > 8:
+        steps = (1.0, 2.0, 5.0)
     else:
-        subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 300 else subs, numticks=8))
-    long = high >= 1e5 or low < 1e-3
-    plain = FuncFormatter(lambda x, _: f"{x:,.10g}")
-    axes.xaxis.set_major_formatter(
-        LogFormatterSciNotation() if long and high / low > 300 else plain
-    )
+        steps = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
+    if ratio > 300 and (high >= 1e5 or low < 1e-3):
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation())
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain_number))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain_number(x: float, position: int | None = None) -> str:
+    return f"{x:,.10g}"
 
 
 def render(picture: Picture) -> tuple[bytes, bytes]:
     """Return a figure as PNG and SVG; the same figure gives the same bytes."""
     png = io.BytesIO()
     svg = io.BytesIO()
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
         picture.figure.savefig(png, format="png", metadata={"Software": None})
         picture.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return png.getvalue(), svg.getvalue()
 
 
-def _with_seeds(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Append the number of seeds to the labels of measured groups if these have different ones:
-    "CIFNet (n = 2)".
+def _with_seed_counts(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """Append the number of seeds to labels of measured groups if they differ: "CIFNet (n = 2)"."""
+    names = []
+    for label, count in zip(labels, seed_counts(groups), strict=True):
+        names.append(f"{label} ({count})" if count else label)
+    return names
+
+
+# ---------------------------------------------------------------------- lines over tasks
+
+
+@dataclass(frozen=True)
+class LineFigure:
+    """A figure with a line of A_k for each group.
+
+    Attributes:
+        name: of its files.
+        caption: below it.
+        title: above it.
+        groups: that are drawn.
+        labels: of the groups.
     """
-    counts = differing_seeds(groups)
-    return [
-        f"{label} ({count})" if count else label
-        for label, count in zip(labels, counts, strict=True)
-    ]
 
-
-# ---------------------------------------------------------------------- lines over tasks, and over
-# a setting's values
+    name: str
+    caption: str
+    title: str
+    groups: list[Group]
+    labels: list[str]
 
 
 def trajectories(study: Study) -> list[Picture]:
-    """Draw A_k over classes seen: of all methods on the same data, of those on each network, and of
-    the variants.
+    """Draw A_k over classes seen.
 
-    These are fig:curves, fig:classifier_ablation (all on one network) and fig:ablation_curve.
+    There is a figure of all methods on the same data (fig:curves), one of those on each backbone
+    (fig:classifier_ablation), and one of the variants of a method (fig:ablation_curve).
 
     Args:
         study: all results.
     """
-    asked = []
+    requests = []
     for first, name in study.data_names.items():
-        beside = study.on_the_same_data(first)
-        asked.append(
-            (study.data_slug(first), name, [group for s in beside for group in study.compared(s)])
-        )
-        if len(beside) > 1:
-            asked += [(study.slug(s), study.names[s], study.compared(s)) for s in beside]
-    pictures = []
-    for place, name, groups in asked:
-        long = any(group.setting.n_tasks >= LONG for group in groups)
-        file, what = (
-            ("long_horizon", "Long horizon")
-            if long
-            else ("trajectory", "Accuracy over all classes seen")
-        )
-        pictures += _lines(f"{file}_{place}", f"{what}: A_k after each task, {name}.", name, groups)
-    for family in study.varied(*LACKING):
-        label = family[0].label
-        setting = family[0].setting
-        name = study.names[setting]
-        file = f"ablation_curves_{study.slug(setting)}_{slug(family[0].name.lower())}"
-        caption = f"{label} without one of its parts: A_k after each task, {name}."
-        pictures += _lines(file, caption, f"{label}: {name}", family, variants=True)
-    return pictures
+        settings = study.on_the_same_data(first)
+        groups = [group for setting in settings for group in study.compared(setting)]
+        requests.append(_trajectory(study.data_slug(first), name, groups))
+        if len(settings) > 1:
+            for s in settings:
+                requests.append(_trajectory(study.slug(s), study.names[s], study.compared(s)))
+    for family in study.varied(*ABLATIONS):
+        reference = family[0]
+        name = study.names[reference.setting]
+        file = f"{study.slug(reference.setting)}_{slug(reference.name.lower())}"
+        caption = f"{reference.label} without one of its parts: A_k after each task, {name}."
+        title = f"{reference.label}: {name}"
+        variants = [group.variant for group in family]
+        figure = LineFigure(f"ablation_curves_{file}", caption, title, family, variants)
+        requests.append(figure)
+    pictures = [_draw_lines(request) for request in requests]
+    return [picture for picture in pictures if picture is not None]
 
 
-def _lines(
-    file: str, caption: str, title: str, groups: Sequence[Group], variants: bool = False
-) -> list[Picture]:
-    """Draw a line for each group, or none where no group has two tasks."""
-    drawn = [group for group in groups if any(group.curve())]
-    if not any(sum(stat is not None for stat in group.curve()) > 1 for group in drawn):
-        return []
-    names = [group.variant if variants else group.label for group in drawn]
-    names = [
-        f"{n} ({g.setting.network})" if names.count(n) > 1 else n
-        for n, g in zip(names, drawn, strict=True)
-    ]
-    names = [f"\u2009{n}" if n.startswith("_") else n for n in names]  # else legends leave it out
-    names = [
-        f"{n} (external)" if g.kind == "external" else n for n, g in zip(names, drawn, strict=True)
-    ]
-    names = _with_seeds(names, drawn)
-    parts = np.array_split(np.arange(len(drawn)), -(-len(drawn) // MOST))
-    chart = figure(6.4, 4.0 + 0.24 * len(drawn) if len(parts) == 1 else 0.6 + 2.9 * len(parts))
-    panels = chart.subplots(len(parts), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
-    seen = [run.classes_seen for group in drawn for run in group.runs]
+def _trajectory(file: str, name: str, groups: list[Group]) -> LineFigure:
+    """Return the figure of all methods of one or more settings."""
+    labels = [group.label for group in groups]
+    if any(group.setting.n_tasks >= LONG_HORIZON_TASKS for group in groups):
+        caption = f"Long horizon: A_k after each task, {name}."
+        return LineFigure(f"long_horizon_{file}", caption, name, groups, labels)
+    caption = f"Accuracy over all classes seen: A_k after each task, {name}."
+    return LineFigure(f"trajectory_{file}", caption, name, groups, labels)
+
+
+def _line_names(groups: Sequence[Group], labels: Sequence[str]) -> list[str]:
+    """Return the labels as the legend shows them, no two the same."""
+    names = []
+    for group, label in zip(groups, labels, strict=True):
+        name = label
+        if labels.count(label) > 1:
+            name = f"{name} ({group.setting.backbone_title})"
+        if name.startswith("_"):  # else the legend leaves it out
+            name = f"\u2009{name}"
+        if group.kind == "external":
+            name = f"{name} (external)"
+        names.append(name)
+    return _with_seed_counts(names, groups)
+
+
+def _draw_lines(request: LineFigure) -> Picture | None:
+    """Draw a line for each group; return None where no group has two tasks."""
+    drawn = []
+    labels = []
+    longest = 0
+    for group, label in zip(request.groups, request.labels, strict=True):
+        n_known = sum(stat is not None for stat in group.curve())
+        longest = max(longest, n_known)
+        if n_known:
+            drawn.append(group)
+            labels.append(label)
+    if longest < 2:
+        return None
+    names = _line_names(drawn, labels)
+    n_panels = -(-len(drawn) // LINES_PER_PANEL)
+    parts = np.array_split(np.arange(len(drawn)), n_panels)
+    height = 4.0 + 0.24 * len(drawn) if n_panels == 1 else 0.6 + 2.9 * n_panels
+    figure = new_figure(6.4, height)
+    panels = figure.subplots(n_panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    runs = [run for group in drawn for run in group.runs]
+    classes_seen = runs[0].classes_seen if runs else ()
     for axes, rows in zip(panels, parts, strict=True):
-        for look, i in enumerate(rows):
-            _line(axes, drawn[i], seen[0] if seen else (), look, names[i], i / len(drawn))
+        for position, i in enumerate(rows):
+            phase = i / len(drawn)
+            _draw_line(axes, drawn[i], classes_seen, position, names[i], phase)
         axes.set(ylabel="accuracy $A_k$ (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if len(parts) > 1:
-            handles, labels = axes.get_legend_handles_labels()
-            labels = [fitted(label, 24) for label in labels]
-            axes.legend(
-                handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=SMALL
-            )
-    panels[0].set_title(fitted(title, 52, 3))
+        if n_panels > 1:
+            _legend_beside(axes)
+    panels[0].set_title(wrapped_label(request.title, 52, 3))
     panels[-1].set_xlabel("classes seen")
     bottom, top = panels[0].get_ylim()
     panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
-    if len(parts) == 1:
-        legend_below(chart, panels[0], 2)
-    return [Picture(file, f"{caption}{BARS}", chart)]
+    if n_panels == 1:
+        legend_below(figure, panels[0], 2)
+    return Picture(request.name, f"{request.caption}{DEVIATION_NOTE}", figure)
 
 
-def _look(i: int) -> dict[str, Any]:
-    """Return colour, marker and line style of line ``i`` of a panel."""
+def _legend_beside(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    names = [wrapped_label(label, 24) for label in labels]
+    place = (1.01, 0.5)
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=place, fontsize=SMALL_FONT)
+
+
+def _line_style(position: int) -> dict[str, Any]:
+    """Return colour, marker and line style of a line by its position in the panel."""
     return {
-        "color": COLOURS[i % len(COLOURS)],
-        "marker": MARKERS[i % len(MARKERS)],
-        "linestyle": LINES[i % len(LINES)],
+        "color": COLOURS[position % len(COLOURS)],
+        "marker": MARKERS[position % len(MARKERS)],
+        "linestyle": LINE_STYLES[position % len(LINE_STYLES)],
     }
 
 
-def _line(
-    axes: Axes, group: Group, seen: Sequence[int], look: int, label: str, phase: float
+def _draw_line(
+    axes: Axes, group: Group, classes_seen: Sequence[int], position: int, label: str, phase: float
 ) -> None:
-    """Draw A_k with its deviation; in a long sequence only some tasks have a marker, at other tasks
-    for each method.
+    """Draw A_k with its deviation.
+
+    In a long sequence only some tasks have a marker, at other tasks for each method.
     """
+    curve = group.curve()
     run = group.outcomes[0].run
-    places = (
-        (run.classes_seen if run is not None else ()) or seen or range(1, len(group.curve()) + 1)
-    )
-    known = [
-        (x, stat.mean, stat.sd or 0.0)
-        for x, stat in zip(places, group.curve(), strict=False)
-        if stat is not None
-    ]
-    x, means, spread = np.array(known, dtype=float).T
+    if run is not None and run.classes_seen:
+        classes_seen = run.classes_seen
+    places = classes_seen or range(1, len(curve) + 1)
+    known = []
+    for place, stat in zip(places, curve, strict=False):
+        if stat is not None:
+            known.append((place, stat.mean, stat.sd or 0.0))
+    x, means, deviations = np.array(known, dtype=float).T
+    bars = None
+    if deviations.any():
+        below = np.minimum(deviations, means)
+        above = np.minimum(deviations, 100 - means)
+        bars = np.stack([below, above])
     step = max(1, len(x) // 10)
     shown = (int(phase * step), step)
-    bars = (
-        np.stack([np.minimum(spread, means), np.minimum(spread, 100 - means)])
-        if spread.any()
-        else None
-    )
     axes.errorbar(
         x,
         means,
@@ -310,169 +358,196 @@ def _line(
         label=label,
         capsize=2,
         elinewidth=0.8,
-        **_look(look),
+        **_line_style(position),
     )
 
 
+# ---------------------------------------------------------------------- lines over a setting
+
+
 def value_curves(study: Study, *keys: str) -> list[Picture]:
-    """Draw A_K against each setting that varies alone, such as the buffer's size
-    (fig:buffer_ablation).
+    """Draw A_K against each setting that varies alone, such as the buffer's size.
+
+    This is fig:buffer_ablation for ``buffer.capacity``.
 
     Args:
         study: all results.
         keys: dotted names of the settings.
     """
-    figures = []
+    pictures = []
     for key in keys:
-        families = [
-            [g for g in family if _is_number(g.config.get(key)) and g.stat("A_K")]
-            for family in study.varied(key)
-        ]
-        families = [family for family in families if len(family) > 1]
+        families = []
+        for family in study.varied(key):
+            shown = [g for g in family if _is_positive(g.config.get(key)) and g.stat("A_K")]
+            if len(shown) > 1:
+                families.append(shown)
         if families:
-            if key == "buffer.capacity":
-                name = "buffer_size"
-            else:
-                name = f"by_{slug(key)}"
-            figures.append(
-                Picture(
-                    name, f"Final accuracy by {heading(key)}.{BARS}", _values(study, families, key)
-                )
-            )
-    return figures
+            name = "buffer_size" if key == "buffer.capacity" else f"by_{slug(key)}"
+            caption = f"Final accuracy by {heading(key)}.{DEVIATION_NOTE}"
+            pictures.append(Picture(name, caption, _draw_values(study, families, key)))
+    return pictures
 
 
-def _is_number(value: object) -> bool:
+def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
-    """Draw a line for each family over the values that were run, which stand at equal distances."""
-    chart = figure(6.0, 3.8 + 0.18 * len(families))
-    axes = chart.subplots()
+def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
+    """Draw a line for each family over the values that were run, at equal distances."""
+    figure = new_figure(6.0, 3.8 + 0.18 * len(families))
+    axes = figure.subplots()
     values = sorted({group.config[key] for family in families for group in family})
     for i, family in enumerate(families):
         name = f"{study.names[family[0].setting]}: {family[0].label}"
-        stats = {values.index(group.config[key]): group.stat("A_K") for group in family}
-        points = sorted((place, stat.mean, stat.sd or 0.0) for place, stat in stats.items() if stat)
-        x, means, spread = zip(*points, strict=True)
-        axes.errorbar(x, means, spread, capsize=3, label=name, **_look(i))
-    axes.set_xticks(
-        range(len(values)),
-        [f"{value:g}" for value in values],
-        rotation=90 if len(values) > MOST else 0,
-    )
+        points = []
+        for group in family:
+            stat = group.stat("A_K")
+            if stat is not None:
+                place = values.index(group.config[key])
+                points.append((place, stat.mean, stat.sd or 0.0))
+        x, means, deviations = zip(*sorted(points), strict=True)
+        axes.errorbar(x, means, deviations, capsize=3, label=name, **_line_style(i))
+    rotation = 90 if len(values) > LINES_PER_PANEL else 0
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values], rotation=rotation)
     axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
-    legend_below(chart, axes, 1)
-    return chart
+    legend_below(figure, axes, 1)
+    return figure
 
 
 # ---------------------------------------------------------------------- bars
 
 
+@dataclass(frozen=True)
+class AccuracyBars:
+    """The two bars of one label of a figure."""
+
+    label: str
+    average: Stat | None
+    final: Stat | None
+
+
 def ablation_bars(study: Study) -> list[Picture]:
-    """Draw Ā and A_K of each method without one of its parts, and the paper's numbers beside its
-    own (tab:ablation).
+    """Draw Ā and A_K of each method without one of its parts (tab:ablation).
+
+    The paper's numbers stand beside its own method.
     """
-    figures = []
-    for family in study.varied(*LACKING):
+    pictures = []
+    for family in study.varied(*ABLATIONS):
         reference = family[0]
-        setting = family[0].setting
-        labels = _with_seeds([group.variant for group in family], family)
-        bars = [
-            (label, group.stat("A_bar"), group.stat("A_K"))
-            for label, group in zip(labels, family, strict=True)
-        ]
-        averages, finals = (published_of("tab:ablation", setting, key) for key in ("A_bar", "A_K"))
-        for variant, final in finals.items() if reference.name == "CIFNet" else ():
-            bars.append((f"{variant or 'full method'} (published)", averages.get(variant), final))
-        chart = pair_bars(bars, f"{reference.label}: {study.names[setting]}")
+        setting = reference.setting
+        title = f"{reference.label}: {study.names[setting]}"
+        labels = _with_seed_counts([group.variant for group in family], family)
+        bars = []
+        for label, group in zip(labels, family, strict=True):
+            bars.append(AccuracyBars(label, group.stat("A_bar"), group.stat("A_K")))
+        if reference.name == "CIFNet":
+            averages = published_of("tab:ablation", setting, "A_bar")
+            for variant, final in published_of("tab:ablation", setting, "A_K").items():
+                label = f"{variant or 'full method'} (published)"
+                bars.append(AccuracyBars(label, averages.get(variant), final))
         file = f"ablation_{study.slug(setting)}_{slug(reference.name.lower())}"
-        text = f"{reference.label} without one of its parts, {study.names[setting]}.{BARS}"
-        figures.append(Picture(file, text, chart))
-    return figures
+        parts = f"{reference.label} without one of its parts, {study.names[setting]}."
+        pictures.append(Picture(file, f"{parts}{DEVIATION_NOTE}", draw_bars(bars, title)))
+    return pictures
 
 
-SIDES: tuple[tuple[int, float, str, dict[str, Any]], ...] = (
-    (1, -0.19, r"average accuracy $\bar{A}$", {"facecolor": "#FFFFFF", "hatch": "///"}),
-    (2, 0.19, "final accuracy $A_K$", {"facecolor": "#222222"}),
-)
-"""The two bars of a label: place in a bar, offset, name, and a fill that differs on paper without
-colours.
-"""
-
-
-def pair_bars(bars: Sequence[tuple[str, Stat | None, Stat | None]], title: str) -> Figure:
-    """Draw two horizontal bars for each label: Ā hatched, A_K filled, each with its number at the
-    end.
+def draw_bars(bars: Sequence[AccuracyBars], title: str) -> Figure:
+    """Draw two horizontal bars for each label: Ā hatched, A_K filled, with their numbers.
 
     Args:
         bars: label, Ā and A_K.
         title: of the figure.
     """
-    chart = figure(6.4, 1.4 + 0.58 * len(bars))
-    axes = chart.subplots()
+    figure = new_figure(6.4, 1.4 + 0.58 * len(bars))
+    axes = figure.subplots()
+    averages: dict[float, Stat] = {}
+    finals: dict[float, Stat] = {}
+    for row, bar in enumerate(bars):
+        if bar.average is not None:
+            averages[row - 0.19] = bar.average
+        if bar.final is not None:
+            finals[row + 0.19] = bar.final
     ends = [0.0]
-    for side, offset, name, fill in SIDES:
-        known = [
-            (row + offset, stat)
-            for row, bar in enumerate(bars)
-            if isinstance(stat := bar[side], Stat)
-        ]
-        if known:
-            axes.barh(
-                [place for place, _ in known], [stat.mean for _, stat in known], 0.36, label=name, edgecolor="black",
-                linewidth=0.7, xerr=[np.nan if stat.sd is None else stat.sd for _, stat in known], ecolor="#888888",
-                capsize=2, **fill,
-            )  # fmt: skip
-        for place, stat in known:
-            ends.append(stat.mean + (stat.sd or 0.0))
-            text = cell_text(stat, Column("", 1))
-            axes.annotate(
-                text,
-                (ends[-1], place),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=SMALL,
-            )
-    label_rows(axes, [fitted(label, 24) for label, _, _ in bars])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=fitted(title, 52, 3))
+    ends += _draw_side(axes, averages, r"average accuracy $\bar{A}$", "#FFFFFF", "///")
+    ends += _draw_side(axes, finals, "final accuracy $A_K$", "#222222", "")
+    label_rows(axes, [wrapped_label(bar.label, 24) for bar in bars])
+    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=wrapped_label(title, 52, 3))
     axes.grid(visible=False, axis="y")
-    chart.legend(loc=cast(Any, "outside lower center"), ncols=2)
-    return chart
+    figure.legend(loc=cast(Any, "outside lower center"), ncols=2)
+    return figure
+
+
+def _draw_side(
+    axes: Axes, stats: Mapping[float, Stat], label: str, colour: str, hatch: str
+) -> list[float]:
+    """Draw one bar of each label, with a fill that differs on paper without colours.
+
+    Args:
+        axes: to draw in.
+        stats: vertical place of a bar → its number.
+        label: in the legend.
+        colour, hatch: of the fill.
+
+    Returns:
+        Where the bars and their deviations end.
+    """
+    if not stats:
+        return []
+    axes.barh(
+        list(stats),
+        [stat.mean for stat in stats.values()],
+        0.36,
+        label=label,
+        edgecolor="black",
+        linewidth=0.7,
+        xerr=[np.nan if stat.sd is None else stat.sd for stat in stats.values()],
+        ecolor="#888888",
+        capsize=2,
+        facecolor=colour,
+        hatch=hatch,
+    )
+    ends = []
+    for place, stat in stats.items():
+        end = stat.mean + (stat.sd or 0.0)
+        ends.append(end)
+        axes.annotate(
+            cell_text(stat, Column("", 1)),
+            (end, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL_FONT,
+        )
+    return ends
 
 
 # ---------------------------------------------------------------------- activations
 
 
 def calibration_maps(study: Study) -> list[Picture]:
-    """Draw how much later neurons respond to earlier classes, with and without calibration
-    (fig:buffer_overlapping).
+    """Draw how much later neurons respond to earlier classes, with and without calibration.
+
+    This is fig:buffer_overlapping.
     """
-    figures = []
+    pictures = []
     for family in study.varied("buffer"):
-        maps = [
-            (group, matrix)
-            for group in reversed(family)
-            if (matrix := mean_activations(group)) is not None
-        ]
-        if len(maps) == 2:
-            setting = family[0].setting
-            caption = (
-                f"Effect of calibration, {study.names[setting]}: largest activation among the"
-                " neurons of one task (columns), in percent, on average over the test images of"
-                " another (rows), after the last task. Above the diagonal neurons of later tasks"
-                " fire on earlier classes unless they are calibrated."
-            )
-            figures.append(
-                Picture(
-                    f"calibration_{study.slug(setting)}_{slug(family[0].name.lower())}",
-                    caption,
-                    _maps(maps),
-                )
-            )
-    return figures
+        maps = []
+        for group in reversed(family):
+            matrix = mean_activations(group)
+            if matrix is not None:
+                maps.append((group, matrix))
+        if len(maps) != 2:
+            continue
+        setting = family[0].setting
+        name = f"calibration_{study.slug(setting)}_{slug(family[0].name.lower())}"
+        caption = (
+            f"Effect of calibration, {study.names[setting]}: largest activation among the neurons"
+            " of one task (columns), in percent, on average over the test images of another (rows),"
+            " after the last task. Above the diagonal neurons of later tasks fire on earlier"
+            " classes unless they are calibrated."
+        )
+        pictures.append(Picture(name, caption, _draw_maps(maps)))
+    return pictures
 
 
 def mean_activations(group: Group) -> np.ndarray | None:
@@ -481,50 +556,34 @@ def mean_activations(group: Group) -> np.ndarray | None:
     Returns:
         (K, K); None if no run recorded them.
     """
-    recorded = [
-        o.run.activations
-        for o in group.outcomes
-        if o.run is not None and o.run.activations is not None
-    ]
-    if len({matrix.shape for matrix in recorded}) == 1:
-        return np.asarray(np.mean(recorded, axis=0))
-    return None
+    recorded = [run.activations for run in group.runs if run.activations is not None]
+    if len({matrix.shape for matrix in recorded}) != 1:
+        return None
+    return np.asarray(np.mean(recorded, axis=0))
 
 
-def _maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
-    chart = figure(6.4, 5.0)
-    panels = chart.subplots(1, 2, sharey=True)
+def _draw_maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
+    figure = new_figure(6.4, 5.0)
+    panels = figure.subplots(1, 2, sharey=True)
     for axes, (group, shares) in zip(panels, maps, strict=True):
-        matrix = 100 * shares
         size = len(shares)
-        image = axes.imshow(
-            matrix, cmap="Greys", vmin=0, vmax=100, extent=(0.5, size + 0.5, size + 0.5, 0.5)
-        )
-        later = matrix[np.triu_indices(size, 1)]
+        percentages = 100 * shares
+        extent = (0.5, size + 0.5, size + 0.5, 0.5)
+        image = axes.imshow(percentages, cmap="Greys", vmin=0, vmax=100, extent=extent)
+        is_calibrated = group.changes.get("buffer", "yes") is not None
+        title = "with calibration" if is_calibrated else "without calibration"
+        later = percentages[np.triu_indices(size, 1)]
         if len(later):
-            mean = f"\nabove the diagonal: {np.nanmean(later):.0f} %"
-        else:
-            mean = ""
-        without = group.changes.get("buffer", "yes") is None
-        axes.set_title(f"{'without' if without else 'with'} calibration{mean}")
+            title = f"{title}\nabove the diagonal: {np.nanmean(later):.0f} %"
+        axes.set_title(title)
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        for (i, j), value in np.ndenumerate(matrix) if size <= 10 else ():
-            if not np.isnan(value):
-                colour = "white" if value > 50 else "black"
-                axes.text(
-                    j + 1,
-                    i + 1,
-                    f"{value:.0f}",
-                    ha="center",
-                    va="center",
-                    color=colour,
-                    fontsize=SMALL,
-                )
+        if size <= 10:
+            _write_percentages(axes, percentages)
     panels[0].set_ylabel("test images of task")
-    chart.colorbar(
+    figure.colorbar(
         image,
         ax=list(panels),
         label="mean activation (%)",
@@ -532,120 +591,133 @@ def _maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
         shrink=0.6,
         aspect=30,
     )
-    return chart
+    return figure
 
 
-# ---------------------------------------------------------------------- costs, a panel for each set
-# of conditions
+def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
+    """Write the number of each cell of a map into it."""
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL_FONT}
+    for (i, j), value in np.ndenumerate(percentages):
+        if not np.isnan(value):
+            colour = "white" if value > 50 else "black"
+            axes.text(j + 1, i + 1, f"{value:.0f}", color=colour, **centred)
 
 
-def panels(study: Study, groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
+# ---------------------------------------------------------------------- costs
+
+
+def cost_panels(study: Study, groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
     """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
 
-    Labels get the number of seeds if groups have different ones.
+    Labels get the number of seeds if groups have different ones, and the backbone if there are
+    several.
 
     Args:
         study: all results.
-        groups: on the same data; the labels of measured ones have the network if there are several.
+        groups: on the same data.
         key: value that a group must have to be shown.
 
     Returns:
         Title → groups whose costs may be compared.
     """
-    by_title: dict[str, list[Group]] = {}
-    several = len({group.setting for group in groups if group.kind == "measured"}) > 1
-    shown = [
-        alike for whole in groups for alike in whole.by_conditions() if alike.stat(key) is not None
-    ]
-    for group, count in zip(shown, differing_seeds(shown), strict=True):
-        if several and group.kind == "measured":
-            network = group.setting.network
-        else:
-            network = ""
-        label = ", ".join(filter(None, [network, count]))
+    shown = []
+    for group in groups:
+        shown += [part for part in group.by_conditions() if part.stat(key) is not None]
+    has_backbones = len({group.setting for group in groups if group.kind == "measured"}) > 1
+    panels: dict[str, list[Group]] = {}
+    for group, count in zip(shown, seed_counts(shown), strict=True):
+        title = group.kind
+        label = count
         if group.kind == "measured":
             title = ", ".join(filter(None, group.conditions[0]))
-        else:
-            title = group.kind
-        by_title.setdefault(title, []).append(
-            replace(group, conditions_label=label)
-        )  # the title says the rest
-    return by_title
+            if has_backbones:
+                label = ", ".join(filter(None, [group.setting.backbone_title, count]))
+        # The title says under which conditions, so the label need not.
+        panels.setdefault(title, []).append(replace(group, conditions_label=label))
+    return panels
 
 
 def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
-    """Draw Ā against training time; the area of a bubble is proportional to the energy
-    (fig:bubble_green).
+    """Draw Ā against training time; a bubble's area is proportional to energy (fig:bubble_green).
 
     Args:
         study: all results.
-        setting: one of ``study.data_names``; all networks that learned its data are drawn.
+        setting: one of ``study.data_names``; all backbones that learned its data are drawn.
 
     Returns:
         One figure, or none if there is nothing to draw.
     """
-    compared = [
-        group
-        for s in study.on_the_same_data(setting)
-        for group in study.compared(s)
-        if group.stat("A_bar")
-    ]
-    shown = panels(study, compared, "train_seconds")
-    drawn = [group for groups in shown.values() for group in groups]
+    compared = []
+    for same_data in study.on_the_same_data(setting):
+        compared += [group for group in study.compared(same_data) if group.stat("A_bar")]
+    panels = cost_panels(study, compared, "train_seconds")
+    drawn = [group for groups in panels.values() for group in groups]
     if len(drawn) < 2:
         return []
-    energies = [stat.mean for group in drawn if (stat := group.stat("energy_kwh"))]
-    unit = max(energies, default=1.0) / LARGEST
+    measured = [group.stat("energy_kwh") for group in drawn]
+    energies = [stat.mean for stat in measured if stat is not None]
+    kwh_per_area = max(energies, default=1.0) / LARGEST_BUBBLE
     name = study.data_names[setting]
-    heights = [1.5 + 0.4 * len(groups) for groups in shown.values()]
-    chart = figure(6.4, 0.5 + sum(heights))
-    every = chart.subplots(len(shown), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    chart.suptitle(fitted(name, 52, 3))
+    heights = [1.5 + 0.4 * len(groups) for groups in panels.values()]
+    figure = new_figure(6.4, 0.5 + sum(heights))
+    layout: dict[str, Any] = {"squeeze": False, "sharex": True, "height_ratios": heights}
+    every = figure.subplots(len(panels), 1, **layout)[:, 0]
+    figure.suptitle(wrapped_label(name, 52, 3))
     times = [group.mean("train_seconds") / 60 for group in drawn]
-    margin = max(
-        1.7, (max(times) / min(times)) ** 0.1
-    )  # the largest bubble is a tenth of the axes wide
+    # The largest bubble is a tenth of the axes wide.
+    margin = max(1.7, (max(times) / min(times)) ** 0.1)
     every[-1].set(xscale="log", xlabel="training time (minutes, all tasks)")
     every[-1].set_xlim(min(times) / margin, max(times) * margin)
-    for axes, (title, groups) in zip(every, shown.items(), strict=True):
-        axes.set_title(fitted(title, 52, 3), fontsize=SMALL)
-        _bubbles(axes, groups, unit)
-    chart.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
-    if any(e < SMALLEST * unit for e in energies):
-        small = " A dashed bubble is drawn larger than its energy."
-    else:
-        small = ""
-    caption = (
-        f"Average accuracy against training time, {name}. The area of a bubble is proportional to"
-        " the energy of "
-        f"training{'; a cross has none measured' if len(energies) < len(drawn) else ''}.{small}"
-        f"{PANELS * (len(shown) > 1)}"
-    )
-    return [Picture(f"time_{study.data_slug(setting)}", caption, chart)]
+    for axes, (title, groups) in zip(every, panels.items(), strict=True):
+        axes.set_title(wrapped_label(title, 52, 3), fontsize=SMALL_FONT)
+        _draw_bubbles(axes, groups, kwh_per_area)
+    figure.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
+    caption = f"Average accuracy against training time, {name}."
+    caption += " The area of a bubble is proportional to the energy of training"
+    caption += "; a cross has none measured." if len(energies) < len(drawn) else "."
+    if any(energy < SMALLEST_BUBBLE * kwh_per_area for energy in energies):
+        caption += " A dashed bubble is drawn larger than its energy."
+    if len(panels) > 1:
+        caption += PANEL_NOTE
+    return [Picture(f"time_{study.data_slug(setting)}", caption, figure)]
 
 
-def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
-    """Draw a bubble for each group; the least area is ``SMALLEST``."""
+def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> None:
+    """Draw a bubble for each group; the least area is ``SMALLEST_BUBBLE``."""
     ordered = sorted(groups, key=lambda group: -group.mean("A_bar"))
     for i, group in enumerate(ordered):
-        at = group.mean("train_seconds") / 60, group.mean("A_bar")
+        minutes = group.mean("train_seconds") / 60
+        accuracy = group.mean("A_bar")
         energy = group.stat("energy_kwh")
         colour = COLOURS[i % len(COLOURS)]
         label = group.label
-        if energy:
-            area = energy.mean / unit
-            label = f"{label}, {number(energy.mean, None)}\u00a0kWh"
-            axes.scatter(
-                *at, s=max(SMALLEST, area), marker="o", facecolor=(colour, 0.45), edgecolor=colour,
-                linestyle="--" if area < SMALLEST else "-", zorder=4 - area / LARGEST,
-            )  # fmt: skip
+        if energy is None:
+            axes.scatter(minutes, accuracy, s=SMALLEST_BUBBLE, marker="x", color=colour)
         else:
-            axes.scatter(*at, s=SMALLEST, marker="x", color=colour)
+            area = energy.mean / kwh_per_area
+            label = f"{label}, {format_number(energy.mean, None)}\u00a0kWh"
+            axes.scatter(
+                minutes,
+                accuracy,
+                s=max(SMALLEST_BUBBLE, area),
+                marker="o",
+                facecolor=(colour, 0.45),
+                edgecolor=colour,
+                linestyle="--" if area < SMALLEST_BUBBLE else "-",
+                zorder=4 - area / LARGEST_BUBBLE,
+            )
+        lines = 4 if group.conditions_label else 2
+        arrow = {"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (0.0, 0.5)}
         axes.annotate(
-            fitted(label, 26, 4 if group.conditions_label else 2), at, (1.03, 1 - (i + 0.5) / len(ordered)),
-            textcoords="axes fraction", fontsize=SMALL, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (0.0, 0.5)},
-        )  # fmt: skip
+            wrapped_label(label, 26, lines),
+            (minutes, accuracy),
+            (1.03, 1 - (i + 0.5) / len(ordered)),
+            textcoords="axes fraction",
+            fontsize=SMALL_FONT,
+            va="center",
+            annotation_clip=False,
+            arrowprops=arrow,
+        )
     axes.margins(y=0.25)
     plain_log_ticks(axes)
 
@@ -654,48 +726,55 @@ def _bubbles(axes: Axes, groups: Sequence[Group], unit: float) -> None:
 
 
 def memory_points(study: Study, setting: Setting) -> list[Picture]:
-    """Draw the numbers kept on a log scale: a point per component, and a filled one for the total
-    (fig:memory).
+    """Draw the elements kept on a log scale: a point per component, a filled one for the total.
+
+    This is fig:memory.
 
     Args:
         study: all results.
         setting: whose groups are drawn.
     """
-    groups = [
-        group
-        for group in study.with_published(setting)
-        if group.components and group.stat("kept_elements")
-    ]
+    groups = []
+    for group in study.with_published(setting):
+        if group.components and group.stat("state_elements"):
+            groups.append(group)
     if not any(group.kind == "measured" for group in groups):
         return []
-    names = [
-        group.label if group.kind == "measured" else f"{group.label} ({group.kind})"
-        for group in groups
-    ]
-    sizes = [{"total": group.mean("kept_elements"), **group.components} for group in groups]
-    chart = figure(6.4, 1.8 + 0.45 * len(names))
-    axes = chart.subplots()
-    parts = list(dict.fromkeys(part for own in sizes for part in own))
-    for i, part in enumerate(parts):
-        known = [(own[part], row) for row, own in enumerate(sizes) if part in own]
+    names = []
+    numbers = []
+    points: dict[str, list[tuple[float, int]]] = {"total": []}
+    for row, group in enumerate(groups):
+        name = group.label if group.kind == "measured" else f"{group.label} ({group.kind})"
+        names.append(wrapped_label(name, 24))
+        total = group.mean("state_elements")
+        numbers.append(f"{total / 1e6:.3g} M" if total >= 1e6 else format_number(total, None))
+        points["total"].append((total, row))
+        for component, count in group.components.items():
+            points.setdefault(component, []).append((count, row))
+    figure = new_figure(6.4, 1.8 + 0.45 * len(groups))
+    axes = figure.subplots()
+    for i, (component, places) in enumerate(points.items()):
         axes.plot(
-            *zip(*known, strict=True), MARKERS[i % len(MARKERS)], markersize=7, markeredgewidth=1.4, label=part,
-            markerfacecolor="black" if i == 0 else "none", markeredgecolor=COLOURS[i % len(COLOURS)],
-            linestyle="none", zorder=3 - i / len(parts),
-        )  # fmt: skip
-    numbers = [
-        f"{n / 1e6:.3g} M" if (n := own["total"]) >= 1e6 else number(n, None) for own in sizes
-    ]
-    label_rows(axes, [fitted(name, 24) for name in names], numbers)
-    axes.set(xlabel="numbers kept besides the backbone (log scale)", xscale="log")
-    axes.set_title(fitted(study.names[setting], 52, 3))
+            *zip(*places, strict=True),
+            MARKERS[i % len(MARKERS)],
+            markersize=7,
+            markeredgewidth=1.4,
+            label=component,
+            markerfacecolor="black" if i == 0 else "none",
+            markeredgecolor=COLOURS[i % len(COLOURS)],
+            linestyle="none",
+            zorder=3 - i / len(points),
+        )
+    label_rows(axes, names, numbers)
+    axes.set(xlabel="elements kept besides the backbone (log scale)", xscale="log")
+    axes.set_title(wrapped_label(study.names[setting], 52, 3))
     axes.margins(x=0.06)
-    legend_below(chart, axes, 4)
+    legend_below(figure, axes, 4)
     caption = (
         f"Memory besides the backbone after the last task by component, {study.names[setting]};"
         " right: the total."
     )
-    return [Picture(f"memory_{study.slug(setting)}", caption, chart)]
+    return [Picture(f"memory_{study.slug(setting)}", caption, figure)]
 
 
 # ---------------------------------------------------------------------- all of them
@@ -707,11 +786,17 @@ def all_pictures(study: Study) -> dict[str, list[Picture]]:
     Returns:
         Section of the report → its figures.
     """
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
+        efficiency = []
+        for setting in study.data_names:
+            efficiency += time_bubbles(study, setting)
+        memory = []
+        for setting in study.settings:
+            memory += memory_points(study, setting)
         return {
             "Accuracy": trajectories(study),
-            "Efficiency": [p for s in study.data_names for p in time_bubbles(study, s)],
-            "Memory": [p for s in study.settings for p in memory_points(study, s)],
+            "Efficiency": efficiency,
+            "Memory": memory,
             "Ablation": [*ablation_bars(study), *calibration_maps(study)],
             "Buffer": value_curves(study, "buffer.capacity"),
             "Other settings": value_curves(study, *study.other_keys()),

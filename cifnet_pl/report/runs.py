@@ -1,6 +1,4 @@
-"""Read run folders: complete ones as :class:`Run`, and for all others the reason why they are left
-out.
-"""
+"""Read run folders: complete ones as :class:`Run`; for others, the reason why not."""
 
 from __future__ import annotations
 
@@ -31,13 +29,11 @@ FILES = {
 """File that a complete run has → what it means if it is not there."""
 
 MEASURED = (
-    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll", "epochs",
-    "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
+    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll",
+    "epochs", "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
     "train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
 )  # fmt: skip
-"""Keys of ``summary.json`` that reports use and that have a number, or null where something was not
-measured.
-"""
+"""Keys of ``summary.json`` with a number, or null where it was not measured, that reports use."""
 
 
 class SummaryTable(Table):
@@ -78,8 +74,7 @@ class DataSection(Table):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One complete run: its configuration, its summary and its rows, as the run's folder holds
-    them.
+    """One complete run: its configuration, its summary and its rows, as its folder holds them.
 
     Attributes:
         folder: where it was read from.
@@ -122,9 +117,8 @@ def read_run(folder: Path) -> Run:
     with _damaged(folder / "summary.json") as path:
         summary = json.loads(path.read_text(encoding="utf-8"))
         SummaryTable.model_validate(summary)
-        TypeAdapter(dict[str, Number | None]).validate_python(
-            {key: summary.get(key) for key in MEASURED}
-        )
+        measured = {key: summary.get(key) for key in MEASURED}
+        TypeAdapter(dict[str, Number | None]).validate_python(measured)
     with _damaged(folder / "config.yaml") as path:
         config = read_yaml(path)
         if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
@@ -132,15 +126,13 @@ def read_run(folder: Path) -> Run:
         DataSection.model_validate(config["data"])
     with _damaged(folder / "tasks.csv") as path:
         rows = pd.read_csv(path)
-        if not len(rows) == summary["n_tasks"] == len(summary["A_k"]):
-            raise DataError(
-                f"{path} has {len(rows)} rows, but summary.json says {summary['n_tasks']} tasks"
-            )
+        n_tasks = summary["n_tasks"]
+        n_classes = summary["n_classes"]
+        if not len(rows) == n_tasks == len(summary["A_k"]):
+            raise DataError(f"{path} has {len(rows)} rows, but summary.json says {n_tasks} tasks")
         seen = tuple(int(count) for count in rows["classes_seen"])
-        if seen[-1] != summary["n_classes"]:
-            raise DataError(
-                f"{path} ends with {seen[-1]} classes, summary.json with {summary['n_classes']}"
-            )
+        if seen[-1] != n_classes:
+            raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {n_classes}")
     activations = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
@@ -150,15 +142,14 @@ def read_run(folder: Path) -> Run:
 
 @contextmanager
 def _damaged(path: Path) -> Iterator[Path]:
-    """Within the block, say of a file that cannot be read or understood that it is damaged."""
+    """Raise DataError that names the file if it cannot be read or understood within the block."""
     try:
         yield path
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         entry = ".".join(printable(str(key))[:60] for key in first["loc"])
-        raise DataError(
-            f"{path} is damaged: {entry} {first['msg'].replace('Input should', 'should')}"
-        ) from error
+        message = first["msg"].replace("Input should", "should")
+        raise DataError(f"{path} is damaged: {entry} {message}") from error
     except (ValueError, KeyError, TypeError, OSError, RecursionError, UsageError) as error:
         raise DataError(f"{path} is damaged: {first_line(error)}") from error
 
@@ -175,23 +166,26 @@ def is_complete(folder: Path) -> bool:
 # ---------------------------------------------------------------------- many folders
 
 
-def natural(name: str) -> tuple[str, int]:
+def natural_order(name: str) -> tuple[str, int]:
     """Return the sort key that puts version_10 after version_9."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return head, int(digits) if digits else -1
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, int(digits) if digits else -1
 
 
-def _in_order(folders: Mapping[Path, Path]) -> list[Path]:
-    """Return the folders, each once however it was reached."""
-    return sorted(
-        folders.values(), key=lambda folder: [natural(component) for component in folder.parts]
-    )
+def _sorted_folders(folders: Mapping[Path, Path]) -> list[Path]:
+    """Return the folders in natural order, each once however it was reached."""
+    return sorted(folders.values(), key=_path_order)
+
+
+def _path_order(path: Path) -> list[tuple[str, int]]:
+    return [natural_order(part) for part in path.parts]
 
 
 def find_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Find all run folders at or below some paths: folders with one of a run's files or
-    checkpoints.
+    """Find all run folders at or below some paths.
+
+    A run folder has one of a run's files, or a folder ``checkpoints``.
 
     Args:
         paths: folders; files among them are passed over.
@@ -207,12 +201,10 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
         if not path.exists():
             raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
         for folder in [path, *path.rglob("*")]:
-            if (
-                any((folder / name).is_file() for name in FILES)
-                or (folder / "checkpoints").is_dir()
-            ):
+            has_file = any((folder / name).is_file() for name in FILES)
+            if has_file or (folder / "checkpoints").is_dir():
                 folders.setdefault(folder.resolve(), folder)
-    return _in_order(folders)
+    return _sorted_folders(folders)
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -228,9 +220,10 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         UsageError: a path that does not exist.
     """
     runs = []
-    left_out = [
-        f"{path} is a file, not a folder of runs" for path in map(Path, paths) if path.is_file()
-    ]
+    left_out = []
+    for path in map(Path, paths):
+        if path.is_file():
+            left_out.append(f"{path} is a file, not a folder of runs")
     for folder in find_folders(paths):
         try:
             run = read_run(folder)
@@ -240,9 +233,9 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         predictions = folder / "predictions.parquet"
         try:
             if predictions.exists():
-                right_answers(predictions)
+                correct_predictions(predictions)
                 run = replace(run, predictions=predictions)
-        except DataError as error:  # the rest of the run is whole
+        except DataError as error:  # the rest of the run is complete
             left_out.append(str(error))
         runs.append(run)
     return runs, list(dict.fromkeys(left_out))
@@ -259,58 +252,54 @@ def find_missing(paths: Iterable[str | Path]) -> list[str]:
         as is known.
     """
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
-    points = {
-        file.parent.resolve(): file.parent
-        for path in map(Path, paths)
-        for file in path.rglob(POINT)
-    }
+    points: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        for file in path.rglob(POINT):
+            points[file.parent.resolve()] = file.parent
     missing = []
-    for folder in _in_order(points):
-        begun = versions(folder)
-        failure = folder / FAILURE
-        if any(is_complete(version) for version in begun):
+    for folder in _sorted_folders(points):
+        started = versions(folder)
+        if any(is_complete(version) for version in started):
             continue
-        if begun:
-            reason = "begun, but not finished"
-        else:
-            reason = "not run yet"
+        failure = folder / FAILURE
         if failure.is_file():
             reason = printable(failure.read_text(encoding="utf-8", errors="replace").strip())
+        elif started:
+            reason = "started, but not finished"
+        else:
+            reason = "not run yet"
         missing.append(f"{folder.name}: {reason}")
     return missing
 
 
-def at_one_place(runs: Sequence[Run]) -> list[Run]:
-    """Let runs whose data have the same fingerprint say the same folder of data: that of the first
-    of them.
+def with_common_root(runs: Sequence[Run]) -> list[Run]:
+    """Give runs on the same data the same folder of data in their configuration.
 
     On another machine the same images are in another folder, which makes no other configuration.
+    Runs whose data have the same fingerprint get the folder of the first of them.
 
     Args:
         runs: complete runs.
     """
     roots: dict[str, Any] = {}
-    placed = []
+    changed = []
     for run in runs:
-        root = run.config["data"].get("root")
-        mark = run.summary.get("data_fingerprint")
-        if root is not None and mark:
-            common = roots.setdefault(str(mark), root)
-        else:
-            common = root
-        placed.append(
-            replace(run, config={**run.config, "data": {**run.config["data"], "root": common}})
-        )
-    return placed
+        data = run.config["data"]
+        root = data.get("root")
+        fingerprint = run.summary.get("data_fingerprint")
+        if root is not None and fingerprint:
+            root = roots.setdefault(str(fingerprint), root)
+        config = {**run.config, "data": {**data, "root": root}}
+        changed.append(replace(run, config=config))
+    return changed
 
 
-# ---------------------------------------------------------------------- answers to single test
-# images
+# ---------------------------------------------------------------------- predictions
 
 
 @lru_cache(maxsize=64)
-def right_answers(path: Path) -> pd.Series:
-    """Return which test images a run named right after its last task.
+def correct_predictions(path: Path) -> pd.Series:
+    """Return which test images a run predicted correctly after its last task.
 
     Args:
         path: its ``predictions.parquet``.
@@ -329,19 +318,18 @@ def right_answers(path: Path) -> pd.Series:
     from pyarrow import ArrowException
 
     try:
-        answers = pd.read_parquet(path, columns=["task", "label", "image", "top_1"])
+        rows = pd.read_parquet(path, columns=["task", "label", "image", "top_1"])
     except (ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(
             f"{path} is damaged, so its run is not compared over test images"
         ) from error
-    last = answers[answers["task"] == answers["task"].max()].drop_duplicates(["label", "image"])
-    return (last["label"] == last["top_1"]).set_axis(
-        pd.MultiIndex.from_frame(last[["label", "image"]])
-    )
+    last = rows[rows["task"] == rows["task"].max()].drop_duplicates(["label", "image"])
+    correct = last["label"] == last["top_1"]
+    return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
 
 
-def paired(a: Path, b: Path) -> pd.DataFrame:
-    """Return whether two runs are right on the test images that both have.
+def paired_predictions(a: Path, b: Path) -> pd.DataFrame:
+    """Return whether two runs are correct on the test images that both have.
 
     Args:
         a, b: their ``predictions.parquet``.
@@ -349,4 +337,5 @@ def paired(a: Path, b: Path) -> pd.DataFrame:
     Returns:
         (n, 2) bool with the columns ``a`` and ``b``, a row for each image.
     """
-    return pd.concat([right_answers(a), right_answers(b)], axis=1, join="inner", keys=["a", "b"])
+    series = [correct_predictions(a), correct_predictions(b)]
+    return pd.concat(series, axis=1, join="inner", keys=["a", "b"])

@@ -1,5 +1,6 @@
-"""Read a run's configuration: the setting (data, protocol, backbone), all else that makes a method,
-and their names.
+"""Read a run's configuration: its setting (data, protocol, backbone), its method, and their names.
+
+All keys that do not belong to the setting belong to the method.
 """
 
 from __future__ import annotations
@@ -29,24 +30,20 @@ DATASETS = {
     "core50": "CORe50",
     "tinyimagenet": "Tiny-ImageNet",
 }
-"""Data source → name of the data set, as in the paper's tables. Other sources keep their own
-name.
-"""
+"""Data source → name of the data set in the paper's tables; other sources keep their own name."""
 
-NOT_SETTINGS = (
-    "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only", "download",
-    "data.cache", "data.cache_folder", "data.num_workers", "data.unknown",
+IGNORED_KEYS = (
+    "seed_everything", "data.class_order", "experiment", "logs", "ckpt_path", "weights_only",
+    "download", "data.cache", "data.cache_folder", "data.num_workers", "data.unknown",
     "data.on_corrupt", "energy.enabled", "energy.tracking_mode", "predictions.every_task",
-    "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices",
-    "trainer.num_nodes", "trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps",
+    "checkpoint.every_minutes", "trainer.accelerator", "trainer.devices", "trainer.num_nodes",
+    "trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.log_every_n_steps",
 )  # fmt: skip
-"""Keys of ``config.yaml`` that do not make another configuration: seeds, names, and how the same
-was computed.
-"""
+"""Keys of ``config.yaml`` that do not make another configuration: seeds, names, where it ran."""
 
-OF_SETTING = (
-    "data.source", "data.root", "data.classes_per_task", "data.initial_classes", "data.max_tasks", "data.image_size",
-    "data.tune", "backbone", "architecture",
+SETTING_KEYS = (
+    "data.source", "data.root", "data.classes_per_task", "data.initial_classes", "data.max_tasks",
+    "data.image_size", "data.tune", "backbone", "architecture",
 )  # fmt: skip
 """Keys that belong to the setting; the others belong to the method."""
 
@@ -61,7 +58,7 @@ class Setting:
     Attributes:
         dataset: its name, as in the paper where it is one of the paper's.
         n_tasks, n_classes: numbers of tasks and of classes learned; few are sorted before many.
-        backbone: name of the frozen network, with its architecture where one was given.
+        backbone: name of the frozen backbone, with its architecture where one was given.
         image_size: side in pixels as given, or 0 for the weights' own.
         root: folder of the data, which tells apart data sets of one name.
         tune: share of the training images that accuracies are measured on in place of the test
@@ -80,40 +77,33 @@ class Setting:
 
     @property
     def data(self) -> tuple[Any, ...]:
-        """What two runs must share for their test images to be the same: all but the network and
-        its images' size.
-        """
+        """What two runs must share for their test images to be the same."""
         return self.dataset, self.protocol, self.n_tasks, self.n_classes, self.tune
 
     @property
-    def network(self) -> str:
-        """Backbone and size of its images in words."""
+    def backbone_title(self) -> str:
+        """Backbone and size of its images, for tables."""
         if self.image_size:
             return f"{self.backbone}, {self.image_size} px"
         return self.backbone
 
     @property
     def short(self) -> str:
-        """Data set and protocol, for a column of a table; says so where no test image was used."""
+        """Data set and protocol, for a column; says so where no test image was used."""
+        name = f"{self.dataset}, {self.protocol} cls/task"
         if self.tune:
-            tuned = f", on {100 * self.tune:g} % of the training images (tuning)"
-        else:
-            tuned = ""
-        return f"{self.dataset}, {self.protocol} cls/task{tuned}"
+            name = f"{name}, on {100 * self.tune:g} % of the training images (tuning)"
+        return name
 
     @property
     def title(self) -> str:
-        """Data set, protocol, images and backbone in words."""
-        return (
-            f"{self.short} ({number_of(self.n_tasks, 'task')}, {self.n_classes} classes),"
-            f" {self.network}"
-        )
+        """Data set, protocol, images and backbone."""
+        tasks = number_of(self.n_tasks, "task")
+        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.backbone_title}"
 
 
-def notes_of(settings: Sequence[Setting]) -> list[str]:
-    """Return notes about the labels that the backbones of ``settings`` were trained on, once
-    each.
-    """
+def backbone_notes(settings: Sequence[Setting]) -> list[str]:
+    """Return a note for each backbone about the labels that it was trained on."""
     notes = []
     for name in dict.fromkeys(setting.backbone for setting in settings):
         if name.startswith(("embedded:", "torchvision:")):
@@ -129,18 +119,15 @@ def notes_of(settings: Sequence[Setting]) -> list[str]:
 
 
 SMALL_RIDGE = 1.0
-"""λ of the paper's head below which its weights follow noise where there are about as many images
-as features.
-"""
+"""λ of CIFNetHead below which its weights follow noise where samples are as many as features."""
 
 
-def about_small_ridge(runs: Iterable[Run]) -> list[str]:
-    """Warn of runs of the paper's head with a small λ that learned half to twice as many images as
-    there are features.
+def small_ridge_messages(runs: Iterable[Run]) -> list[str]:
+    """Warn of runs of CIFNetHead with a small λ and about as many samples as features.
 
-    There ridge regression interpolates at its worst (Belkin et al., 2019), and more so the more of
-    these images a class is fitted to: variants without a buffer, or with locked neurons, then come
-        out better than the whole method.
+    "About" is half to twice as many. There ridge regression interpolates at its worst (Belkin et
+    al., 2019), and more so the more of these images a class is fitted to. Variants without a
+    buffer, or with locked neurons, then come out better than the full method.
 
     Args:
         runs: complete ones.
@@ -148,22 +135,23 @@ def about_small_ridge(runs: Iterable[Run]) -> list[str]:
     Returns:
         One sentence for each number of images, width and λ.
     """
-    notes: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for run in runs:
-        head = run.summary.get("head_settings") or {}
+        settings = run.summary.get("head_settings") or {}
         images = run.summary.get("learned_images") or 0
-        width = head.get("in_features") or 0
-        ridge = head.get("ridge")
-        close = run.summary.get("head") == "CIFNetHead" and width / 2 <= images <= 2 * width
-        if close and isinstance(ridge, float) and ridge < SMALL_RIDGE:
-            sentence = (
-                f"{images:,} images were learned, about as many as an embedding has numbers"
-                f" ({width:,}): with λ = {ridge:g} the weights follow noise there, and variants"
-                " that see fewer images, without buffer or locked, can come out better than the"
-                " whole method. Take --model.head.ridge 1 or gcv, or more images"
+        width = settings.get("in_features") or 0
+        ridge = settings.get("ridge")
+        is_small = isinstance(ridge, float) and ridge < SMALL_RIDGE
+        is_cifnet = run.summary.get("head") == "CIFNetHead"
+        if is_cifnet and is_small and width / 2 <= images <= 2 * width:
+            message = (
+                f"{images:,} images were learned with {width:,} features: with as many images as"
+                f" features and λ = {ridge:g} the weights follow noise. Variants that see fewer"
+                " images (no buffer, locked neurons) can come out better than the full method. Set"
+                " --model.head.ridge 1 or gcv, or learn more images"
             )
-            notes[sentence] = None
-    return list(notes)
+            messages[message] = None
+    return list(messages)
 
 
 def setting_of(run: Run) -> Setting:
@@ -171,66 +159,73 @@ def setting_of(run: Run) -> Setting:
     flat = configuration(run)
     source = str(flat.get("data.source", ""))
     root = printable(str(flat.get("data.root") or ""))
+    name = source.removeprefix("torchvision:")
     if source == "folder":
         name = PurePath(root).name
-    else:
-        name = source.removeprefix("torchvision:")
     backbone = str(flat.get("backbone") or run.summary.get("backbone") or "no backbone")
     architecture = flat.get("architecture")
-    initial = flat.get("data.initial_classes")
+    if architecture:
+        backbone = f"{backbone} ({architecture})"
     per_task = flat.get("data.classes_per_task")
+    protocol = str(per_task)
     if isinstance(per_task, list):
         protocol = ", ".join(map(str, per_task))
-    else:
-        protocol = str(per_task)
+    initial = flat.get("data.initial_classes")
+    if initial:
+        protocol = f"{initial} + {protocol}"
     return Setting(
         dataset=DATASETS.get(source, name or source),
         n_tasks=run.summary["n_tasks"],
         n_classes=run.summary["n_classes"],
-        backbone=f"{backbone} ({architecture})" if architecture else backbone,
+        backbone=backbone,
         image_size=flat.get("data.image_size") or 0,
         root=root,
         tune=flat.get("data.tune") or 0.0,
-        protocol=f"{initial} + {protocol}" if initial else protocol,
+        protocol=protocol,
     )
 
 
-def distinct_names(settings: Sequence[Setting], networks: bool) -> dict[Setting, str]:
-    """Return a name for each setting; where settings of one name differ, what they differ in is
-    added.
+def _size_text(setting: Setting) -> str:
+    return f"{setting.image_size} px" if setting.image_size else "own size"
+
+
+Describe = Callable[[Setting], str]
+DATA_DESCRIPTIONS: tuple[Describe, ...] = (
+    lambda setting: f"{setting.n_tasks} tasks",
+    lambda setting: f"{setting.n_classes} classes",
+    lambda setting: setting.root,
+)
+BACKBONE_DESCRIPTIONS: tuple[Describe, ...] = (lambda setting: setting.backbone, _size_text)
+"""What is added to the names of settings that have the same short name."""
+
+
+def distinct_names(settings: Sequence[Setting], backbones: bool) -> dict[Setting, str]:
+    """Return a name for each setting; what settings of one name differ in is added.
 
     Args:
         settings: of a report.
-        networks: whether they may differ in backbone and size of images too.
+        backbones: whether they may differ in backbone and size of images too.
     """
-    extras: list[Callable[[Setting], str]] = [
-        lambda s: f"{s.n_tasks} tasks", lambda s: f"{s.n_classes} classes", lambda s: s.root
-    ]  # fmt: skip
-    if networks:
-        extras = [
-            lambda s: s.backbone,
-            lambda s: f"{s.image_size} px" if s.image_size else "own size",
-            *extras,
-        ]
     names = {setting: setting.short for setting in settings}
-    for extra in extras:
-        said = {
-            name: {extra(s) for s, other in names.items() if other == name}
-            for name in names.values()
-        }
-        names = {
-            s: f"{name}, {extra(s)}" if len(said[name]) > 1 else name for s, name in names.items()
-        }
+    descriptions = DATA_DESCRIPTIONS
+    if backbones:
+        descriptions = BACKBONE_DESCRIPTIONS + DATA_DESCRIPTIONS
+    for describe in descriptions:
+        found: dict[str, set[str]] = {}
+        for setting, name in names.items():
+            found.setdefault(name, set()).add(describe(setting))
+        for setting, name in names.items():
+            if len(found[name]) > 1:
+                names[setting] = f"{name}, {describe(setting)}"
     return names
 
 
 def file_name(names: Mapping[Setting, str], setting: Setting) -> str:
-    """Return a setting's name for a file; names that differ in other characters alone get a
-    number.
-    """
-    plain = {other: slug(name.lower()) for other, name in names.items()}
-    number = [other for other in plain if plain[other] == plain[setting]].index(setting)
-    return plain[setting] + (f"_{number + 1}" if number else "")
+    """Return a setting's name for a file; names that differ in special characters get a number."""
+    own = slug(names[setting].lower())
+    alike = [other for other, name in names.items() if slug(name.lower()) == own]
+    position = alike.index(setting)
+    return f"{own}_{position + 1}" if position else own
 
 
 # ---------------------------------------------------------------------- the configuration
@@ -246,107 +241,95 @@ def configuration(run: Run) -> dict[str, Any]:
     Args:
         run: a complete run.
     """
+    summary = run.summary
+    head = str(summary["head"])
     model = _section(run.config.get("model"))
-    head = str(run.summary["head"])
     arguments = dict(_section(model.get("init_args")))
-    given = _section(arguments.pop("head", None))
+    head_section = _section(arguments.pop("head", None))
     buffer = arguments.pop("buffer", None)
-    options = given.get("init_args")
-    if not isinstance(
-        options, Mapping
-    ):  # the head was left to its defaults, which the summary spells out
-        learned = run.summary.get("head_settings") or {}
-        options = {
-            k: v
-            for k, v in learned.items()
-            if k != "in_features" and not str(v).startswith("seed ")
-        }
-    parts = {
-        key: value for key, value in run.config.items() if key not in ("model", "lightning.pytorch")
-    }
-    flat = {**flatten(parts), "module": model.get("class_path"), **flatten(arguments), "head": head}
-    flat.update(flatten(options, "head."))
-    if isinstance(buffer, Mapping) and run.summary.get("buffer_settings") is not None:
-        flat.update({"buffer": "yes", **flatten(_section(buffer.get("init_args")), "buffer.")})
+    parts = {k: v for k, v in run.config.items() if k not in ("model", "lightning.pytorch")}
+    flat = flatten(parts)
+    flat["module"] = model.get("class_path")
+    flat.update(flatten(arguments))
+    flat["head"] = head
+    flat.update(flatten(_head_options(head_section, summary), "head."))
+    if isinstance(buffer, Mapping) and summary.get("buffer_settings") is not None:
+        flat["buffer"] = "yes"
+        flat.update(flatten(_section(buffer.get("init_args")), "buffer."))
     elif getattr(heads.HEADS.get(head), "uses_buffer", False):
         flat["buffer"] = None
-    left = {
-        k: v
-        for k, v in defaults(run.summary).items()
-        if flat.get("buffer") == "yes" or not k.startswith("buffer.")
-    }
-    flat = {**left, **flat}
+    for key, value in default_settings(summary).items():
+        if flat.get("buffer") == "yes" or not key.startswith("buffer."):
+            flat.setdefault(key, value)
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
-        flat["trainer.callbacks"] = [
-            c for c in callbacks if "ActivationTable" not in str(c)
-        ] or None
-    if isinstance(run.config["data"].get("class_order"), list):
-        flat["data.order"] = run.config["data"]["class_order"]
-    return {
-        key: value
-        for key, value in flat.items()
-        if key not in NOT_SETTINGS and key.split(".")[-1] != "seed"
-    }
+        others = [callback for callback in callbacks if "ActivationTable" not in str(callback)]
+        flat["trainer.callbacks"] = others or None
+    class_order = run.config["data"].get("class_order")
+    if isinstance(class_order, list):
+        flat["data.order"] = class_order
+    return {key: value for key, value in flat.items() if not _is_ignored(key)}
 
 
-def defaults(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every setting that has one, by dotted name; of the head or method as
-    the run has them.
+def _is_ignored(key: str) -> bool:
+    return key in IGNORED_KEYS or key.split(".")[-1] == "seed"
+
+
+def _head_options(section: Mapping[str, Any], summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a head; those of the summary if the configuration has none."""
+    options = section.get("init_args")
+    if isinstance(options, Mapping):
+        return options
+    learned = dict(summary.get("head_settings") or {})
+    learned.pop("in_features", None)
+    return {k: v for k, v in learned.items() if not str(v).startswith("seed ")}
+
+
+def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every setting that has one, by dotted name.
 
     Args:
-        summary: of a run.
+        summary: of a run; it may have the defaults of its own head or method.
     """
-    known = {**heads.HEADS, **{method.__name__: method for method in iterative.METHODS}}.get(
-        str(summary["head"])
-    )
-    own = summary.get("defaults") or (defaults_of(known) if known else {})
-    if is_frozen(summary):
-        own = {
-            **defaults_of(CIFNetModule),
-            **{f"head.{name}": value for name, value in own.items()},
-        }
-    parts = {
-        "trainer.": Trainer, "data.": CIFNetDataModule, "energy.": EnergyMonitor, "checkpoint.": TaskCheckpoint,
-        "buffer.": CalibrationBuffer,
-    }  # fmt: skip
-    return {
-        **own,
-        **{
-            prefix + name: v
-            for prefix, part in parts.items()
-            for name, v in defaults_of(part).items()
-        },
-    }
+    classes: dict[str, Any] = dict(heads.HEADS)
+    classes.update({method.__name__: method for method in iterative.METHODS})
+    known = classes.get(str(summary["head"]))
+    own = summary.get("defaults")
+    if not own:
+        own = defaults_of(known) if known else {}
+    settings = dict(own)
+    if has_frozen_backbone(summary):
+        settings = defaults_of(CIFNetModule)
+        settings.update({f"head.{name}": value for name, value in own.items()})
+    sections = {"trainer": Trainer, "data": CIFNetDataModule, "buffer": CalibrationBuffer}
+    sections.update({"energy": EnergyMonitor, "checkpoint": TaskCheckpoint})
+    for section, part in sections.items():
+        for name, value in defaults_of(part).items():
+            settings[f"{section}.{name}"] = value
+    return settings
 
 
-def is_frozen(summary: Mapping[str, Any]) -> bool:
-    """Return whether a run learned a head on a frozen network: a method that trains its network has
-    none.
-    """
+def has_frozen_backbone(summary: Mapping[str, Any]) -> bool:
+    """Return whether a run learned a head on a frozen backbone: trained methods have no head."""
     return summary.get("head_settings") is not None
 
 
 def _section(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    return {}
+    return value if isinstance(value, Mapping) else {}
 
 
 # ---------------------------------------------------------------------- names in tables and figures
 
 METHODS = {kind.__name__: title_of(kind) for kind in (*heads.HEADS.values(), *iterative.METHODS)}
-"""Class of a head, or of a module that trains the network → its name in tables, in the order of the
-rows.
-"""
+"""Class of a head or trained method → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"
-"""Logistic regression on all embeddings ever seen: a reference, not a way to learn a stream."""
+"""Logistic regression on all embeddings ever seen: a reference, not a method for streams."""
 
 ALL_EMBEDDINGS = 10_000_000
 """A buffer of this capacity keeps every embedding: logistic regression on it is the joint bound."""
 
-WORDS: dict[tuple[str, Any], str] = {
+SETTING_TEXTS: dict[tuple[str, Any], str] = {
     ("buffer", None): "no buffer",
     ("buffer", "yes"): "with buffer",
     ("buffer.oversample", False): "no oversampling",
@@ -363,27 +346,24 @@ WORDS: dict[tuple[str, Any], str] = {
     ("calibrate", True): "calibrated",
     ("calibrate", False): "not calibrated",
 }
-"""(setting, value) → how a method's name says so; other settings are named by :func:`words`."""
+"""(setting, value) → its text in a method's name; others are named by :func:`setting_text`."""
 
-LACKING = {
+ABLATIONS = {
     "buffer": None,
     "buffer.oversample": False,
     "head.update_past": False,
     "head.weighting": "released",
 }
-"""Settings that a method's name always mentions at this value, whether or not there is anything to
-compare it with.
+"""Settings that each take a part of the method away at this value (tab:ablation).
 
-A change of one of them takes a part of the method away (tab:ablation), each by itself.
+A method's name always mentions them, whether or not there is anything to compare it with.
 """
 
-SHORT = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
+SYMBOLS = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
 """Setting → its name before a value."""
 
-LONG = {"head.ridge": "ridge λ", "buffer.capacity": "size of the buffer (embeddings)"}
-"""Setting of a figure of the paper → its name as a heading or the label of an axis; others have
-their own.
-"""
+HEADINGS = {"head.ridge": "ridge λ", "buffer.capacity": "size of the buffer (embeddings)"}
+"""Setting of a figure of the paper → its name as a heading; others have their dotted name."""
 
 
 def method_of(run: Run) -> str:
@@ -395,7 +375,7 @@ def method_of(run: Run) -> str:
     return str(run.summary.get("title") or METHODS.get(head, head))
 
 
-def words(key: str, value: Any) -> str:
+def setting_text(key: str, value: Any) -> str:
     """Return a setting and its value as part of a method's name.
 
     Args:
@@ -403,26 +383,26 @@ def words(key: str, value: Any) -> str:
         value: of the setting.
 
     Example:
-        >>> words("head.ridge", 0.01)
+        >>> setting_text("head.ridge", 0.01)
         'λ 0.01'
     """
-    known = WORDS.get((key, value)) if isinstance(value, str | bool | None) else None
-    if known is not None:
-        return known
+    if isinstance(value, str | bool | None) and (key, value) in SETTING_TEXTS:
+        return SETTING_TEXTS[key, value]
+    name = SYMBOLS.get(key) or key.split(".")[-1].replace("_", " ")
     if isinstance(value, float):
-        shown = f"{value:g}"
-    else:
-        shown = value_name(value)
-    return f"{SHORT.get(key) or key.split('.')[-1].replace('_', ' ')} {shown}"
+        return f"{name} {value:g}"
+    return f"{name} {value_text(value)}"
 
 
 def heading(key: str) -> str:
     """Return a setting as a heading or the label of an axis."""
-    return LONG.get(key, key)
+    return HEADINGS.get(key, key)
 
 
-def value_name(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a setting's value as it is shown under its heading."""
-    if isinstance(value, bool | None):
-        return {None: "none", True: "yes", False: "no"}[value]
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return str(value)

@@ -1,6 +1,4 @@
-"""Hold all results of a report: group runs by configuration, name the groups, and select what can
-be compared.
-"""
+"""Hold all results of a report: group runs by configuration, and select what can be compared."""
 
 from __future__ import annotations
 
@@ -11,31 +9,34 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifnet_pl.model.metrics import max_drop
-from cifnet_pl.report.runs import MEASURED, Run, at_one_place, natural
+from cifnet_pl.report.runs import MEASURED, Run, natural_order, with_common_root
 from cifnet_pl.report.settings import (
+    ABLATIONS,
     JOINT,
-    LACKING,
     METHODS,
-    OF_SETTING,
+    SETTING_KEYS,
     Setting,
     configuration,
-    defaults,
+    default_settings,
     distinct_names,
     file_name,
-    is_frozen,
+    has_frozen_backbone,
     method_of,
     setting_of,
-    words,
+    setting_text,
 )
-from cifnet_pl.report.significance import SHARED, Stat, stat_of
+from cifnet_pl.report.significance import Stat, stat_of
+from cifnet_pl.report.table_formats import SHARED_MARK
+from cifnet_pl.utilities.text import number_of
 
 COSTS = ("train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 """Values that depend on the machine, on how energy was measured, and on the embedding cache."""
 
-EXTERNAL = "external: the file does not say which machine, nor how energy was measured"
+EXTERNAL_CONDITIONS = "external: the file does not say which machine, nor how energy was measured"
 """Conditions of the rows of an external file."""
 
 KINDS = ("measured", "external", "published")
@@ -43,14 +44,15 @@ KINDS = ("measured", "external", "published")
 
 
 class Conditions(NamedTuple):
-    """What time and energy depend on besides the method; costs under different ones are neither
-    averaged nor ranked.
+    """What time and energy depend on besides the method.
+
+    Costs under different conditions are never averaged.
 
     Attributes:
         machine: processor or GPU, with its number, and how many threads were used where that is
             another number.
         source: how energy was measured, e.g. "cpu estimated (cpu_load), ram estimated".
-        scope: whether other processes were counted, in words; empty where that is not known.
+        scope: whether other processes were counted; empty where that is not known.
         cache: says that embeddings were read from the cache, so that the backbone did not run for
             them; else empty.
     """
@@ -61,8 +63,8 @@ class Conditions(NamedTuple):
     cache: str = ""
 
 
-COUNTED = "other processes counted"
-ALONE = "this process only"
+OTHERS_COUNTED = "other processes counted"
+OWN_PROCESS = "this process only"
 CACHED = "embeddings from the cache"
 
 
@@ -77,7 +79,7 @@ class Outcome:
         conditions: of time and energy.
         run: the run, if it was one of this package.
         key: seed and class order; outcomes of two methods with the same key are a pair.
-        components: numbers kept between tasks, by component, without the backbone.
+        components: elements kept between tasks, by component, without the backbone.
     """
 
     seed: int | None
@@ -87,6 +89,11 @@ class Outcome:
     run: Run | None = None
     key: str = ""
     components: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def predictions(self) -> Path | None:
+        """The predictions on single test images, if the run kept them."""
+        return None if self.run is None else self.run.predictions
 
 
 @dataclass(eq=False)
@@ -117,33 +124,27 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Name of the method, what it lacks of the paper's, and what is changed against its main
-        configuration.
-        """
-        return ", ".join(
-            filter(None, [self.name, self._in_words(self.named), self.conditions_label])
-        )
+        """Name of the method, and what is changed against its main configuration."""
+        parts = [self.name, self._settings_text(self.named), self.conditions_label]
+        return ", ".join(filter(None, parts))
 
     @property
     def variant(self) -> str:
         """The label without the method's name: "full method" for the reference of its setting."""
-        return self._in_words(self.changes) or "full method"
+        return self._settings_text(self.changes) or "full method"
 
-    def _in_words(self, settings: Mapping[str, Any]) -> str:
-        # The joint bound has its buffer for something else.
-        if self.name == JOINT:
-            lacking = {}
-        else:
-            lacking = {k: v for k, v in LACKING.items() if self.config.get(k, "") == v}
-        return ", ".join(
-            words(key, value) for key, value in sorted({**lacking, **settings}.items())
-        )
+    def _settings_text(self, settings: Mapping[str, Any]) -> str:
+        """Return settings, and the parts that this configuration lacks, as text."""
+        mentioned = dict(settings)
+        if self.name != JOINT:  # the joint bound keeps its buffer for another purpose
+            for key, value in ABLATIONS.items():
+                if self.config.get(key, "") == value:
+                    mentioned.setdefault(key, value)
+        return ", ".join(setting_text(key, mentioned[key]) for key in sorted(mentioned))
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is the configuration that the others of its method and setting are compared
-        with.
-        """
+        """Whether others of its method and setting are compared with this configuration."""
         return self.kind == "measured" and not self.changes
 
     @property
@@ -158,12 +159,12 @@ class Group:
 
     @property
     def frozen(self) -> bool:
-        """Whether its runs learned a head on a frozen network."""
-        return any(is_frozen(run.summary) for run in self.runs)
+        """Whether its runs learned a head on a frozen backbone."""
+        return any(has_frozen_backbone(run.summary) for run in self.runs)
 
     @property
     def components(self) -> Mapping[str, float]:
-        """Numbers kept between tasks, by component, without the backbone."""
+        """Elements kept between tasks, by component, without the backbone."""
         return self.outcomes[0].components
 
     @property
@@ -172,27 +173,16 @@ class Group:
         return sorted({outcome.conditions for outcome in self.outcomes})
 
     def by_conditions(self) -> list[Group]:
-        """Return the group once for each condition of its costs; if there are several, their labels
-        differ.
-        """
+        """Return the group once for each condition of its costs, with labels that differ."""
         if len(self.conditions) == 1:
             return [self]
-        common = {
-            text
-            for texts in zip(*self.conditions, strict=True)
-            if len(set(texts)) == 1
-            for text in texts
-        }
-        return [
-            replace(
-                self,
-                outcomes=[outcome for outcome in self.outcomes if outcome.conditions == conditions],
-                conditions_label=", ".join(
-                    text for text in conditions if text and text not in common
-                ),
-            )
-            for conditions in self.conditions
-        ]
+        common = set.intersection(*map(set, self.conditions))
+        groups = []
+        for conditions in self.conditions:
+            own = [outcome for outcome in self.outcomes if outcome.conditions == conditions]
+            label = ", ".join(text for text in conditions if text and text not in common)
+            groups.append(replace(self, outcomes=own, conditions_label=label))
+        return groups
 
     def stat(self, key: str) -> Stat | None:
         """Return the mean and deviation of a value over the seeds that have it.
@@ -209,42 +199,47 @@ class Group:
         stat = stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
         if key != "A_K_per_kwh" or stat is None or self.kind == "published":
             return stat
-        accuracy, energy = (
-            stat_of({o.key: o.values.get(name) for o in self.outcomes if o.key in stat.by_seed})
-            for name in ("A_K", "energy_kwh")
-        )
         # The ratio of the row's own means, as a reader would divide them; its deviation is that of
         # the seeds' ratios.
+        both = [outcome for outcome in self.outcomes if outcome.key in stat.by_seed]
+        accuracy = stat_of({outcome.key: outcome.values.get("A_K") for outcome in both})
+        energy = stat_of({outcome.key: outcome.values.get("energy_kwh") for outcome in both})
         if accuracy and energy:
             return replace(stat, mean=accuracy.mean / energy.mean)
         return stat
 
     def mean(self, key: str) -> float:
         """Return the mean of a value that some seed has."""
-        if (stat := self.stat(key)) is not None:
-            return stat.mean
-        return math.nan
+        stat = self.stat(key)
+        return math.nan if stat is None else stat.mean
 
     def curve(self) -> list[Stat | None]:
         """Return A_k of each task over seeds."""
         length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
-        return [
-            stat_of(
-                {o.key: o.trajectory[k] if k < len(o.trajectory) else None for o in self.outcomes}
-            )
-            for k in range(length)
-        ]
+        curve = []
+        for k in range(length):
+            accuracies = {}
+            for outcome in self.outcomes:
+                if k < len(outcome.trajectory):
+                    accuracies[outcome.key] = outcome.trajectory[k]
+            curve.append(stat_of(accuracies))
+        return curve
 
 
-def differing_seeds(groups: Sequence[Group]) -> list[str]:
-    """Return "n = 2" for each measured group if these have different numbers of seeds, else empty
-    texts.
+def seed_counts(groups: Sequence[Group]) -> list[str]:
+    """Return "n = 2" for each measured group if these have different numbers of seeds.
 
     Args:
         groups: that are shown beside each other.
+
+    Returns:
+        A text for each group, empty if nothing needs to be said.
     """
     differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
-    return [f"n = {group.seeds}" if differ and group.kind == "measured" else "" for group in groups]
+    texts = []
+    for group in groups:
+        texts.append(f"n = {group.seeds}" if differ and group.kind == "measured" else "")
+    return texts
 
 
 # ---------------------------------------------------------------------- one run
@@ -253,29 +248,27 @@ def differing_seeds(groups: Sequence[Group]) -> list[str]:
 def outcome_of(run: Run) -> Outcome:
     """Return the values of one run that tables and figures use."""
     summary = run.summary
-    values = {
-        **{name: summary.get(name) for name in MEASURED},
-        "max_drop": max_drop(summary["A_k"]),
-    }
-    # One network, which every method has; the parameters of one that grows with the tasks are those
-    # of all branches.
-    network = values["network_params"] = summary.get("network_params") or summary.get(
-        "backbone_params"
-    )
-    parts = {
-        name: float(count or 0) for name, count in (summary.get("state_components") or {}).items()
-    }
-    if "parameters" in parts:
-        parts["parameters"] = max(0.0, parts["parameters"] - (network or 0))
-    parts = {name: count for name, count in parts.items() if count}
-    if parts:
-        sizes = summary.get("state_bytes_per_element") or {}
-        values["kept_elements"] = sum(parts.values())
-        values["kept_bytes"] = math.fsum(
-            count * (sizes.get(name) or 4) for name, count in parts.items()
-        )
+    values = {name: summary.get(name) for name in MEASURED}
+    values["max_drop"] = max_drop(summary["A_k"])
+    # The size of one network, which every method has. The parameters of a method whose network
+    # grows with the tasks are those of all branches.
+    network = summary.get("network_params") or summary.get("backbone_params")
+    values["network_params"] = network
+    components = {}
+    for name, count in (summary.get("state_components") or {}).items():
+        own = float(count or 0)
+        if name == "parameters":
+            own = max(0.0, own - (network or 0))
+        if own:
+            components[name] = own
+    if components:
+        widths = summary.get("state_bytes_per_element") or {}
+        sizes = [count * (widths.get(name) or 4) for name, count in components.items()]
+        values["state_elements"] = sum(components.values())
+        values["state_bytes"] = math.fsum(sizes)
     key = json.dumps([run.seed, run.config["data"].get("class_order")])
-    return Outcome(run.seed, tuple(summary["A_k"]), values, _conditions(run), run, key, parts)
+    trajectory = tuple(summary["A_k"])
+    return Outcome(run.seed, trajectory, values, _conditions(run), run, key, components)
 
 
 def _conditions(run: Run) -> Conditions:
@@ -283,18 +276,16 @@ def _conditions(run: Run) -> Conditions:
     machine = str(summary.get("machine") or summary.get("device") or "")
     threads = summary.get("threads")
     if threads and not summary.get("gpu") and threads != summary.get("cores"):
-        machine += f", {threads} thread{'s' if threads > 1 else ''}"
+        machine = f"{machine}, {number_of(threads, 'thread')}"
+    scopes = {True: OTHERS_COUNTED, False: OWN_PROCESS}
     counted = summary.get("energy_counts_other_processes")
-    if counted is None:
-        scope = ""
-    elif counted:
-        scope = COUNTED
-    else:
-        scope = ALONE
-    source = ", ".join(
-        sorted((summary.get("energy_source") or "energy not measured").split(", "))
-    )  # in one order
-    return Conditions(machine, source, scope, CACHED if summary.get("cached_images") else "")
+    sources = (summary.get("energy_source") or "energy not measured").split(", ")
+    return Conditions(
+        machine,
+        ", ".join(sorted(sources)),
+        "" if counted is None else scopes[counted],
+        CACHED if summary.get("cached_images") else "",
+    )
 
 
 # ---------------------------------------------------------------------- groups
@@ -313,86 +304,94 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         The groups in the order of tables, and a sentence for each run that a later one of the same
         seed replaces.
     """
-    outcomes: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(dict)
+    by_configuration: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(dict)
     replaced = []
-    for run in at_one_place(runs):
-        learned = [run.summary[name] for name in ("n_tasks", "n_classes")]
-        same = outcomes[
-            json.dumps([method_of(run), learned, configuration(run)], sort_keys=True, default=str)
-        ]
-        used = outcome_of(run)
-        # The same seed on another machine, or with the cache, is another measurement of time and
-        # energy.
-        earlier = same.pop((used.key, used.conditions), None)
+    for run in with_common_root(runs):
+        learned = [run.summary["n_tasks"], run.summary["n_classes"]]
+        identity = [method_of(run), learned, configuration(run)]
+        outcomes = by_configuration[json.dumps(identity, sort_keys=True, default=str)]
+        outcome = outcome_of(run)
+        # The same seed on another machine, or with the cache, is another measurement of costs.
+        earlier = outcomes.pop((outcome.key, outcome.conditions), None)
         if earlier is not None and earlier.run is not None:
-            folder = earlier.run.folder
             replaced.append(
-                f"{folder}: the same configuration and seed as {run.folder}, which is used instead"
+                f"{earlier.run.folder}: the same configuration and seed as {run.folder}, which is"
+                " used instead"
             )
-        same[used.key, used.conditions] = used
+        outcomes[outcome.key, outcome.conditions] = outcome
     by_method: dict[str, list[Group]] = defaultdict(list)
-    for same in outcomes.values():
-        seeds = sorted(same.values(), key=lambda outcome: (outcome.seed is None, outcome.seed))
-        run = next(outcome.run for outcome in seeds if outcome.run is not None)
-        config = {key: value for key, value in configuration(run).items() if key not in OF_SETTING}
-        by_method[method_of(run)].append(
-            Group(setting_of(run), method_of(run), "measured", seeds, config)
-        )
+    for outcomes in by_configuration.values():
+        group = _group_of(list(outcomes.values()))
+        by_method[group.name].append(group)
+    groups = []
     for family in by_method.values():
         _name_variants(family)
-    return (
-        sorted((group for family in by_method.values() for group in family), key=group_order),
-        replaced,
-    )
+        groups += family
+    return sorted(groups, key=group_order), replaced
+
+
+def _group_of(outcomes: list[Outcome]) -> Group:
+    """Return the group of the runs of one configuration."""
+    outcomes.sort(key=lambda outcome: (outcome.seed is None, outcome.seed))
+    run = outcomes[0].run
+    assert run is not None
+    settings = configuration(run)
+    config = {key: value for key, value in settings.items() if key not in SETTING_KEYS}
+    return Group(setting_of(run), method_of(run), "measured", outcomes, config)
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``b`` that differ from ``a``; if only one has a buffer, only its
-    presence is listed.
+    """Return the settings of ``b`` that differ from ``a``.
+
+    If only one has a buffer, only its presence is listed.
 
     Args:
         a, b: settings by dotted name.
     """
-    keys = {
-        key
-        for key in a.keys() | b.keys()
-        if a.get(key) != b.get(key) or type(a.get(key)) is not type(b.get(key))
-    }
-    if "buffer" in keys:
-        keys = {key for key in keys if not key.startswith("buffer.")}
-    return {key: b.get(key) for key in keys}
+    changed = {}
+    for key in a.keys() | b.keys():
+        old = a.get(key)
+        new = b.get(key)
+        if old != new or type(old) is not type(new):
+            changed[key] = new
+    if "buffer" in changed:
+        return {key: value for key, value in changed.items() if not key.startswith("buffer.")}
+    return changed
 
 
 def _name_variants(family: list[Group]) -> None:
-    """Name each group of one method by its differences from the method's main configuration over
-    all settings.
+    """Name each group of one method by its differences from the method's main configuration.
 
-    The reference of a setting, which its ablations are variants of, may be another one; its label
-    then says so.
+    The reference of a setting, which its ablations are variants of, may be another configuration;
+    its label then says so.
     """
     main = _reference(family)
     for setting in {group.setting for group in family}:
         same = [group for group in family if group.setting == setting]
-        named = _told_apart(main, same)
-        changes = _told_apart(main if main in same else _reference(same), same)
+        reference = main if main in same else _reference(same)
+        named = _distinguishing_settings(main, same)
+        changes = _distinguishing_settings(reference, same)
         for i, group in enumerate(same):
             group.named = named[i]
             group.changes = changes[i]
 
 
-def _told_apart(reference: Group, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _distinguishing_settings(reference: Group, groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return in which settings each group differs from a reference.
 
     Groups that differ in the same, as two buffers do beside a reference without any, also differ
     from each other.
     """
     changes = [differences(reference.config, group.config) for group in groups]
-    told = []
-    for group, own in zip(groups, changes, strict=True):
-        alike = [other for other, theirs in zip(groups, changes, strict=True) if theirs == own]
-        keys = {key for other in alike for key in differences(group.config, other.config)}
-        told.append({**own, **{key: group.config.get(key) for key in keys}})
-    return told
+    settings = []
+    for group, own_changes in zip(groups, changes, strict=True):
+        own = dict(own_changes)
+        for other, other_changes in zip(groups, changes, strict=True):
+            if other_changes == own_changes:
+                for key in differences(group.config, other.config):
+                    own[key] = group.config.get(key)
+        settings.append(own)
+    return settings
 
 
 def _reference(family: Sequence[Group]) -> Group:
@@ -404,28 +403,21 @@ def _reference(family: Sequence[Group]) -> Group:
 
     def cost(group: Group) -> tuple[Any, ...]:
         total = sum(len(differences(group.config, other.config)) for other in family)
-        departures = sum(
-            group.config.get(key) != value for key, value in defaults(group.runs[0].summary).items()
-        )
-        return (
-            total,
-            departures,
-            -group.seeds,
-            json.dumps(group.config, sort_keys=True, default=str),
-        )
+        defaults = default_settings(group.runs[0].summary)
+        departures = sum(group.config.get(key) != value for key, value in defaults.items())
+        text = json.dumps(group.config, sort_keys=True, default=str)
+        return total, departures, -group.seeds, text
 
     return min(family, key=cost)
 
 
 def group_order(group: Group) -> tuple[Any, ...]:
-    """Return the sort key of a group: setting, measured before external, method, reference first,
-    numbers by size.
-    """
-    changes = [(key, *by_size(value)) for key, value in sorted(group.changes.items())]
+    """Return the sort key of a group: setting, kind, method, reference first, numbers by size."""
+    changes = [(key, *value_order(value)) for key, value in sorted(group.changes.items())]
     return (group.setting, *method_order(group), len(changes), changes)
 
 
-def by_size(value: Any) -> tuple[bool, float, str]:
+def value_order(value: Any) -> tuple[bool, float, str]:
     """Return the sort key of a setting's value: numbers by size, then texts."""
     is_number = isinstance(value, int | float)
     return not is_number, value if is_number else 0, str(value)
@@ -434,14 +426,18 @@ def by_size(value: Any) -> tuple[bool, float, str]:
 def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
     """Return the sort key of a method within a setting."""
     known = [*METHODS.values(), JOINT]
-    if group.name in known:
-        position = known.index(group.name)
-    else:
-        position = len(known)
-    return KINDS.index(group.kind), position, natural(group.name)
+    position = known.index(group.name) if group.name in known else len(known)
+    return KINDS.index(group.kind), position, natural_order(group.name)
 
 
 # ---------------------------------------------------------------------- all of them
+
+
+class ConditionsLabel(NamedTuple):
+    """A letter for a kind of row and its conditions in a table, and what it stands for."""
+
+    letter: str
+    text: str
 
 
 @dataclass
@@ -467,18 +463,17 @@ class Study:
 
     @cached_property
     def names(self) -> dict[Setting, str]:
-        """Short name of each setting that no other setting has: what differs from others of its
-        name is added.
-        """
-        return distinct_names(self.settings, networks=True)
+        """A short name for each setting, which no other setting has."""
+        return distinct_names(self.settings, backbones=True)
 
     @cached_property
     def data_names(self) -> dict[Setting, str]:
-        """One setting of each data and task protocol, the first of those that differ in network,
-        with a short name.
+        """One setting of each data and task protocol, with a short name.
+
+        It is the first of those that differ in backbone.
         """
         first = [s for s in self.settings if self.on_the_same_data(s)[0] == s]
-        return distinct_names(first, networks=False)
+        return distinct_names(first, backbones=False)
 
     def slug(self, setting: Setting) -> str:
         """Return the setting's name for a file."""
@@ -489,108 +484,106 @@ class Study:
         return file_name(self.data_names, setting)
 
     def on_the_same_data(self, setting: Setting) -> list[Setting]:
-        """Return a setting and those that differ from it in network and size of images only."""
+        """Return a setting and those that differ from it in backbone and size of images only."""
         return [s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)]
 
     # ------------------------------------------------------------------ groups
 
-    def of(self, setting: Setting) -> list[Group]:
+    def groups_in(self, setting: Setting) -> list[Group]:
         """Return the measured and external groups of a setting."""
         return [group for group in self.groups if group.setting == setting]
 
     def compared(self, setting: Setting) -> list[Group]:
         """Return one group for each method of a setting, its reference, and external methods."""
-        return [
-            group for group in self.of(setting) if group.is_reference or group.kind == "external"
-        ]
+        groups = self.groups_in(setting)
+        return [group for group in groups if group.is_reference or group.kind == "external"]
 
     def with_published(self, *settings: Setting) -> list[Group]:
-        """Return the groups of :meth:`compared` of some settings, and the paper's rows of the first
-        one.
-        """
-        published = [group for group in self.published if group.setting == settings[0]]
-        return [group for setting in settings for group in self.compared(setting)] + published
+        """Return :meth:`compared` of some settings, and the paper's rows of the first one."""
+        groups = []
+        for setting in settings:
+            groups += self.compared(setting)
+        return groups + [group for group in self.published if group.setting == settings[0]]
 
     def varied(self, *keys: str) -> list[list[Group]]:
-        """Return each reference that has variants with those: they differ from it in exactly one
-        setting.
+        """Return each reference with its variants that differ from it in exactly one setting.
 
         Args:
-            keys: dotted names of the settings.
+            keys: dotted names of the settings that may differ.
         """
         families = []
-        for reference in (group for group in self.groups if group.is_reference):
-            variants = [
-                group for group in self.of(reference.setting)
-                if group.kind == "measured" and group.name == reference.name
-                and len(group.changes) == 1 and next(iter(group.changes)) in keys
-            ]  # fmt: skip
-            if variants:
-                families.append([reference, *variants])
+        for reference in self.groups:
+            if not reference.is_reference:
+                continue
+            family = [reference]
+            for group in self.groups_in(reference.setting):
+                changed = list(group.changes)
+                same_method = group.kind == "measured" and group.name == reference.name
+                if same_method and len(changed) == 1 and changed[0] in keys:
+                    family.append(group)
+            if len(family) > 1:
+                families.append(family)
         return families
 
     def other_keys(self) -> list[str]:
-        """Return the settings other than those of the paper's ablations that some groups vary by
-        themselves.
-        """
+        """Return the settings, beyond the paper's ablations, that groups vary by themselves."""
         changed = {next(iter(group.changes)) for group in self.groups if len(group.changes) == 1}
-        return sorted(changed - {*LACKING, "buffer.capacity", "buffer.strategy"})
+        return sorted(changed - {*ABLATIONS, "buffer.capacity", "buffer.strategy"})
 
-    def conditions_of(
+    def condition_labels(
         self, groups: Sequence[Group]
-    ) -> dict[tuple[str, Conditions], tuple[str, str]]:
-        """Return a letter and words for each kind of row and its conditions."""
-        said = {}
-        keys = dict.fromkeys(
-            (group.kind, conditions) for group in groups for conditions in group.conditions
-        )
+    ) -> dict[tuple[str, Conditions], ConditionsLabel]:
+        """Return a letter and a text for each kind of row and its conditions."""
+        keys: dict[tuple[str, Conditions], None] = {}
+        for group in groups:
+            for conditions in group.conditions:
+                keys[group.kind, conditions] = None
+        labels = {}
         for i, (kind, conditions) in enumerate(keys):
             text = ", ".join(filter(None, conditions))
-            phrase = {"measured": text, "external": EXTERNAL}.get(
-                kind, f"{kind}, {text or 'energy not measured'}"
-            )
-            letter = string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "")
-            letter += SHARED if conditions.scope == COUNTED and kind == "measured" else ""
-            said[kind, conditions] = letter, phrase
-        return said
+            if kind == "external":
+                text = EXTERNAL_CONDITIONS
+            elif kind == "published":
+                text = f"{kind}, {text or 'energy not measured'}"
+            letter = string.ascii_lowercase[i % 26]
+            if i >= 26:
+                letter = f"{letter}{i // 26}"
+            if conditions.scope == OTHERS_COUNTED and kind == "measured":
+                letter = f"{letter}{SHARED_MARK}"
+            labels[kind, conditions] = ConditionsLabel(letter, text)
+        return labels
 
     # ------------------------------------------------------------------ what a reader must know
 
     @property
     def data_notes(self) -> list[str]:
-        """A sentence for each setting whose runs did not all have the same images, by their
-        fingerprints.
-        """
-        sentences = []
+        """A sentence for each setting whose runs did not all have the same images."""
+        notes = []
         for setting in self.settings:
             folders: dict[str, list[str]] = defaultdict(list)
-            for run in (
-                run
-                for group in self.of(setting)
-                for run in group.runs
-                if run.summary.get("data_fingerprint")
-            ):
-                folders[str(run.summary["data_fingerprint"])].append(str(run.folder))
+            for group in self.groups_in(setting):
+                for run in group.runs:
+                    fingerprint = run.summary.get("data_fingerprint")
+                    if fingerprint:
+                        folders[str(fingerprint)].append(str(run.folder))
             if len(folders) > 1:
-                parts = "; ".join(
-                    f"{len(runs)} with {mark}, such as {runs[0]}" for mark, runs in folders.items()
-                )
-                sentences.append(
+                parts = []
+                for fingerprint, runs in folders.items():
+                    parts.append(f"{len(runs)} with {fingerprint}, such as {runs[0]}")
+                notes.append(
                     f"Runs of {self.names[setting]} had different data, so their means are over"
-                    f" more than seeds (by fingerprint: {parts})."
+                    f" more than seeds (by fingerprint: {'; '.join(parts)})."
                 )
-        return sentences
+        return notes
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
         """Return a note that says what the deviations are over: seeds, class orders, or both."""
         runs = [run for group in groups for run in group.runs]
         orders = [run.config["data"].get("class_order") for run in runs]
-        if runs and all(
-            order == run.seed and order is not None for run, order in zip(runs, orders, strict=True)
-        ):
+        seeds = [run.seed for run in runs]
+        over = "class orders and seeds vary, but not together: the table of runs has them"
+        if runs and orders == seeds and None not in orders:
             over = "a seed sets both seed_everything and the class order"
         elif len(set(map(repr, orders))) == 1:
             over = "all runs have the same class order; a seed sets everything else that is drawn"
-        else:
-            over = "class orders and seeds vary, but not together: the table of runs has them"
         return f"Mean ± standard deviation over seeds; {over}."

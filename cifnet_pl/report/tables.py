@@ -2,62 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cifnet_pl.report.external_results import published_of
-from cifnet_pl.report.page import CONDITIONS, SEEDS, Cell, Column, Table
 from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import LACKING, Setting, heading, value_name
-from cifnet_pl.report.significance import SHARED, Stat, fixed
-from cifnet_pl.report.study import Conditions, Group, Study, by_size, method_order
+from cifnet_pl.report.settings import ABLATIONS, Setting, heading, value_text
+from cifnet_pl.report.significance import Stat, without_deviation
+from cifnet_pl.report.study import (
+    Conditions,
+    ConditionsLabel,
+    Group,
+    Study,
+    method_order,
+    value_order,
+)
+from cifnet_pl.report.table_formats import (
+    CONDITIONS,
+    ORIGIN,
+    SEEDS,
+    SHARED_MARK,
+    Cell,
+    Column,
+    ReportTable,
+)
 from cifnet_pl.utilities.files import rendered
 
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
-COUNTED = f"{SHARED}: other processes counted in these times and energies, which are not ranked."
-ACCURACY = (("Ā", "A_bar"), ("A_K", "A_K"))
+SHARED_NOTE = f"{SHARED_MARK}: other processes counted in these times and energies."
+TRAINING_NOTE = "Training: all tasks, without evaluation. Epochs: passes over the images of a task."
+ACCURACY_KEYS = {"Ā": "A_bar", "A_K": "A_K"}
+"""Header of an accuracy → key of its value."""
 
 
-def all_tables(study: Study) -> dict[str, list[Table]]:
+def all_tables(study: Study) -> dict[str, list[ReportTable]]:
     """Make all tables.
 
     Returns:
         Section of the report → its tables; sections without tables are left out.
     """
-    each = study.settings
+    settings = study.settings
+    others = [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()]
     sections = {
         "Accuracy": [accuracy_table(study)],
-        "Efficiency": [efficiency_table(study, s) for s in study.data_names],
-        "Memory": [memory_table(study, s) for s in each],
+        "Efficiency": [efficiency_table(study, setting) for setting in study.data_names],
+        "Memory": [memory_table(study, setting) for setting in settings],
         "Ablation": [ablation_table(study)],
         "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
-        "Other settings": [
-            value_table(study, key, key.replace(".", "_")) for key in study.other_keys()
-        ],
-        "All results": [results_table(study, s) for s in each],
+        "Other settings": others,
+        "All results": [results_table(study, setting) for setting in settings],
         "Settings": [settings_table(study)],
         "Runs": [runs_table(study)],
     }
-    kept = {
-        name: [table.without_empty() for table in tables if table.rows]
-        for name, tables in sections.items()
-    }
-    return {name: tables for name, tables in kept.items() if tables}
+    filled = {}
+    for section, tables in sections.items():
+        with_rows = [table.without_empty() for table in tables if table.rows]
+        if with_rows:
+            filled[section] = with_rows
+    return filled
 
 
 def report_notes(study: Study) -> list[str]:
-    """Return what a reader must know of more than one table; each stands once, at the end of the
-    report.
-    """
+    """Return what a reader must know of more than one table; they end the report."""
     measured = [group for group in study.groups if group.kind == "measured"]
+    outcomes = [outcome for group in measured for outcome in group.outcomes]
     text = rendered(
         NOTES,
         published=bool(study.published),
         locked=any(group.config.get("head.update_past") is False for group in measured),
-        energy=any(
-            outcome.values.get("energy_kwh") for group in measured for outcome in group.outcomes
-        ),
-        networks=len(study.data_names) < len(study.settings),
+        energy=any(outcome.values.get("energy_kwh") for outcome in outcomes),
     )
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
@@ -65,100 +79,113 @@ def report_notes(study: Study) -> list[str]:
 # ---------------------------------------------------------------------- accuracy
 
 
-Entry = tuple[tuple[str, str], str, Stat | None]
-"""The texts of a row, the header of a column, and the number that stands there."""
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table whose columns are settings.
 
-
-def _accuracies(
-    study: Study, first: str, entries: Iterable[Entry]
-) -> tuple[list[Column], list[list[Cell]]]:
-    """Return the columns Ā and A_K of each setting, after one headed ``first``, and the rows that
-    have a number.
+    Attributes:
+        row: name of the row.
+        origin: where the number comes from.
+        column: header of the column.
+        stat: the number.
     """
-    columns = [
-        Column(f"{study.names[s]}: {header}", 2, "max")
-        for s in study.settings
-        for header, _ in ACCURACY
-    ]
-    rows: dict[tuple[str, str], dict[str, Stat | None]] = {}
-    for texts, header, stat in entries:
-        rows.setdefault(texts, {})[header] = stat
-    shown: list[list[Cell]] = [
-        [*texts, *(numbers.get(column.header) for column in columns)]
-        for texts, numbers in rows.items()
-        if any(numbers.values())
-    ]
-    return [Column(first), Column("numbers"), *columns], shown
+
+    row: str
+    origin: str
+    column: str
+    stat: Stat | None
 
 
-def _entries(study: Study, texts: tuple[str, str], group: Group) -> list[Entry]:
-    return [
-        (texts, f"{study.names[group.setting]}: {header}", group.stat(key))
-        for header, key in ACCURACY
-    ]
+def _accuracy_header(study: Study, setting: Setting, header: str) -> str:
+    return f"{study.names[setting]}: {header}"
+
+
+def _entries(study: Study, row: str, group: Group) -> list[Entry]:
+    """Return the accuracies of a group as entries of one row."""
+    entries = []
+    for header, key in ACCURACY_KEYS.items():
+        column = _accuracy_header(study, group.setting, header)
+        entries.append(Entry(row, group.kind, column, group.stat(key)))
+    return entries
+
+
+def _accuracy_columns(study: Study, first: str) -> list[Column]:
+    """Return the columns of a table: its row's name and origin, then Ā and A_K of each setting."""
+    columns = [Column(first), Column(ORIGIN)]
+    for setting in study.settings:
+        columns += [Column(_accuracy_header(study, setting, header)) for header in ACCURACY_KEYS]
+    return columns
+
+
+def _rows_of(entries: Iterable[Entry], columns: Sequence[Column]) -> list[list[Cell]]:
+    """Return the rows of some entries, in their order; rows without a number are left out."""
+    numbers: dict[tuple[str, str], dict[str, Stat | None]] = {}
+    for entry in entries:
+        numbers.setdefault((entry.row, entry.origin), {})[entry.column] = entry.stat
+    rows: list[list[Cell]] = []
+    for (name, origin), by_column in numbers.items():
+        if any(by_column.values()):
+            rows.append([name, origin, *(by_column.get(column.header) for column in columns[2:])])
+    return rows
 
 
 def _row_order(group: Group) -> tuple[object, ...]:
-    """Return the sort key of a row for several settings: measured, external, published in the
-    paper's order.
+    """Return the sort key of a row for several settings.
+
+    Measured rows come first, then external ones, then published ones in the paper's order.
     """
     kind, position, name = method_order(group)
-    return (
-        kind,
-        *((position, name, len(group.named), group.label) if group.kind == "measured" else ()),
-    )
+    if group.kind == "measured":
+        return kind, position, name, len(group.named), group.label
+    return (kind,)
 
 
-def accuracy_table(study: Study) -> Table:
-    """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results); one row is one
-    configuration.
+def accuracy_table(study: Study) -> ReportTable:
+    """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results).
+
+    One row is one configuration.
     """
-    compared = [group for setting in study.settings for group in study.with_published(setting)]
-    every = [*study.groups, *study.published]
+    compared = []
+    for setting in study.settings:
+        compared += study.with_published(setting)
     shown = dict.fromkeys((group.label, group.kind) for group in sorted(compared, key=_row_order))
-    columns, rows = _accuracies(
-        study, "method",
-        [
-            entry for texts in shown for group in every if (group.label, group.kind) == texts
-            for entry in _entries(study, texts, group)
-        ],
-    )  # fmt: skip
+    entries = []
+    for label, kind in shown:
+        for group in [*study.groups, *study.published]:
+            if (group.label, group.kind) == (label, kind):
+                entries += _entries(study, label, group)
+    columns = _accuracy_columns(study, "method")
     title = "Average accuracy Ā and final accuracy A_K in %"
     notes = [study.seeds_note(study.groups)]
-    return Table("accuracy", title, columns, rows, notes, [str(row[1]) for row in rows])
+    return ReportTable("accuracy", title, columns, _rows_of(entries, columns), notes)
 
 
-def ablation_table(study: Study) -> Table:
+def ablation_table(study: Study) -> ReportTable:
     """Tabulate the method without one of its parts at a time (tab:ablation)."""
-    families = study.varied(*LACKING)
-    settings = [s for s in study.settings if any(family[0].setting == s for family in families)]
+    families = study.varied(*ABLATIONS)
     entries = []
-    blocks = {}
-    for reference, group in [(family[0], group) for family in families for group in family]:
-        name = f"{reference.label}, {group.variant}"
-        entries += _entries(study, (name, "measured"), group)
-        blocks[name, "measured"] = f"measured {reference.label}"
-    published: list[Entry] = [
-        (
-            (f"CIFNet, {variant or 'full method'}", "published"),
-            f"{study.names[setting]}: {header}",
-            value,
-        )
-        for setting in settings
-        for header, key in ACCURACY
-        for variant, value in published_of("tab:ablation", setting, key).items()
-    ]
-    columns, rows = _accuracies(study, "variant", entries + published)
-    notes = [study.seeds_note([group for family in families for group in family])]
-    row_blocks = [blocks.get((str(row[0]), str(row[1])), "published") for row in rows]
-    return Table(
-        "ablation", "The method without one of its parts", columns, rows, notes, row_blocks
-    )
+    groups = []
+    for family in families:
+        groups += family
+        for group in family:
+            entries += _entries(study, f"{family[0].label}, {group.variant}", group)
+    with_ablations = {family[0].setting for family in families}
+    for setting in study.settings:
+        if setting not in with_ablations:
+            continue
+        for header, key in ACCURACY_KEYS.items():
+            column = _accuracy_header(study, setting, header)
+            for variant, stat in published_of("tab:ablation", setting, key).items():
+                name = f"CIFNet, {variant or 'full method'}"
+                entries.append(Entry(name, "published", column, stat))
+    columns = _accuracy_columns(study, "variant")
+    title = "The method without one of its parts"
+    notes = [study.seeds_note(groups)]
+    return ReportTable("ablation", title, columns, _rows_of(entries, columns), notes)
 
 
-def value_table(study: Study, key: str, name: str) -> Table:
-    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation for the size
-    of the buffer).
+def value_table(study: Study, key: str, name: str) -> ReportTable:
+    """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation).
 
     Args:
         study: all results.
@@ -166,191 +193,174 @@ def value_table(study: Study, key: str, name: str) -> Table:
         name: of the table's files.
     """
     families = study.varied(key)
-    groups = [group for family in families for group in family]
-    values = sorted(
-        {str(g.config.get(key)): g.config.get(key) for g in groups}.values(), key=by_size
-    )
     columns = [Column(heading(key))]
-    columns += [Column(f"{study.names[f[0].setting]}: {f[0].label}", 2, "max") for f in families]
+    groups = []
+    values = {}
+    for family in families:
+        reference = family[0]
+        columns.append(Column(f"{study.names[reference.setting]}: {reference.label}"))
+        groups += family
+        for group in family:
+            value = group.config.get(key)
+            values[str(value)] = value
     rows: list[list[Cell]] = []
-    for value in values:
-        members = [
-            next((g for g in family if g.config.get(key) == value), None) for family in families
-        ]
-        rows.append([value_name(value), *(g.stat("A_K") if g else None for g in members)])
-    return Table(
-        name,
-        f"Final accuracy A_K in % by {heading(key)}",
-        columns,
-        rows,
-        [study.seeds_note(groups)],
-    )
+    for value in sorted(values.values(), key=value_order):
+        row: list[Cell] = [value_text(value)]
+        for family in families:
+            with_value = [group for group in family if group.config.get(key) == value]
+            row.append(with_value[0].stat("A_K") if with_value else None)
+        rows.append(row)
+    title = f"Final accuracy A_K in % by {heading(key)}"
+    return ReportTable(name, title, columns, rows, [study.seeds_note(groups)])
 
 
-def sampling_table(study: Study) -> Table:
-    """Tabulate final accuracy for each strategy of the buffer (tab:sampling), with the paper's
-    numbers beside it.
+def sampling_table(study: Study) -> ReportTable:
+    """Tabulate final accuracy for each strategy of the buffer (tab:sampling).
+
+    The paper's numbers stand beside it.
     """
     key = "buffer.strategy"
     table = value_table(study, key, "sampling")
     for setting in dict.fromkeys(family[0].setting for family in study.varied(key)):
-        published = {
-            value_name(v): stat for v, stat in published_of("tab:sampling", setting, "A_K").items()
-        }
+        published = published_of("tab:sampling", setting, "A_K")
         if published:
-            table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)", 2))
-            table.rows = [[*row, published.get(str(row[0]))] for row in table.rows]
+            table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)"))
+            for row in table.rows:
+                row.append(published.get(str(row[0])))
     return table
 
 
 # ---------------------------------------------------------------------- accuracy and costs
 
-EFFICIENCY = (
-    ("backbone_params", Column("network (M)", 2, "min", 1e-6, False)),
-    ("epochs", Column("epochs", 0, None, 1.0, False)),
-    ("train_seconds", Column("training (min)", None, "min", 1 / 60)),
-    ("energy_kwh", Column("energy (kWh)", None, "min")),
-    ("A_K", Column("A_K (%)", 2, "max")),
-    ("A_K_per_kwh", Column("A_K per kWh", None, "max")),
-    ("co2_kg", Column("CO₂ (kg)", None, "min")),
-)
-RESULTS = (
-    ("A_bar", Column("Ā (%)", 2, "max")),
-    ("A_K", Column("A_K (%)", 2, "max")),
-    ("top5", Column("top-5 (%)", 2, "max", further=True)),
-    ("forgetting", Column("forgetting (%)", 2, "min")),
-    ("bwt", Column("backward transfer (%)", 2, "max", further=True)),
-    ("forward_transfer", Column("forward transfer (%)", 2, "max", further=True)),
-    ("max_drop", Column("largest drop (%)", 2, "min", further=True)),
-    ("ece", Column("ECE (%)", 2, "min")),
-    ("nll", Column("NLL", 3, "min")),
-    ("set_size", Column("answers at 95 % (classes)", 2, "min", further=True)),
-    ("set_coverage", Column("covered (%)", 2, further=True)),
-    ("called_unknown", Column("called unknown at 5 % (%)", 2, further=True)),
-    ("unknown_auroc", Column("unknown: AUROC (%)", 2, "max", further=True)),
-    ("unknown_fpr95", Column("unknown: FPR95 (%)", 2, "min", further=True)),
-    ("train_seconds", Column("training (min)", None, "min", 1 / 60)),
-    ("energy_kwh", Column("energy (kWh)", None, "min")),
-    ("co2_kg", Column("CO₂ (kg)", None, "min", further=True)),
-)
-"""Value of a group and its column, of the two tables that have both."""
+EFFICIENCY_COLUMNS = {
+    "backbone_params": Column("backbone (M)", 2, 1e-6, with_deviation=False),
+    "epochs": Column("epochs", 0, with_deviation=False),
+    "train_seconds": Column("training (min)", None, 1 / 60),
+    "energy_kwh": Column("energy (kWh)", None),
+    "A_K": Column("A_K (%)"),
+    "A_K_per_kwh": Column("A_K per kWh", None),
+    "co2_kg": Column("CO₂ (kg)", None),
+}
+RESULT_COLUMNS = {
+    "A_bar": Column("Ā (%)"),
+    "A_K": Column("A_K (%)"),
+    "top5": Column("top-5 (%)", collapsed=True),
+    "forgetting": Column("forgetting (%)"),
+    "bwt": Column("backward transfer (%)", collapsed=True),
+    "forward_transfer": Column("forward transfer (%)", collapsed=True),
+    "max_drop": Column("largest drop (%)", collapsed=True),
+    "ece": Column("ECE (%)"),
+    "nll": Column("NLL", 3),
+    "set_size": Column("prediction set at 95 % (classes)", collapsed=True),
+    "set_coverage": Column("coverage (%)", collapsed=True),
+    "called_unknown": Column("rejected as unknown at 5 % (%)", collapsed=True),
+    "unknown_auroc": Column("unknown: AUROC (%)", collapsed=True),
+    "unknown_fpr95": Column("unknown: FPR95 (%)", collapsed=True),
+    "train_seconds": Column("training (min)", None, 1 / 60),
+    "energy_kwh": Column("energy (kWh)", None),
+    "co2_kg": Column("CO₂ (kg)", None, collapsed=True),
+}
+"""Value of a group → its column, of the two tables that have both."""
 
 
-def _conditions_notes(said: Mapping[tuple[str, Conditions], tuple[str, str]]) -> list[str]:
-    """Return what the letters of :meth:`Study.conditions_of` stand for."""
-    counted = any(SHARED in letter for letter, _ in said.values())
-    return [
-        *(f"{letter}: {text}." for letter, text in said.values()),
-        *([COUNTED] if counted else []),
-    ]
+def _conditions_notes(labels: Mapping[tuple[str, Conditions], ConditionsLabel]) -> list[str]:
+    """Return what the letters of :meth:`Study.condition_labels` stand for."""
+    notes = [f"{label.letter}: {label.text}." for label in labels.values()]
+    if any(SHARED_MARK in label.letter for label in labels.values()):
+        notes.append(SHARED_NOTE)
+    return notes
 
 
-def efficiency_table(study: Study, setting: Setting) -> Table:
-    """Tabulate parameters, minutes, energy and A_K per kWh (tab:cifar100-efficiency,
-    tab:imagenet100-efficiency).
+def efficiency_table(study: Study, setting: Setting) -> ReportTable:
+    """Tabulate parameters, minutes, energy and A_K per kWh.
 
-    A configuration whose seeds ran under different conditions has one row for each condition.
-    Networks that learned the same data stand in one table, where only rows of the same network are
-    ranked.
+    These are tab:cifar100-efficiency and tab:imagenet100-efficiency. A configuration whose seeds
+    ran under different conditions has one row for each condition. Backbones that learned the same
+    data stand in one table.
 
     Args:
         study: all results.
         setting: one of ``study.data_names``.
     """
-    beside = study.on_the_same_data(setting)
-    groups = [
-        alike for group in study.with_published(*study.on_the_same_data(setting)) for alike in group.by_conditions()
-        if alike.stat("energy_kwh") or alike.stat("train_seconds")
-    ]  # fmt: skip
-    said = study.conditions_of(groups)
+    settings = study.on_the_same_data(setting)
+    groups = []
+    for group in study.with_published(*settings):
+        for part in group.by_conditions():
+            if part.stat("energy_kwh") or part.stat("train_seconds"):
+                groups.append(part)
+    labels = study.condition_labels(groups)
     rows: list[list[Cell]] = []
     for group in groups:
         seeds = "" if group.kind == "published" else str(group.seeds)
-        if group.kind == "measured" and len(beside) > 1:
-            network = group.setting.network
-        else:
-            network = ""
-        numbers = [group.stat(key) for key, _ in EFFICIENCY]
-        letter, _ = said[group.kind, group.conditions[0]]
-        rows.append([group.label, group.kind, seeds, network, *numbers, letter])
-    columns = [
-        *map(Column, ("method", "numbers", SEEDS, "network")),
-        *(column for _, column in EFFICIENCY),
-    ]
-    columns.append(Column(CONDITIONS))
-    notes = [
-        *_conditions_notes(
-            said
-        ),  # first, where a caption has room: letters mean something in this table alone
-        "Training: all tasks, without evaluation. Epochs: passes over the images of a task.",
-        study.seeds_note(groups),
-    ]
-    blocks = [f"{row[1]} {row[3]}" for row in rows]  # where the numbers are from, and the network
+        backbone = ""
+        if group.kind == "measured" and len(settings) > 1:
+            backbone = group.setting.backbone_title
+        numbers = [group.stat(key) for key in EFFICIENCY_COLUMNS]
+        letter = labels[group.kind, group.conditions[0]].letter
+        rows.append([group.label, group.kind, seeds, backbone, *numbers, letter])
+    columns = [Column("method"), Column(ORIGIN), Column(SEEDS), Column("backbone")]
+    columns += [*EFFICIENCY_COLUMNS.values(), Column(CONDITIONS)]
+    # The letters come first, where a caption has room: they mean something in this table alone.
+    notes = [*_conditions_notes(labels), TRAINING_NOTE, study.seeds_note(groups)]
     title = f"Accuracy and energy: {study.data_names[setting]}"
-    return Table(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes, blocks)
+    return ReportTable(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes)
 
 
-def results_table(study: Study, setting: Setting) -> Table:
-    """Tabulate everything that was measured in one setting; what a page has no room for are further
-    columns.
+def results_table(study: Study, setting: Setting) -> ReportTable:
+    """Tabulate everything that was measured in one setting.
+
+    Columns that a page has no room for are collapsed.
     """
-    groups = study.of(setting)
-    said = study.conditions_of(groups)
+    groups = study.groups_in(setting)
+    labels = study.condition_labels(groups)
     rows: list[list[Cell]] = []
+    mixed = []
     for group in groups:
-        letters = dict.fromkeys(said[group.kind, own][0] for own in group.conditions)
-        numbers = [group.stat(key) for key, _ in RESULTS]
+        letters = dict.fromkeys(labels[group.kind, own].letter for own in group.conditions)
+        numbers = [group.stat(key) for key in RESULT_COLUMNS]
         rows.append([group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)])
-    columns = [
-        *map(Column, ("method", "numbers", SEEDS)),
-        *(column for _, column in RESULTS),
-        Column(CONDITIONS),
-    ]
-    notes = [f"{setting.title}.", *_conditions_notes(said)]
-    mixed = "; ".join(group.label for group in groups if len(group.conditions) > 1)
+        if len(group.conditions) > 1:
+            mixed.append(group.label)
+    columns = [Column("method"), Column(ORIGIN), Column(SEEDS)]
+    columns += [*RESULT_COLUMNS.values(), Column(CONDITIONS)]
+    notes = [f"{setting.title}.", *_conditions_notes(labels)]
     if mixed:
         notes.append(
-            f"Seeds of {mixed} ran under different conditions: their costs stand in the table of"
-            " efficiency."
+            f"Seeds of {'; '.join(mixed)} ran under different conditions: their costs stand in the"
+            " table of efficiency."
         )
     notes.append(study.seeds_note(groups))
     title = f"All results: {study.names[setting]}"
-    return Table(
-        f"results_{study.slug(setting)}",
-        title,
-        columns,
-        rows,
-        notes,
-        [group.kind for group in groups],
-    )
+    return ReportTable(f"results_{study.slug(setting)}", title, columns, rows, notes)
 
 
 # ---------------------------------------------------------------------- settings and runs
 
 
-def settings_table(study: Study) -> Table:
+def _own_settings(group: Group) -> list[str]:
+    """Return the keys of a configuration that say what its method is."""
+    keys = []
+    for key, value in sorted(group.config.items()):
+        if group.frozen:
+            is_own = key == "buffer" or key.startswith(("head.", "buffer."))
+        else:
+            is_own = "." not in key and key not in ("module", "head", "download")
+        if is_own and (key, value) != ("buffer", "yes"):
+            keys.append(key)
+    return keys
+
+
+def settings_table(study: Study) -> ReportTable:
     """Tabulate the reference configuration of each method in each setting."""
     rows: list[list[Cell]] = []
-    for group in (g for g in study.groups if g.is_reference):
-        shown = {
-            k: v
-            for k, v in group.config.items()
-            if k.startswith(("head.", "buffer.")) or k == "buffer"
-        }
-        if not group.frozen:  # it has no head, and settings of its own
-            shown = {
-                k: v
-                for k, v in group.config.items()
-                if "." not in k and k not in ("module", "head", "download")
-            }
-        if shown.get("buffer") == "yes":
-            del shown["buffer"]
-        text = "; ".join(f"{key}: {value_name(value)}" for key, value in sorted(shown.items()))
-        rows.append([group.setting.title, group.label, text])
+    for group in study.groups:
+        if group.is_reference:
+            keys = _own_settings(group)
+            text = "; ".join(f"{key}: {value_text(group.config[key])}" for key in keys)
+            rows.append([group.setting.title, group.label, text])
     columns = [Column("setting"), Column("method"), Column("reference configuration")]
-    return Table(
-        "settings", "What a method's name stands for; variants say what they change", columns, rows
-    )
+    title = "What a method's name stands for; variants say what they change"
+    return ReportTable("settings", title, columns, rows)
 
 
 def _class_order(run: Run) -> str:
@@ -363,60 +373,70 @@ def _class_order(run: Run) -> str:
     return str(order)
 
 
-def runs_table(study: Study) -> Table:
+RUN_HEADERS = (
+    "setting",
+    "method",
+    "seed",
+    "class order",
+    "Ā (%)",
+    "A_K (%)",
+    "machine",
+    "energy measured by",
+    "commit",
+    "folder",
+)
+
+
+def runs_table(study: Study) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
     rows: list[list[Cell]] = []
-    for group, outcome in [(g, outcome) for g in study.groups for outcome in g.outcomes]:
-        run = outcome.run
-        conditions = outcome.conditions
-        seed = "" if outcome.seed is None else str(outcome.seed)
-        source = None if outcome.values.get("energy_kwh") is None else conditions.source
-        if run:
-            commit = str(run.summary.get("git_commit") or "")[:10]
-        else:
-            commit = ""
-        rows.append([
-            study.names[group.setting], group.label, seed, _class_order(run) if run else "",
-            *(fixed(outcome.values.get(key)) for _, key in ACCURACY), conditions.machine, source, commit,
-            str(run.folder) if run else "external file",
-        ])  # fmt: skip
-    headers = ("setting", "method", "seed", "class order", "Ā (%)", "A_K (%)", "machine", "energy measured by",
-               "commit", "folder")  # fmt: skip
-    return Table("runs", "Runs", [Column(header) for header in headers], rows)
+    for group in study.groups:
+        for outcome in group.outcomes:
+            run = outcome.run
+            order = commit = ""
+            folder = "external file"
+            if run is not None:
+                order = _class_order(run)
+                commit = str(run.summary.get("git_commit") or "")[:10]
+                folder = str(run.folder)
+            seed = "" if outcome.seed is None else str(outcome.seed)
+            source = None
+            if outcome.values.get("energy_kwh") is not None:
+                source = outcome.conditions.source
+            row: list[Cell] = [study.names[group.setting], group.label, seed, order]
+            row += [without_deviation(outcome.values.get(key)) for key in ACCURACY_KEYS.values()]
+            row += [outcome.conditions.machine, source, commit, folder]
+            rows.append(row)
+    return ReportTable("runs", "Runs", [Column(header) for header in RUN_HEADERS], rows)
 
 
 # ---------------------------------------------------------------------- memory
 
 
-def memory_table(study: Study, setting: Setting) -> Table:
-    """Tabulate the numbers kept between tasks by component, and the bytes as they are stored.
+def _millions(header: str, digits: int | None = None) -> Column:
+    """Return a column of numbers in millions, which no seed changes."""
+    return Column(header, digits, 1e-6, with_deviation=False)
 
-    The backbone has a row of its own.
+
+def memory_table(study: Study, setting: Setting) -> ReportTable:
+    """Tabulate the elements kept between tasks by component, and the bytes as they are stored.
+
+    The backbone has a column of its own.
 
     Args:
         study: all results.
         setting: whose groups are listed.
     """
-    groups = [group for group in study.with_published(setting) if group.stat("kept_elements")]
-    parts = list(dict.fromkeys(component for group in groups for component in group.components))
-    columns = [
-        Column("method"), Column("numbers"),
-        *(Column(f"{component} (M)", None, None, 1e-6, False) for component in parts),
-        Column("total (M)", None, "min", 1e-6, False), Column("stored (MB)", None, "min", 1e-6, False),
-        Column("backbone (M)", 2, None, 1e-6, False),
-    ]  # fmt: skip
+    groups = [group for group in study.with_published(setting) if group.stat("state_elements")]
+    components = list(dict.fromkeys(name for group in groups for name in group.components))
+    columns = [Column("method"), Column(ORIGIN)]
+    columns += [_millions(f"{name} (M)") for name in components]
+    columns += [_millions("total (M)"), _millions("stored (MB)"), _millions("backbone (M)", 2)]
     rows: list[list[Cell]] = []
     for group in groups:
-        cells: list[Cell] = [
-            fixed(group.components.get(component), group.seeds) for component in parts
-        ]
-        totals = [group.stat(key) for key in ("kept_elements", "kept_bytes", "network_params")]
-        rows.append([group.label, group.kind, *cells, *totals])
+        row: list[Cell] = [group.label, group.kind]
+        row += [without_deviation(group.components.get(name), group.seeds) for name in components]
+        row += [group.stat(key) for key in ("state_elements", "state_bytes", "network_params")]
+        rows.append(row)
     title = f"Memory besides the backbone: {study.names[setting]}"
-    return Table(
-        f"memory_{study.slug(setting)}",
-        title,
-        columns,
-        rows,
-        blocks=[group.kind for group in groups],
-    )
+    return ReportTable(f"memory_{study.slug(setting)}", title, columns, rows)

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from cifnet_pl.report.figures import SETTINGS
-from cifnet_pl.report.page import Picture
+from cifnet_pl.report.figures import STYLE, Picture
 
 
 def assert_labels_are_readable(picture: Picture) -> None:
@@ -30,7 +29,7 @@ def assert_labels_are_readable(picture: Picture) -> None:
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     """Every visible text of a drawn figure with its box in pixels."""
     canvas = FigureCanvasAgg(figure)
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
         canvas.draw()
     hidden = [
         label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)
@@ -57,6 +56,8 @@ def beyond(axis: Axis) -> list[Text]:
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return [
-        label for tick in ticks for label in (tick.label1, tick.label2)
+        label
+        for tick in ticks
+        for label in (tick.label1, tick.label2)
         if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 or not label.get_visible()
-    ]  # fmt: skip
+    ]

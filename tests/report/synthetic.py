@@ -80,34 +80,59 @@ def write_run(
         record.matrix.append([accuracy + 2 * float(draw.normal()) for _ in range(k + 1)])
         record.rows.append(
             TaskRow(
-                task=k + 1, classes_seen=(k + 1) * classes, A_k=accuracy,
-                average=average_accuracy([*record.trajectory, accuracy]), forgetting=forgetting(record.matrix),
-                ece=30.0, train_seconds=60 * minutes / tasks, solve_seconds=0.1, eval_seconds=1.0,
-                energy_kwh=None if kwh is None else kwh / tasks, energy_source=None if kwh is None else SOURCE,
-                state_elements=sum(components.values()), buffer_elements=components["buffer"], eval_energy_kwh=None,
+                task=k + 1,
+                classes_seen=(k + 1) * classes,
+                A_k=accuracy,
+                average=average_accuracy([*record.trajectory, accuracy]),
+                forgetting=forgetting(record.matrix),
+                ece=30.0,
+                train_seconds=60 * minutes / tasks,
+                solve_seconds=0.1,
+                eval_seconds=1.0,
+                energy_kwh=None if kwh is None else kwh / tasks,
+                energy_source=None if kwh is None else SOURCE,
+                state_elements=sum(components.values()),
+                buffer_elements=components["buffer"],
+                eval_energy_kwh=None,
                 nll=1.5,
             )
-        )  # fmt: skip
+        )
     config = {
         "seed_everything": seed,
-        "trainer": {"accelerator": "auto", "precision": None, "callbacks": None, "enable_progress_bar": False},
+        "trainer": {
+            "accelerator": "auto",
+            "precision": None,
+            "callbacks": None,
+            "enable_progress_bar": False,
+        },
         "model": {
             "class_path": "cifnet_pl.CIFNetModule",
             "init_args": {
                 "backbone": backbone,
                 "head": {"class_path": f"cifnet_pl.heads.{head}", "init_args": options_of_head},
-                "buffer": None if kept is None else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
+                "buffer": None
+                if kept is None
+                else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
                 "architecture": "resnet18" if backbone.startswith("file:") else None,
                 "download": False,
             },
         },
         "data": {
-            "source": "cifar100", "root": "data", "classes_per_task": classes, "initial_classes": None,
-            "class_order": seed, "max_tasks": None, "image_size": 224, "batch_size": 64, **(data or {}),
+            "source": "cifar100",
+            "root": "data",
+            "classes_per_task": classes,
+            "initial_classes": None,
+            "class_order": seed,
+            "max_tasks": None,
+            "image_size": 224,
+            "batch_size": 64,
+            **(data or {}),
         },
-        "experiment": folder.parent.name, "logs": str(folder.parent.parent),
-        "energy": {"enabled": True, "country_iso_code": "USA"}, "checkpoint": {"every_task": False},
-    }  # fmt: skip
+        "experiment": folder.parent.name,
+        "logs": str(folder.parent.parent),
+        "energy": {"enabled": True, "country_iso_code": "USA"},
+        "checkpoint": {"every_task": False},
+    }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder)
     settings = {
@@ -116,11 +141,18 @@ def write_run(
         **({"projection": f"seed {seed}"} if "width" in options_of_head else {}),
     }
     summary = record.summary(
-        head=head, head_settings=settings, buffer_settings=kept if used else None,
-        backbone=backbone, backbone_params=11_170_000, seed=seed, versions={}, **{"device": "x86_64", **(about or {})},
-        state_components=components, state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
+        head=head,
+        head_settings=settings,
+        buffer_settings=kept if used else None,
+        backbone=backbone,
+        backbone_params=11_170_000,
+        seed=seed,
+        versions={},
+        **{"device": "x86_64", **(about or {})},
+        state_components=components,
+        state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
         image_size=config["data"]["image_size"],
-    )  # fmt: skip
+    )
     write_json(folder / "summary.json", summary)
     if activations:
         strong = 0.1 if kept is not None else 0.7
@@ -156,7 +188,9 @@ def state_components(
         width = d + 1
     grams = tasks if head == "CIFNetHead" else streams
     sizes = {
-        "factors": grams * width * (width + 1) // 2, "moments": streams * classes * width,
-        "weights": streams * classes * width, "embeddings": 100 * d,
-    }  # fmt: skip
+        "factors": grams * width * (width + 1) // 2,
+        "moments": streams * classes * width,
+        "weights": streams * classes * width,
+        "embeddings": 100 * d,
+    }
     return {name: sizes[name] for name in component_names(head)}

@@ -10,8 +10,7 @@ from scipy import stats
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
-from cifnet_pl.report.comparison import compare
-from cifnet_pl.report.runs import paired, right_answers
+from cifnet_pl.report.runs import correct_predictions, paired_predictions
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import assert_ends
 from tests.command_line import rows as rows_of
@@ -20,18 +19,34 @@ from tests.report.synthetic import write_run
 IMAGES = 400
 
 
-def keep(run: Path, right: np.ndarray, order: np.ndarray | None = None) -> None:
-    """Write predictions of two tasks; in the last, image i is named right where ``right[i]``."""
+def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray | None = None) -> None:
+    """Write predictions of two tasks; in the last, those of the images ``right`` are correct."""
     order = np.arange(len(right)) if order is None else order
-    with pq.ParquetWriter(run / "predictions.parquet", pa.schema(
-        [("task", pa.int32()), ("image", pa.string()), ("label", pa.string()), ("top_1", pa.string())]
-    )) as writer:  # fmt: skip
+    with pq.ParquetWriter(
+        run / "predictions.parquet",
+        pa.schema(
+            [
+                ("task", pa.int32()),
+                ("image", pa.string()),
+                ("label", pa.string()),
+                ("top_1", pa.string()),
+            ]
+        ),
+    ) as writer:
         for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
             label = [str(i % 10) for i in order]
             first = [a if hit else "x" for a, hit in zip(label, hits[order], strict=True)]
             image = [str(i) for i in order]
-            writer.write_table(pa.table({"task": pa.array([task] * len(order), pa.int32()), "image": image,
-                                         "label": label, "top_1": first}))  # fmt: skip
+            writer.write_table(
+                pa.table(
+                    {
+                        "task": pa.array([task] * len(order), pa.int32()),
+                        "image": image,
+                        "label": label,
+                        "top_1": first,
+                    }
+                )
+            )
 
 
 @pytest.fixture
@@ -44,7 +59,7 @@ def runs(tmp_path: Path) -> tuple[Path, dict[tuple[str, int], np.ndarray]]:
             answers = draw.random(IMAGES) < share
             right[head, seed] = answers
             write_run(folder, head=head, seed=seed, tasks=2, final=100 * answers.mean())
-            keep(folder, answers, draw.permutation(IMAGES))
+            keep_predictions(folder, answers, draw.permutation(IMAGES))
     return tmp_path, right
 
 
@@ -76,8 +91,8 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
     for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
         row = rows[f"final accuracy A_K, over images, seed {seed}"]
-        assert float(row["only Exact ridge right"]) == np.sum(a & ~b)
-        assert float(row["only CIFNet right"]) == np.sum(b & ~a)
+        assert float(row["only Exact ridge correct"]) == np.sum(a & ~b)
+        assert float(row["only CIFNet correct"]) == np.sum(b & ~a)
         half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
         assert float(row["95 % to"]) - float(row["95 % from"]) == pytest.approx(2 * half, rel=0.06)
         p = stats.binomtest(int(np.sum(a & ~b)), int(np.sum(a ^ b))).pvalue
@@ -94,8 +109,10 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     b = np.array([True, True, False, True])
     for name, answers, order in (("a", a, [3, 1, 0, 2]), ("b", b, [0, 2, 1])):
         (tmp_path / name).mkdir()
-        keep(tmp_path / name, answers, np.array(order))
-    both = paired(*(tmp_path / name / "predictions.parquet" for name in "ab")).sort_index()
+        keep_predictions(tmp_path / name, answers, np.array(order))
+    both = paired_predictions(
+        *(tmp_path / name / "predictions.parquet" for name in "ab")
+    ).sort_index()
     assert (both["a"].tolist(), both["b"].tolist()) == ([True, False, True], [True, True, False])
     assert both.index.tolist() == [("0", "0"), ("1", "1"), ("2", "2")]
 
@@ -124,18 +141,18 @@ def test_without_a_common_seed_or_with_a_damaged_file(
     folder, _ = runs
     study = read_study([folder / "CIFNetHead1", folder / "RidgeHead2"])
     with pytest.raises(UsageError, match="have no common seed and class order: seed 1, and seed 2"):
-        compare(study, ["CIFNet", "Exact ridge"])
+        compare_methods(study, ["CIFNet", "Exact ridge"])
     path = folder / "CIFNetHead1" / "version_0" / "predictions.parquet"
     path.write_bytes(path.read_bytes()[:200])
-    right_answers.cache_clear()
+    correct_predictions.cache_clear()
     with pytest.raises(DataError, match="is damaged"):
-        right_answers(path)
+        correct_predictions(path)
 
 
 def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
     """Seeds are drawn, and images, the same ones for all seeds."""
     folder, right = runs
-    (table,) = compare(read_study([folder]), ["Exact ridge", "CIFNet"])
+    (table,) = compare_methods(read_study([folder]), ["Exact ridge", "CIFNet"])
     (row,) = (row for row in table.rows if row[0].endswith("over seeds and images"))
     difference = np.array(
         [100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s] for s in (1, 2, 3)]
@@ -158,9 +175,9 @@ def test_networks_are_compared_on_the_same_images(runs, tmp_path):
     )
     answers = right["RidgeHead", 1].copy()
     answers[:7] = ~answers[:7]
-    keep(other, answers, np.arange(IMAGES - 10))
+    keep_predictions(other, answers, np.arange(IMAGES - 10))
     names = ["Exact ridge, timm:vit, 224 px", "Exact ridge, file:resnet18.pth (resnet18), 224 px"]
-    (table,) = compare(read_study([folder, tmp_path / "vit"]), names)
+    (table,) = compare_methods(read_study([folder, tmp_path / "vit"]), names)
     assert [column.header for column in table.columns[1:3]] == names
     assert table.title.endswith(": CIFAR-100, 10 cls/task")
     (images,) = (row[-4:-1] for row in table.rows if row[0].endswith("seed 1"))

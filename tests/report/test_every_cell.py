@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 from cifnet_pl.report import read_study
-from cifnet_pl.report.page import to_csv_table, to_markdown
+from cifnet_pl.report.table_formats import to_csv_table, to_markdown
 from cifnet_pl.report.tables import all_tables
 from tests.report.synthetic import write_run
 
@@ -40,17 +40,53 @@ def make(root: Path) -> None:
         "features": 192,
     }
     plan: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-        *[("CIFNetHead", seed, {"final": 88.0 + seed, "minutes": 1.0 + seed / 7, "kwh": 0.05 + seed / 90}, HERE)
-          for seed in (1, 2)],
-        ("CIFNetHead", 3, {"final": 91.0, "minutes": 0.1, "kwh": 0.004}, {**HERE, "cached_images": 900}),
-        *[("RidgeHead", seed, {"final": 92.0 + seed / 3, "minutes": 1.1, "kwh": 0.04 + seed / 99}, machine)
-          for seed, machine in ((1, HERE), (2, HERE), (3, THERE))],
-        *[("ACILHead", seed, {"final": 95.0 + seed / 5, "head_options": {"width": 256}, "buffer": None}, HERE)
-          for seed in (1,)],
-        *[("ACILHead", seed, {"final": 85.0 + 0.9 * seed, "head_options": {"width": 64}, "buffer": None}, HERE)
-          for seed in (1, 2)],
-        *[("NCMHead", seed, {"final": 70.0 + 1.1 * seed, "kwh": None, "buffer": None}, HERE) for seed in (1, 2, 3)],
-    ]  # fmt: skip
+        *[
+            (
+                "CIFNetHead",
+                seed,
+                {"final": 88.0 + seed, "minutes": 1.0 + seed / 7, "kwh": 0.05 + seed / 90},
+                HERE,
+            )
+            for seed in (1, 2)
+        ],
+        (
+            "CIFNetHead",
+            3,
+            {"final": 91.0, "minutes": 0.1, "kwh": 0.004},
+            {**HERE, "cached_images": 900},
+        ),
+        *[
+            (
+                "RidgeHead",
+                seed,
+                {"final": 92.0 + seed / 3, "minutes": 1.1, "kwh": 0.04 + seed / 99},
+                machine,
+            )
+            for seed, machine in ((1, HERE), (2, HERE), (3, THERE))
+        ],
+        *[
+            (
+                "ACILHead",
+                seed,
+                {"final": 95.0 + seed / 5, "head_options": {"width": 256}, "buffer": None},
+                HERE,
+            )
+            for seed in (1,)
+        ],
+        *[
+            (
+                "ACILHead",
+                seed,
+                {"final": 85.0 + 0.9 * seed, "head_options": {"width": 64}, "buffer": None},
+                HERE,
+            )
+            for seed in (1, 2)
+        ],
+        *[
+            ("NCMHead", seed, {"final": 70.0 + 1.1 * seed, "kwh": None, "buffer": None}, HERE)
+            for seed in (1, 2, 3)
+        ],
+    ]
     for number, (head, seed, options, about) in enumerate(plan):
         run = write_run(
             root / f"{head}-{number}" / "version_0", head=head, seed=seed, **{**common, **options}
@@ -89,25 +125,37 @@ def raw(folder: Path) -> Raw:
     """What one run measured, from its rows."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = list(csv.DictReader((folder / "tasks.csv").open(newline="")))
-    matrix = [[float(cell) for cell in row[1:] if cell]
-              for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[1:]]  # fmt: skip
+    matrix = [
+        [float(cell) for cell in row[1:] if cell]
+        for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[1:]
+    ]
     accuracies = [float(row["A_k"]) for row in rows]
     last = len(rows) - 1
     kwh = sum(float(row["energy_kwh"]) for row in rows) if rows[0]["energy_kwh"] else None
     parts = {name: count for name, count in summary["state_components"].items() if count}
     return {
-        "folder": folder, "head": summary["head"], "seed": summary["seed"], "summary": summary,
+        "folder": folder,
+        "head": summary["head"],
+        "seed": summary["seed"],
+        "summary": summary,
         "width": summary["head_settings"].get("width"),
         "conditions": (summary["machine"], summary["cached_images"] > 0, bool(kwh)),
-        "A_K": accuracies[-1], "A_bar": statistics.fmean(accuracies),
+        "A_K": accuracies[-1],
+        "A_bar": statistics.fmean(accuracies),
         "drop": max(a - b for a, b in itertools.pairwise(accuracies)),
-        "forgetting": statistics.fmean(max(row[j] for row in matrix[j:]) - matrix[last][j] for j in range(last)),
+        "forgetting": statistics.fmean(
+            max(row[j] for row in matrix[j:]) - matrix[last][j] for j in range(last)
+        ),
         "bwt": statistics.fmean(matrix[last][j] - matrix[j][j] for j in range(last)),
-        "minutes": sum(float(row["train_seconds"]) for row in rows) / 60, "kwh": kwh,
-        "per_kwh": accuracies[-1] / kwh if kwh else None, "ece": float(rows[-1]["ece"]), "nll": float(rows[-1]["nll"]),
-        "parts": parts, "elements": sum(parts.values()),
+        "minutes": sum(float(row["train_seconds"]) for row in rows) / 60,
+        "kwh": kwh,
+        "per_kwh": accuracies[-1] / kwh if kwh else None,
+        "ece": float(rows[-1]["ece"]),
+        "nll": float(rows[-1]["nll"]),
+        "parts": parts,
+        "elements": sum(parts.values()),
         "bytes": sum(count * (4 if name == "buffer" else 8) for name, count in parts.items()),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +235,7 @@ def numeric(rows: list[Row]) -> set[str]:
 
 def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
     rows, text = tables["accuracy"]
-    assert [row["method"] for row in rows if row["numbers"] == "measured"] == [
+    assert [row["method"] for row in rows if row["origin"] == "measured"] == [
         "CIFNet",
         "Exact ridge",
         "ACIL",
@@ -195,7 +243,7 @@ def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list
     ]
     for row in rows:
         for header, key in ((f"{SETTING}: Ā", "A_bar"), (f"{SETTING}: A_K", "A_K")):
-            if row["numbers"] == "measured":
+            if row["origin"] == "measured":
                 check(row, header, [run[key] for run in chosen(runs, row["method"])])
     (other,) = (row for row in rows if row["method"] == "Other, tuned")
     check(other, f"{SETTING}: A_K", [78.0, 77.0])
@@ -222,11 +270,15 @@ def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list
 
 def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
     rows, _ = tables["efficiency_digits_2_cls_task"]
-    measured = [row for row in rows if row["numbers"] == "measured"]
+    measured = [row for row in rows if row["origin"] == "measured"]
     assert [row["method"] for row in measured] == [
-        "CIFNet", "CIFNet, embeddings from the cache", f"Exact ridge, {THERE['machine']}",
-        f"Exact ridge, {HERE['machine']}", "ACIL", "NCM",
-    ]  # fmt: skip
+        "CIFNet",
+        "CIFNet, embeddings from the cache",
+        f"Exact ridge, {THERE['machine']}",
+        f"Exact ridge, {HERE['machine']}",
+        "ACIL",
+        "NCM",
+    ]
     headers = {"training (min)": "minutes", "energy (kWh)": "kwh", "A_K (%)": "A_K"}
     for row in measured:
         row_runs = chosen(runs, row["method"], costs=True)
@@ -238,11 +290,11 @@ def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: lis
         if row_runs[0]["kwh"]:  # of the row's own means, not a mean of ratios
             ratio = float(row["A_K (%)"]) / float(row["energy (kWh)"])
             assert float(row["A_K per kWh"]) == pytest.approx(ratio)
-        check(row, "network (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
+        check(row, "backbone (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
         check(row, "epochs", [1.0 for _ in row_runs])
         check(row, "CO₂ (kg)", [run["summary"]["co2_kg"] for run in row_runs])
-    assert numeric(rows) == {*headers, "A_K per kWh", "network (M)", "epochs", "CO₂ (kg)"}
-    external = {row["method"]: row for row in rows if row["numbers"] == "external"}
+    assert numeric(rows) == {*headers, "A_K per kWh", "backbone (M)", "epochs", "CO₂ (kg)"}
+    external = {row["method"]: row for row in rows if row["origin"] == "external"}
     check(external["Other, tuned"], "energy (kWh)", [0.005, 0.005])
     assert float(external["Other, tuned"]["A_K per kWh"]) == pytest.approx(77.5 / 0.005)
     check(external["Energy alone"], "energy (kWh)", [0.02])
@@ -253,15 +305,21 @@ def test_the_table_of_all_results(
 ) -> None:
     rows, _ = tables["results_digits_2_cls_task"]
     quality: dict[str, Callable[[Raw], float | None]] = {
-        "Ā (%)": lambda r: r["A_bar"], "A_K (%)": lambda r: r["A_K"], "top-5 (%)": lambda r: r["summary"]["top5"],
-        "forgetting (%)": lambda r: r["forgetting"], "backward transfer (%)": lambda r: r["bwt"],
-        "largest drop (%)": lambda r: r["drop"], "ECE (%)": lambda r: r["ece"], "NLL": lambda r: r["nll"],
-    }  # fmt: skip
+        "Ā (%)": lambda r: r["A_bar"],
+        "A_K (%)": lambda r: r["A_K"],
+        "top-5 (%)": lambda r: r["summary"]["top5"],
+        "forgetting (%)": lambda r: r["forgetting"],
+        "backward transfer (%)": lambda r: r["bwt"],
+        "largest drop (%)": lambda r: r["drop"],
+        "ECE (%)": lambda r: r["ece"],
+        "NLL": lambda r: r["nll"],
+    }
     costs: dict[str, Callable[[Raw], float | None]] = {
-        "training (min)": lambda r: r["minutes"], "energy (kWh)": lambda r: r["kwh"],
+        "training (min)": lambda r: r["minutes"],
+        "energy (kWh)": lambda r: r["kwh"],
         "CO₂ (kg)": lambda r: r["summary"]["co2_kg"],
-    }  # fmt: skip
-    measured = {row["method"]: row for row in rows if row["numbers"] == "measured"}
+    }
+    measured = {row["method"]: row for row in rows if row["origin"] == "measured"}
     assert set(measured) == set(METHODS)
     for label, row in measured.items():
         row_runs = chosen(runs, label)
@@ -272,12 +330,17 @@ def test_the_table_of_all_results(
         for header, value in costs.items():
             check(row, header, [] if mixed else [value(run) for run in row_runs])
     assert numeric(rows) == {*quality, *costs}
-    elsewhere = {row["method"]: row for row in rows if row["numbers"] == "external"}
+    elsewhere = {row["method"]: row for row in rows if row["origin"] == "external"}
     known = {
-        "Other, tuned": {"Ā (%)": [86.0, 85.0], "A_K (%)": [78.0, 77.0], "largest drop (%)": [4.0, 4.0],
-                         "training (min)": [25.0, 25.0], "energy (kWh)": [0.005, 0.005]},
+        "Other, tuned": {
+            "Ā (%)": [86.0, 85.0],
+            "A_K (%)": [78.0, 77.0],
+            "largest drop (%)": [4.0, 4.0],
+            "training (min)": [25.0, 25.0],
+            "energy (kWh)": [0.005, 0.005],
+        },
         "Energy alone": {"energy (kWh)": [0.02]},
-    }  # fmt: skip
+    }
     assert set(elsewhere) == set(known)
     for label, row in elsewhere.items():
         assert int(row["seeds"]) == max(map(len, known[label].values()))
@@ -329,6 +392,12 @@ def test_what_is_missing_is_said(root: Path) -> None:
 
 def test_no_table_is_left_out(tables: dict[str, tuple[list[Row], str]]) -> None:
     """The tests above recompute these."""
-    recomputed = {"accuracy", "efficiency_digits_2_cls_task", "results_digits_2_cls_task", "memory_digits_2_cls_task",
-                  "head_width", "runs"}  # fmt: skip
+    recomputed = {
+        "accuracy",
+        "efficiency_digits_2_cls_task",
+        "results_digits_2_cls_task",
+        "memory_digits_2_cls_task",
+        "head_width",
+        "runs",
+    }
     assert set(tables) - recomputed == {"settings"}

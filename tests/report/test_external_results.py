@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 
 from cifnet_pl.report.external_results import published_groups, published_numbers, read_external
-from cifnet_pl.report.figures import SETTINGS, trajectories
+from cifnet_pl.report.figures import STYLE, trajectories
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.study import Study
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -143,7 +143,7 @@ def test_a_method_with_energy_alone_has_no_line_in_a_figure(tmp_path: Path) -> N
     lines = [f"DER,1,{k + 1},{90 - 3 * k},60,0.03" for k in range(10)]
     path = write(tmp_path, HEADER, *lines, "Elsewhere,1,,,,0.5")
     groups = read_external(path, [CIFAR])
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
         (picture,) = [p for p in trajectories(Study(groups)) if p.name.startswith("trajectory")]
     shown = [text.get_text() for text in picture.figure.legends[0].get_texts()]
     assert shown == ["DER (external)"]

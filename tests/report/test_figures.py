@@ -13,20 +13,21 @@ from matplotlib.patches import Rectangle
 
 from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import (
-    LARGEST,
-    SETTINGS,
-    SMALLEST,
-    fitted,
-    pair_bars,
-    panels,
+    LARGEST_BUBBLE,
+    SMALLEST_BUBBLE,
+    STYLE,
+    AccuracyBars,
+    cost_panels,
+    draw_bars,
     time_bubbles,
     trajectories,
     value_curves,
+    wrapped_label,
 )
-from cifnet_pl.report.page import COST_HEADERS
 from cifnet_pl.report.settings import Setting
 from cifnet_pl.report.significance import Stat
 from cifnet_pl.report.study import Group, Outcome, Study
+from cifnet_pl.report.table_formats import COST_HEADERS
 from cifnet_pl.report.tables import efficiency_table, results_table
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
@@ -34,10 +35,10 @@ from tests.report.synthetic import write_run
 
 def test_bars_are_as_long_as_their_numbers() -> None:
     bars = [
-        ("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)),
-        ("published", None, Stat(64.2, None, 1)),
+        AccuracyBars("full", Stat(80.0, 1.5, 3), Stat(70.0, None, 1)),
+        AccuracyBars("published", None, Stat(64.2, None, 1)),
     ]
-    chart = pair_bars(bars, "An ablation")
+    chart = draw_bars(bars, "An ablation")
     (axes,), (legend,) = chart.axes, chart.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         r"average accuracy $\bar{A}$",
@@ -56,7 +57,7 @@ def test_deviations_end_at_0_and_100_percent() -> None:
         Outcome(seed, (99.0 + spread, 1.0 + spread), {}, key=str(seed))
         for seed, spread in ((1, 1.0), (2, -1.0))
     ]
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
         (picture,) = trajectories(Study([Group(setting, "A", "external", seeds)]))
     (axes,) = picture.figure.axes
     (bars,) = axes.containers
@@ -68,14 +69,19 @@ def test_deviations_end_at_0_and_100_percent() -> None:
     assert axes.get_ylim()[1] <= 102
 
 
-def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Path) -> None:
+def test_costs_that_count_other_processes_are_marked_and_noted(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         for head, kwh in (("CIFNetHead", 0.06), ("RidgeHead", 0.03)):
             write_run(
-                tmp_path / f"{head}{seed}" / "version_0", head=head, seed=seed, tasks=2, kwh=kwh * (1 + seed / 50),
-                minutes=20 * kwh + seed / 99, final=60 + seed / 9 + (head == "RidgeHead") * (1 + seed / 40),
+                tmp_path / f"{head}{seed}" / "version_0",
+                head=head,
+                seed=seed,
+                tasks=2,
+                kwh=kwh * (1 + seed / 50),
+                minutes=20 * kwh + seed / 99,
+                final=60 + seed / 9 + (head == "RidgeHead") * (1 + seed / 40),
                 about={"energy_counts_other_processes": True},
-            )  # fmt: skip
+            )
     study = read_study([tmp_path])
     for table in (
         efficiency_table(study, study.settings[0]),
@@ -84,10 +90,6 @@ def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Pa
         costs = [
             j for j, column in enumerate(table.columns) if column.header.startswith(COST_HEADERS)
         ]
-        assert not {j for _, j in table.best} & {*costs}
-        assert {j for j, column in enumerate(table.columns) if column.header == "A_K (%)"} <= {
-            j for _, j in table.best
-        }
         measured = [i for i, row in enumerate(table.rows) if row[1] == "measured"]
         assert all(
             table.text(i, j).endswith("†") for i in measured for j in costs if table.rows[i][j]
@@ -98,8 +100,8 @@ def test_costs_that_count_other_processes_are_marked_and_never_bold(tmp_path: Pa
 def test_labels_are_broken_between_words_alone() -> None:
     name = "CIFAR-100, 10 cls/task: a-method-with-hyphens, width 64"
     for width in range(23, 40):
-        assert " ".join(fitted(name, width, 4).split("\n")) == name
-    assert max(map(len, fitted("x" * 200, 24).split("\n"))) <= 24
+        assert " ".join(wrapped_label(name, width, 4).split("\n")) == name
+    assert max(map(len, wrapped_label("x" * 200, 24).split("\n"))) <= 24
 
 
 def test_values_of_a_setting_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
         write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 40.0**i)
     study = read_study([tmp_path])
     (picture,) = time_bubbles(study, study.settings[0])
-    wanted = [SMALLEST, *(LARGEST * kwh / 0.24 for kwh in (0.03, 0.06, 0.24))]
+    wanted = [SMALLEST_BUBBLE, *(LARGEST_BUBBLE * kwh / 0.24 for kwh in (0.03, 0.06, 0.24))]
     assert bubbles(picture.figure) == pytest.approx(wanted)
     assert "dashed bubble is drawn larger" in picture.caption
     canvas = FigureCanvasAgg(picture.figure)
@@ -161,7 +163,7 @@ def test_costs_of_unlike_conditions_have_panels_apart(tmp_path: Path) -> None:
     (picture,) = time_bubbles(study, setting)
     assert len(picture.figure.axes) == 3
     sizes = [
-        len(groups) for groups in panels(study, study.compared(setting), "energy_kwh").values()
+        len(groups) for groups in cost_panels(study, study.compared(setting), "energy_kwh").values()
     ]
     assert sorted(sizes) == [1, 1, 2]
 
@@ -172,13 +174,18 @@ def trained_beside_frozen(folder: Path) -> Study:
     """
     for seed in (1, 2, 3):
         for head, backbone, kwh in (
-            ("CIFNetHead", "file:resnet32.pth", 0.01), ("RidgeHead", "file:resnet32.pth", 0.005),
+            ("CIFNetHead", "file:resnet32.pth", 0.01),
+            ("RidgeHead", "file:resnet32.pth", 0.005),
             ("NCMHead", "random:resnet32_cifar", 0.2),
-        ):  # fmt: skip
+        ):
             write_run(
-                folder / f"{head}{seed}" / "version_0", head=head, seed=seed, kwh=kwh * (1 + seed / 100),
-                backbone=backbone, final=60.0 + (head == "NCMHead") * 10 + (head == "RidgeHead"),
-            )  # fmt: skip
+                folder / f"{head}{seed}" / "version_0",
+                head=head,
+                seed=seed,
+                kwh=kwh * (1 + seed / 100),
+                backbone=backbone,
+                final=60.0 + (head == "NCMHead") * 10 + (head == "RidgeHead"),
+            )
     return read_study([folder])
 
 
@@ -189,13 +196,12 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
     measured = {str(row[0]): row for row in table.rows if row[1] == "measured"}
     assert measured.keys() == {"CIFNet", "Exact ridge", "NCM"}
     assert {label: row[3] for label, row in measured.items()} == {
-        "CIFNet": "file:resnet32.pth (resnet18), 224 px", "Exact ridge": "file:resnet32.pth (resnet18), 224 px",
+        "CIFNet": "file:resnet32.pth (resnet18), 224 px",
+        "Exact ridge": "file:resnet32.pth (resnet18), 224 px",
         "NCM": "random:resnet32_cifar, 224 px",
-    }  # fmt: skip
+    }
     published = [row[0] for row in table.rows if row[1] == "published"]
     assert len(published) == len(set(published)) > 0
-    # NCM has the best accuracy, but no row of its network to be compared with.
-    assert {table.rows[i][0] for i, _ in table.best} == {"Exact ridge"}
 
 
 def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(

@@ -17,8 +17,9 @@ import yaml
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import all_pictures
-from cifnet_pl.report.page import to_html, to_latex
+from cifnet_pl.report.page import to_html
 from cifnet_pl.report.runs import find_folders, is_complete, read_runs
+from cifnet_pl.report.table_formats import to_latex
 from cifnet_pl.report.tables import all_tables
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import assert_ends, learned
@@ -58,9 +59,16 @@ Change = Callable[[Path], object]
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run as the product leaves it: the exact head on digits, with its predictions."""
     return learned(
-        tmp_path_factory.mktemp("real"), "--model.head", "RidgeHead", "--predictions.every_task", "true",
-        "--seed_everything", "1", "--data.class_order", "1",
-    )  # fmt: skip
+        tmp_path_factory.mktemp("real"),
+        "--model.head",
+        "RidgeHead",
+        "--predictions.every_task",
+        "true",
+        "--seed_everything",
+        "1",
+        "--data.class_order",
+        "1",
+    )
 
 
 def cut(name: str, share: float = 0.5) -> Change:
@@ -220,9 +228,17 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
     """
     heads = ("CIFNetHead", "RidgeHead", "ACILHead", "NCMHead", "KNNHead")
     for i, seed in itertools.product(range(30), (1, 2)):
-        run = write_run(tmp_path / f"many{i}-{seed}" / "version_0", head=heads[i % 5], seed=seed, tasks=5, classes=2,
-                        final=40 + 1.3 * i, minutes=1 + i / 3, kwh=0.02 + i / 200,
-                        about={"title": NAMES[i] if i < len(NAMES) else f"method {i}"})  # fmt: skip
+        run = write_run(
+            tmp_path / f"many{i}-{seed}" / "version_0",
+            head=heads[i % 5],
+            seed=seed,
+            tasks=5,
+            classes=2,
+            final=40 + 1.3 * i,
+            minutes=1 + i / 3,
+            kwh=0.02 + i / 200,
+            about={"title": NAMES[i] if i < len(NAMES) else f"method {i}"},
+        )
         if i == 6:
             config = yaml.safe_load((run / "config.yaml").read_text())
             config["seed_everything"] = config["data"]["class_order"] = None

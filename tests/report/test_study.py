@@ -51,8 +51,10 @@ def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> 
     ]
     groups = groups_of(tmp_path, *options)
     assert sorted((g.setting.root, [o.seed for o in g.outcomes]) for g in groups) == [
-        ("/a/images", [1, 2]), ("/c/images", [3]), ("/d/images", [4]),
-    ]  # fmt: skip
+        ("/a/images", [1, 2]),
+        ("/c/images", [3]),
+        ("/d/images", [4]),
+    ]
 
 
 def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> None:
@@ -172,8 +174,11 @@ def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
     groups = groups_of(tmp_path, {}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2})
     names = sorted(Study(groups).names.values())
-    assert names == ["CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18)", "CIFAR-100, 10 cls/task, pixels",
-                     "CIFAR-100, 5 cls/task"]  # fmt: skip
+    assert names == [
+        "CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18)",
+        "CIFAR-100, 10 cls/task, pixels",
+        "CIFAR-100, 5 cls/task",
+    ]
 
 
 def test_a_folder_whose_name_is_no_text_is_shown_by_codes(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import matplotlib
 import pytest
 
 from cifnet_pl.report import read_study
-from cifnet_pl.report.figures import SETTINGS, trajectories
-from cifnet_pl.report.page import Table, to_csv_table, to_html, to_latex, to_markdown
+from cifnet_pl.report.figures import STYLE, trajectories
+from cifnet_pl.report.page import to_html
 from cifnet_pl.report.settings import JOINT
+from cifnet_pl.report.table_formats import ReportTable, to_csv_table, to_latex, to_markdown
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
 from tests.report.synthetic import write_run
 
@@ -27,7 +28,7 @@ BOUND: dict[str, Any] = {
 """The options that make logistic regression the bound, see configs/paper/classifiers.yaml."""
 
 
-def cells(table: Table) -> list[dict[str, str]]:
+def cells(table: ReportTable) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(to_csv_table(table.without_empty()))))
 
 
@@ -55,11 +56,16 @@ def test_a_row_is_one_configuration_in_every_setting(
     """
     for i, (width, classes, seed) in enumerate(runs):
         write_run(
-            tmp_path / f"e{i}" / "version_0", head="ACILHead", head_options={"width": width}, classes=classes,
-            tasks=20 // classes, seed=seed, final=80.0 if width == 8192 else 60.0,
-        )  # fmt: skip
+            tmp_path / f"e{i}" / "version_0",
+            head="ACILHead",
+            head_options={"width": width},
+            classes=classes,
+            tasks=20 // classes,
+            seed=seed,
+            final=80.0 if width == 8192 else 60.0,
+        )
     rows = [
-        row for row in cells(accuracy_table(read_study([tmp_path]))) if row["numbers"] == "measured"
+        row for row in cells(accuracy_table(read_study([tmp_path]))) if row["origin"] == "measured"
     ]
     found = {
         (row["method"], name): (float(row[name]), int(row[f"{name} n"]))
@@ -89,7 +95,7 @@ def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
     assert {name: float(value) for name, value in rows.items()} == pytest.approx(
         {"CIFNet": 60.0, "Logistic regression": 40.0, JOINT: 70.0}
     )
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(STYLE):
         (heads,) = [p for p in trajectories(study) if p.name.startswith("trajectory")]
     shown = {text.get_text().replace("\n", " ") for text in heads.figure.legends[0].get_texts()}
     assert shown == {"CIFNet", "Logistic regression", JOINT}
@@ -128,12 +134,12 @@ def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Pa
         re.findall(r'<th scope="col" class="\w+">(.*?)</th>', part) for part in (first, opened)
     ]
     plain = [[re.sub("<.*?>", "", name).replace("AK", "A_K") for name in part] for part in headers]
-    assert plain[1][:3] == plain[0][:3] == ["method", "numbers", "seeds"]
+    assert plain[1][:3] == plain[0][:3] == ["method", "origin", "seeds"]
     assert sorted([*plain[0], *plain[1][3:]]) == sorted(names)
     assert {"Ā (%)", "A_K (%)", "energy (kWh)"} <= set(plain[0])
     assert {"backward transfer (%)", "largest drop (%)"} <= set(plain[1])
     assert "backward transfer (%), largest drop (%)</summary>" in opened
-    texts = {"method", "numbers", "seeds", "conditions"}
+    texts = {"method", "origin", "seeds", "conditions"}
     ends = {name: [""] if name in texts else ["", " sd", " n"] for name in names}
     assert list(cells(table)[0]) == [name + end for name in names for end in ends[name]]
     for text in (to_markdown(table), to_latex(table)):
@@ -153,20 +159,27 @@ def test_a_trained_network_is_counted_without_one_backbone(
     run = write_run(tmp_path / "trained" / "version_0", tasks=2)
     path = run / "summary.json"
     more = {
-        "head": head, "backbone_params": networks * 11_000_000, "network_params": 11_000_000,
+        "head": head,
+        "backbone_params": networks * 11_000_000,
+        "network_params": 11_000_000,
         "state_components": {"parameters": parameters, "buffer": 6_000_000},
         "state_bytes_per_element": {"parameters": 4, "buffer": 1},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     study = read_study([tmp_path])
     (row,) = [
-        row for row in cells(memory_table(study, study.settings[0])) if row["numbers"] == "measured"
+        row for row in cells(memory_table(study, study.settings[0])) if row["origin"] == "measured"
     ]
     shown = {name: float(row[name]) for name in row if name.endswith(("(M)", "(MB)"))}
-    assert shown == pytest.approx({
-        "parameters (M)": kept, "buffer (M)": 6.0, "total (M)": kept + 6, "stored (MB)": 4 * kept + 6,
-        "backbone (M)": 11.0,
-    })  # fmt: skip
+    assert shown == pytest.approx(
+        {
+            "parameters (M)": kept,
+            "buffer (M)": 6.0,
+            "total (M)": kept + 6,
+            "stored (MB)": 4 * kept + 6,
+            "backbone (M)": 11.0,
+        }
+    )
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
