@@ -355,7 +355,7 @@ def _label_errors(result: Audit, files: list[Path]) -> Section:
 def _pairs(result: Audit, files: list[Path]) -> Section:
     import numpy as np
 
-    from cifnet_pl.report.page import Section, page_image
+    from cifnet_pl.report.page import ImageRow, Section, page_image
 
     evaluation = result.scored
     own = result.own[result.judged]
@@ -368,15 +368,11 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
         surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
         typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
-        left, right = (
-            [page_image(files[row]) for row in rows[:PER_SIDE]] for rows in (surest, typical)
-        )
-        pairs.append(
-            [
-                (taken_for(true, answer, count, total), left),
-                (f"usual images of {printable(answer)}", right),
-            ]
-        )
+        left = [page_image(files[row]) for row in surest[:PER_SIDE]]
+        right = [page_image(files[row]) for row in typical[:PER_SIDE]]
+        confused = ImageRow(taken_for(true, answer, count, total), left)
+        usual_images = ImageRow(f"usual images of {printable(answer)}", right)
+        pairs.append([confused, usual_images])
     return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
 
 

@@ -299,7 +299,7 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
         own = defaults_of(known) if known else {}
     settings = dict(own)
     if has_frozen_backbone(summary):
-        settings = defaults_of(CIFNetModule)
+        settings = dict(defaults_of(CIFNetModule))
         settings.update({f"head.{name}": value for name, value in own.items()})
     sections = {"trainer": Trainer, "data": CIFNetDataModule, "buffer": CalibrationBuffer}
     sections.update({"energy": EnergyMonitor, "checkpoint": TaskCheckpoint})

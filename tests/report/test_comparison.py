@@ -10,6 +10,7 @@ from scipy import stats
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report import read_study
+from cifnet_pl.report.comparison import compare_methods
 from cifnet_pl.report.runs import correct_predictions, paired_predictions
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import assert_ends
