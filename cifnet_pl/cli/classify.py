@@ -1,4 +1,4 @@
-"""``classify``: name what any number of images show, and write the names into a CSV file."""
+"""``classify``: predict the classes of any number of images, and write them into a CSV file."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from cifnet_pl.cli.commands import Engine, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.files import list_cell, write_atomic
 from cifnet_pl.utilities.text import counted, families, number_of, on_terminal, printable, shortened
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
 
-IN_GALLERY = 24
-"""Images in one picture."""
+GALLERY_IMAGES = 24
+"""Images in one gallery."""
 
 UNKNOWN_SHARE = 0.05
-STRANGERS = 0.25
-"""Share of known images that may be taken for unknown, and of unknown ones above which sets of
-answers promise nothing.
-"""
+"""Share of images of known classes that are called unknown, where only ``coverage`` is given."""
 
-SHOWN = 3
-"""Classes under each image."""
+SHIFTED_SHARE = 0.25
+"""Share of unknown images above which prediction sets have no guaranteed coverage."""
 
-COLUMNS = 6
-PIXELS = 160
-UNKNOWN = "#b2182b"
-"""Colour of what shows nothing known."""
+GALLERY_CLASSES = 3
+"""Classes below each image of a gallery."""
 
-LONGEST = 22
-"""Characters of a class name that are shown."""
+GALLERY_COLUMNS = 6
+GALLERY_PIXELS = 160
+UNKNOWN_COLOUR = "#b2182b"
+
+LONGEST_NAME = 22
+"""Characters of a class name that a gallery shows."""
 
 
 def classify(
@@ -56,16 +55,15 @@ def classify(
     unknown: float | None = None,
     coverage: float | None = None,
 ) -> None:
-    """Classify images into a CSV file: file, class, probability, and the next most probable
-    classes.
+    """Classify images into a CSV file: file, class, probability, class_2, probability_2, ….
 
-    With ``unknown`` follow ``known`` (true or false), ``novelty`` (larger is more foreign) and
-    ``p_value`` (the share of images of known classes that are at least as foreign), with
-    ``coverage`` the ``answers`` between semicolons.
+    With ``unknown``, the columns ``known`` (true or false), ``novelty`` (larger is more novel) and
+    ``p_value`` follow: the share of images of known classes that are at least as novel. With
+    ``coverage``, the column ``prediction_set`` follows, with semicolons between the classes.
 
-    Images that cannot be read are named and left out. Rows come in the order of the names, in
-    folders of up to 10,000 entries; beyond that as the file system lists them, so that memory does
-    not grow with their number.
+    Images that cannot be read are named and left out. Rows are sorted by name within folders of up
+    to 10,000 entries. Beyond that they have the order of the file system, so that memory does not
+    grow with the number of images.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
@@ -76,27 +74,26 @@ def classify(
         top: number of classes per image.
         gallery: picture (PNG) of up to 24 of the images, drawn at random, with their three most
             probable classes.
-        precision: of the network, 32-true, bf16-mixed or 16-mixed; null for the one that the model
+        precision: of the backbone: 32-true, bf16-mixed or 16-mixed; null for the one that the model
             was learned in.
-        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
+        engine: what runs the backbone: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
             torch on a GPU.
         overwrite: whether existing files may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
-        unknown: share of images of known classes that may be called unknown, such as 0.05; null not
-            to tell.
-        coverage: chance that the right class is among the answers, such as 0.95; null for no
-            answers.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
+        unknown: share of images of known classes that may be called unknown, such as 0.05; null to
+            call none unknown.
+        coverage: probability that the prediction set holds the true class, such as 0.95; null for
+            no prediction sets.
 
     Raises:
         UsageError: ``top`` below one, an unknown precision, a file that exists, or another process
             that is writing it; a share outside (0, 1), or a model without calibration samples.
-        UnsupportedError: a head that cannot tell what is asked.
-        DataError: no image there that can be read.
+        UnsupportedError: the head cannot tell unknown images or make prediction sets.
+        DataError: no image that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.backbones.engines import check_precision
-    from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
 
     if top < 1:
@@ -112,74 +109,46 @@ def classify(
                 "--gallery needs images, but this model classifies embeddings: leave it out"
             )
         classifier.precision = precision or classifier.precision
-        if unknown is None and coverage is not None:
-            share = able(classifier, UNKNOWN_SHARE)[0]
-        else:
-            share = unknown
-        judged: dict[str, Any] = {"unknown": share, "coverage": coverage}
-        # What cannot be told is refused before the work begins.
-        warning = (
-            classifier.judge(**judged).warning
-            if unknown is not None or coverage is not None
-            else None
-        )
-        table = Table(classifier, images, top, judged, told=unknown is not None)
+        table = PredictionTable(classifier, images, top, unknown, coverage)
         write_atomic(target, table.write)
         if picture is not None:
-            write_gallery(table.sample, picture)
+            write_gallery(table.gallery(), picture)
     count = number_of(table.classified, classifier.sample)
-    print(f"{count} classified in {target}, {table.unreadable} unreadable left out")
-    for sentence in about_verdicts(
-        table, unknown, warning if unknown is not None else None, coverage
-    ):
+    print(f"{count} classified in {target}, {table.unreadable} unreadable")
+    for sentence in table.summary():
         print(sentence)
     if picture is not None:
-        print(f"gallery of {len(table.sample)} of them in {picture}")
+        print(f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}")
 
 
-def about_verdicts(
-    table: Table, unknown: float | None, warning: str | None, coverage: float | None
-) -> Iterator[str]:
-    """Say how many images are called unknown, and how large the sets of answers are.
+class GalleryEntry(NamedTuple):
+    """An image that a gallery may show; entries with the largest random numbers are drawn."""
 
-    Nothing is promised of the answers where many images are unlike all that was learned: strangers,
-    or another light.
-    """
-    if unknown is not None:
-        yield (
-            f"{table.unknown} of them {'shows' if table.unknown == 1 else 'show'} nothing that this"
-            f" model knows; {100 * unknown:g} % of images of known classes are called so, too"
-        )
-    if warning is not None:
-        yield warning
-    if coverage is None:
-        return
-    size = f"{table.answers / table.classified:.1f} classes on average"
-    if table.unknown > STRANGERS * table.classified:
-        yield (
-            f"nothing is promised of the answers, {size}: {table.unknown} of the images are unlike"
-            " all that the model learned, by another light, another place or other things on them"
-        )
-    else:
-        day = table.model.calibration.where
-        yield (
-            f"of images of known classes {day}, the right one is among the answers with a chance of"
-            f" {100 * coverage:g} %; they are {size}"
-        )
+    chance: float
+    number: int
+    prediction: Prediction
 
 
-class Table:
+class PredictionTable:
     """The rows of one classification, written as they are made.
 
     Args:
         model: that classifies.
         images: images, folders, archives or patterns.
         top: number of classes per image.
-        judged: the options ``unknown`` and ``coverage``.
-        told: whether the table says what is unknown.
+        unknown: share of images of known classes that may be called unknown; None for no such
+            columns.
+        coverage: of the prediction sets; None for no such column.
 
     Attributes:
-        classified, unreadable, unknown, answers: images so far, and classes among their answers.
+        classified: number of images so far.
+        unreadable: number of images that cannot be read.
+        unknown_count: number of images called unknown.
+        set_sizes: sum of the sizes of the prediction sets.
+
+    Raises:
+        UsageError: a share outside (0, 1), or a model without calibration samples.
+        UnsupportedError: the head cannot tell unknown images or make prediction sets.
     """
 
     def __init__(
@@ -187,109 +156,141 @@ class Table:
         model: Classifier,
         images: Sequence[str],
         top: int,
-        judged: dict[str, Any],
-        told: bool,
+        unknown: float | None,
+        coverage: float | None,
     ):
-        self.told = told
+        from cifnet_pl.model.classifier import able
+
         self.model = model
         self.images = images
-        self.judged = judged
         self.top = min(top, len(model.class_names))
-        self.classified = self.unreadable = self.unknown = self.answers = 0
-        self._kept: list[tuple[float, int, Prediction]] = []
-        self._chance = random.Random(0)
+        self.unknown = unknown
+        self.coverage = coverage
+        self.classified = 0
+        self.unreadable = 0
+        self.unknown_count = 0
+        self.set_sizes = 0
+        self._entries: list[GalleryEntry] = []
+        self._random = random.Random(0)
+        if unknown is None and coverage is not None:  # many unknown images show a shift
+            unknown = able(model, UNKNOWN_SHARE)[0]
+        self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
+        self._warning: str | None = None
+        if self.unknown is not None or coverage is not None:  # refused before the work begins
+            self._warning = model.judge(**self._judged).warning
 
     def write(self, file: IO[bytes]) -> None:
-        """Write the whole table."""
-        header = ["file", "class", "probability"]
-        header += [
-            f"{name}_{k}" for k in range(2, self.top + 1) for name in ("class", "probability")
-        ]
-        header += ["known", "novelty", "p_value"] * self.told
-        header += ["answers"] * (self.judged["coverage"] is not None)
+        """Classify all images, and write the table.
+
+        Raises:
+            DataError: no image can be read.
+        """
         text = io.TextIOWrapper(
             file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True
         )
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(header)
+        rows.writerow(self._header())
         for prediction in self._predictions():
             rows.writerow(self._row(prediction))
         text.detach()
         if not self.classified:
             where = printable(", ".join(self.images))
-            raise DataError(
-                f"no image of {where} can be read ({number_of(self.unreadable, 'file')})"
-            )
+            files = number_of(self.unreadable, "file")
+            raise DataError(f"no image of {where} can be read ({files})")
+
+    def _header(self) -> list[str]:
+        header = ["file", "class", "probability"]
+        for k in range(2, self.top + 1):
+            header += [f"class_{k}", f"probability_{k}"]
+        if self.unknown is not None:
+            header += ["known", "novelty", "p_value"]
+        if self.coverage is not None:
+            header.append("prediction_set")
+        return header
 
     def _row(self, prediction: Prediction) -> list[str]:
         cells = [str(prediction.file)]
-        for name, share in zip(
-            prediction.classes[: self.top], prediction.probabilities[: self.top], strict=True
-        ):
-            cells += [name, f"{share:.6f}"]
-        if self.told:
-            cells += [
-                str(prediction.known).lower(),
-                f"{prediction.novelty:.6g}",
-                f"{prediction.p_value:.6f}",
-            ]
-        if prediction.answers is not None:
-            cells.append("; ".join(prediction.answers))
+        ranked = zip(prediction.classes, prediction.probabilities, strict=True)
+        for name, probability in list(ranked)[: self.top]:
+            cells += [name, f"{probability:.6f}"]
+        if self.unknown is not None:
+            cells.append(str(prediction.known).lower())
+            cells.append(f"{prediction.novelty:.6g}")
+            cells.append(f"{prediction.p_value:.6f}")
+        if prediction.prediction_set is not None:
+            cells.append(list_cell(prediction.prediction_set))
         return cells
 
     def _predictions(self) -> Iterator[Prediction]:
-        # the gallery's, too
-        wanted = max(self.top, SHOWN)
+        """Yield the predictions of readable images, and count all."""
+        for prediction in self._all_predictions():
+            if prediction.unreadable is not None:
+                self.unreadable += 1
+                file = printable(str(prediction.file))
+                print(f"skipped {file}: {prediction.unreadable}", file=sys.stderr)
+                continue
+            self.classified += 1
+            self.unknown_count += prediction.known is False
+            self.set_sizes += len(prediction.prediction_set or ())
+            if self.unknown is None:
+                prediction = replace(prediction, known=None)
+            self._remember(prediction)
+            yield prediction
+
+    def _all_predictions(self) -> Iterator[Prediction]:
+        top = max(self.top, GALLERY_CLASSES)
         total = None
         if self.model.backbone.takes_images:
-            total = sum(1 for _ in self._images()) if on_terminal() else None
-            predictions = self.model.classify(self._images(), wanted, **self.judged)
+            if on_terminal():
+                total = sum(1 for _ in self._find_images())
+            predictions = self.model.classify(self._find_images(), top, **self._judged)
         else:
-            files = (
-                self.model.classify_embeddings(file, wanted, **self.judged) for file in self.images
-            )
+            files = (self.model.classify_embeddings(f, top, **self._judged) for f in self.images)
             predictions = chain.from_iterable(files)
-        for prediction in counted(predictions, "classifying", total):
-            if prediction.unreadable is None:
-                self.classified += 1
-                self.unknown += prediction.known is False
-                self.answers += len(prediction.answers or ())
-                if self.told:
-                    shown = prediction
-                else:
-                    shown = replace(prediction, known=None)
-                # Those of the largest random numbers so far are the gallery's.
-                entry = (self._chance.random(), self.classified, shown)
-                if len(self._kept) < IN_GALLERY:
-                    heapq.heappush(self._kept, entry)
-                else:
-                    heapq.heappushpop(self._kept, entry)
-                yield shown
-                continue
-            self.unreadable += 1
-            print(
-                f"skipped {printable(str(prediction.file))}: {prediction.unreadable}",
-                file=sys.stderr,
-            )
+        return counted(predictions, "classifying", total)
 
-    def _images(self) -> Iterator[Path]:
-        """Find all images; every source is opened first, so that a wrong one is reported before the
-        work begins.
-        """
+    def _find_images(self) -> Iterator[Path]:
+        """Find all images; all sources are opened first, so that a wrong one is reported early."""
         from cifnet_pl.images.files import find_images
 
         return chain.from_iterable([find_images(source) for source in self.images])
 
-    @property
-    def sample(self) -> list[Prediction]:
+    def _remember(self, prediction: Prediction) -> None:
+        """Sample images for the gallery: those with the largest random numbers so far."""
+        entry = GalleryEntry(self._random.random(), self.classified, prediction)
+        heapq.heappush(self._entries, entry)
+        if len(self._entries) > GALLERY_IMAGES:
+            heapq.heappop(self._entries)
+
+    def gallery(self) -> list[Prediction]:
         """Return the images of the gallery, sorted by name."""
-        return sorted(
-            (prediction for _, _, prediction in self._kept),
-            key=lambda prediction: str(prediction.file),
-        )
+        predictions = [entry.prediction for entry in self._entries]
+        return sorted(predictions, key=lambda prediction: str(prediction.file))
+
+    def summary(self) -> Iterator[str]:
+        """Yield sentences about unknown images and the sizes of prediction sets.
+
+        Prediction sets have no guaranteed coverage where many images are unlike all that was
+        learned: unknown classes, or a distribution shift.
+        """
+        unknown = f"{self.unknown_count} of {number_of(self.classified, self.model.sample)} unknown"
+        if self.unknown is not None:
+            yield f"{unknown} (expected of known classes: {100 * self.unknown:g} %)"
+            if self._warning is not None:
+                yield self._warning
+        if self.coverage is None:
+            return
+        size = f"{self.set_sizes / self.classified:.1f} classes on average"
+        if self.unknown_count > SHIFTED_SHARE * self.classified:
+            yield f"Prediction sets: {size}, no guaranteed coverage, {unknown}"
+        else:
+            yield (
+                f"Prediction sets: {size}, coverage {100 * self.coverage:g} % for images of known"
+                " classes without distribution shift"
+            )
 
 
-# ---------------------------------------------------------------------- the picture
+# ---------------------------------------------------------------------- the gallery
 
 
 def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
@@ -305,13 +306,15 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(predictions))
+    columns = min(GALLERY_COLUMNS, len(predictions))
     rows = math.ceil(len(predictions) / columns)
-    fonts = families([text for p in predictions for text in (_title(p), *p.classes[:SHOWN])])
-    with matplotlib.rc_context({"font.family": fonts}):
+    texts = []
+    for prediction in predictions:
+        texts += [_title(prediction), *prediction.classes[:GALLERY_CLASSES]]
+    with matplotlib.rc_context({"font.family": families(texts)}):
         figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
-        for i, prediction in enumerate(predictions):
-            _draw(figure.add_subplot(rows, columns, i + 1, xticks=[], yticks=[]), prediction)
+        for i, prediction in enumerate(predictions, 1):
+            _draw(figure.add_subplot(rows, columns, i, xticks=[], yticks=[]), prediction)
         write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
 
 
@@ -321,25 +324,19 @@ def _title(prediction: Prediction) -> str:
 
 
 def _draw(axes: Any, prediction: Prediction) -> None:
-    """Draw an image with its classes; one that shows nothing known has a frame around it, and says
-    so.
-    """
+    """Draw an image with its classes; an unknown one has a frame."""
     from cifnet_pl.images.image import read_square
 
     assert prediction.file is not None
     unknown = prediction.known is False
-    axes.imshow(read_square(prediction.file, PIXELS), interpolation="nearest")
+    colour = UNKNOWN_COLOUR if unknown else "black"
+    axes.imshow(read_square(prediction.file, GALLERY_PIXELS), interpolation="nearest")
     for spine in axes.spines.values():
-        spine.set(visible=unknown, color=UNKNOWN, linewidth=4)
-    axes.set_title(
-        shortened(_title(prediction), LONGEST + 10),
-        fontsize=7,
-        color="0.4",
-        pad=4,
-        parse_math=False,
-    )
-    shares = zip(prediction.classes[:SHOWN], prediction.probabilities, strict=False)
-    lines = [f"{shortened(name, LONGEST)}  {100 * share:.0f} %" for name, share in shares]
-    text = "\n".join(["unknown, nearest:"] * unknown + lines)
-    colour = UNKNOWN if unknown else "black"
-    axes.set_xlabel(text, fontsize=8, color=colour, parse_math=False)
+        spine.set(visible=unknown, color=UNKNOWN_COLOUR, linewidth=4)
+    title = shortened(_title(prediction), LONGEST_NAME + 10)
+    axes.set_title(title, fontsize=7, color="0.4", pad=4, parse_math=False)
+    lines = ["unknown, nearest:"] if unknown else []
+    ranked = zip(prediction.classes, prediction.probabilities, strict=True)
+    for name, probability in list(ranked)[:GALLERY_CLASSES]:
+        lines.append(f"{shortened(name, LONGEST_NAME)}  {100 * probability:.0f} %")
+    axes.set_xlabel("\n".join(lines), fontsize=8, color=colour, parse_math=False)

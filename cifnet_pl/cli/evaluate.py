@@ -433,9 +433,9 @@ def answers(model: Classifier, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor
         return result
     names = model.name_of
     for row, verdict in enumerate(model.judge(unknown, coverage).verdicts(z, probabilities)):
-        if verdict.answers is not None:
-            result[row, 2] = names[int(y[row])] in verdict.answers
-            result[row, 3] = len(verdict.answers)
+        if verdict.prediction_set is not None:
+            result[row, 2] = names[int(y[row])] in verdict.prediction_set
+            result[row, 3] = len(verdict.prediction_set)
         if verdict.known is not None:
             result[row, 4] = not verdict.known
     return result

@@ -1,4 +1,4 @@
-"""``watch``: name what new images of a folder show, into a CSV file and to a webhook."""
+"""``watch``: classify new images of a folder, into a CSV file and to a webhook."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
+from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.files import exclusive, list_cell, read_list_cell
+from cifnet_pl.utilities.text import has_controls, number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Prediction
@@ -32,26 +33,24 @@ COLUMNS = (
     "closest",
     "probability",
     "known",
-    "answers",
+    "prediction_set",
     "unreadable",
 )
 
-AT_ONCE = 16
-"""Images that are answered together: so many are answered again after a kill."""
+IMAGES_PER_WRITE = 16
+"""Images whose rows are written together; a killed process loses at most so many predictions."""
 
-SECONDS = 10.0
-"""Longest time that a receiver has to answer."""
+TIMEOUT_SECONDS = 10.0
+"""Longest time that a receiver has to acknowledge a prediction."""
 
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at most; the first pause is one second, each later one twice as
-long.
-"""
+LONGEST_PAUSE_SECONDS = 60.0
+"""Longest pause between two attempts; the first is one second, each later one twice as long."""
 
 
 def watch(
     model: str,
     images: str,
-    output: str = "answers.csv",
+    output: str = "predictions.csv",
     webhook: str | None = None,
     unknown: float | None = 0.05,
     coverage: float | None = 0.95,
@@ -59,30 +58,31 @@ def watch(
     once: bool = False,
     trust: bool = False,
 ) -> None:
-    """Answer each new image of a folder, until Ctrl-C: a row of a CSV file, and a JSON object for a
-    webhook.
+    """Classify each new image of a folder until Ctrl-C: a CSV row, and a JSON object for a webhook.
 
-    An image is new if no row has its content; what is there at the start is answered first. Rows
-    that the receiver has not acknowledged are sent again, also after a new start, each with the id
-    of its image, in order, until it answers with a status from 200 to 299; the file beside the
-    table, ``.sent``, lists those that it has. Nothing is sent anywhere else: no proxy is used, and
-    no redirection is followed.
+    An image is new if no row has its content. Images that are there at the start come first.
+    Predictions are sent in order, each with the id of its image, until the receiver acknowledges
+    them with a status from 200 to 299. The others are sent again, also after a restart. The file
+    ``.sent`` beside the table lists the acknowledged ones. Nothing is sent anywhere else: no proxy
+    is used, and no redirection is followed.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
         images: the folder, with its sub-folders.
-        output: the CSV file; rows are added to one that is there.
+        output: the CSV file; rows are added to an existing one.
         webhook: http or https address that gets a POST for each image; null for none.
-        unknown: share of images of known classes that may be called unknown; null never to say so.
-        coverage: chance that the right class is in the set of answers; null to give no set.
-        every: seconds between two looks at the folder.
-        once: whether to end when all images that are there are answered and sent.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        unknown: share of images of known classes that may be called unknown; null to call none
+            unknown.
+        coverage: probability that the prediction set holds the true class; null for no prediction
+            sets.
+        every: seconds between two scans of the folder.
+        once: whether to end when all images that are there are classified and sent.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
 
     Raises:
-        UsageError: an address that is none, a share outside (0, 1), or another process that writes
-            the table.
+        UsageError: an invalid address, a share outside (0, 1), or another process that writes the
+            table.
         DataError: no such folder, or a table with other columns.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
@@ -90,10 +90,8 @@ def watch(
     from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
 
-    if webhook is not None and (
-        urlsplit(webhook).scheme not in ("http", "https") or not urlsplit(webhook).hostname
-    ):
-        raise UsageError(f"--webhook {printable(webhook)} is no http or https address")
+    if webhook is not None:
+        check_address(webhook)
     if every <= 0:
         raise UsageError(f"--every is {every:g}, expected more than 0")
     folder = Path(images).expanduser()
@@ -102,40 +100,93 @@ def watch(
     with exclusive(target):
         classifier = load(model, trust=trust)
         unknown, coverage = able(classifier, unknown, coverage)
-        table = Answers(target)
+        table = WatchPredictions(target)
         waiting = NewImages(folder)
-        sender = (
-            Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows())
-            if webhook
-            else None
-        )
-        print(
-            f"watching {folder}; answers in {target}" + (" and to the webhook" if webhook else ""),
-            flush=True,
-        )
+        sender = None
+        if webhook is not None:
+            sender = Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows())
+        receiver = " and to the webhook" if sender is not None else ""
+        print(f"watching {folder}; predictions in {target}{receiver}", flush=True)
         found = waiting.found(settled=not once)
         while True:
-            new = list(islice(found, AT_ONCE))
-            images_of_ids = table.unknown(new)
-            contents = [content for _, content in images_of_ids.values()]
+            new = list(islice(found, IMAGES_PER_WRITE))
+            unseen = table.unseen(new)
+            contents = [image.content for image in unseen]
             predictions = classifier.classify(contents, 1, unknown=unknown, coverage=coverage)
-            rows = table.add(
-                (key, file, found)
-                for (key, (file, _)), found in zip(images_of_ids.items(), predictions, strict=True)
-            )
+            rows = [
+                table_row(image, prediction)
+                for image, prediction in zip(unseen, predictions, strict=True)
+            ]
+            table.append(rows)
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
             if not new and once and not (sender and sender.waiting):
-                print(f"{number_of(len(table.ids), 'image')} answered in {target}")
+                print(f"{number_of(len(table.ids), 'image')} classified in {target}")
                 return
             if not new:
                 time.sleep(every)
                 found = waiting.found(settled=not once)
 
 
-class Answers:
-    """A CSV file with a row for each image; what a killed process left half-written is taken away.
+def check_address(webhook: str) -> None:
+    """Check the address of a webhook; UsageError unless it is one of http or https."""
+    expected = f"--webhook {printable(webhook)} is no http or https address"
+    if has_controls(webhook) or " " in webhook:
+        raise UsageError(f"{expected}: it holds a space, a line break or a control character")
+    try:
+        address = urlsplit(webhook)
+        valid = address.scheme in ("http", "https") and bool(address.hostname)
+        address.port  # noqa: B018, it raises where it is no number
+    except ValueError as error:
+        raise UsageError(f"{expected}: {error}") from error
+    if not valid:
+        raise UsageError(expected)
+
+
+class NewImage(NamedTuple):
+    """An image whose content has no row yet."""
+
+    id: str
+    file: Path
+    content: bytes
+
+
+def table_row(image: NewImage, prediction: Prediction) -> dict[str, str]:
+    """Return the row of an image in the table.
+
+    Args:
+        image: the image.
+        prediction: of it.
+    """
+    row = dict.fromkeys(COLUMNS, "")
+    row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    row["id"] = image.id
+    row["file"] = str(image.file)
+    row["unreadable"] = prediction.unreadable or ""
+    if prediction.classes:
+        row["closest"] = prediction.classes[0]
+        row["probability"] = f"{prediction.probabilities[0]:.6f}"
+        row["prediction_set"] = list_cell(prediction.prediction_set or ())
+        if prediction.known is not False:
+            row["class"] = prediction.classes[0]
+        if prediction.known is not None:
+            row["known"] = str(prediction.known).lower()
+    return row
+
+
+def json_content(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON object that a webhook gets for a row: null for empty cells, lists as lists."""
+    content: dict[str, Any] = {name: value or None for name, value in row.items()}
+    content["prediction_set"] = read_list_cell(row["prediction_set"])
+    for name in ("probability", "known"):
+        if row[name]:
+            content[name] = json.loads(row[name])
+    return content
+
+
+class WatchPredictions:
+    """A CSV file with a row for each image; a half-written last row of a killed process is removed.
 
     Args:
         path: of the file; it is made if it is missing.
@@ -151,11 +202,12 @@ class Answers:
         self.path = path
         whole = path.read_bytes() if path.exists() else b""
         whole = whole[: whole.rfind(b"\n") + 1]
-        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115, open as long as it watches
+        mode = "r+b" if path.exists() else "w+b"
+        self._file = open(path, mode)  # noqa: SIM115, open until the program ends
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
         if not whole:
-            self._append([COLUMNS])
+            self.append([dict(zip(COLUMNS, COLUMNS, strict=True))])
         elif whole.split(b"\n", 1)[0].rstrip() != ",".join(COLUMNS).encode():
             raise DataError(f"{path} is no table of watch: choose another --output")
         self.ids = {row["id"] for row in self.rows()}
@@ -165,47 +217,24 @@ class Answers:
         with open(self.path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return list(csv.DictReader(file))
 
-    def unknown(self, files: Iterable[Path]) -> dict[str, tuple[Path, bytes]]:
-        """Read those of some images whose content has no row, by their ids; one that is gone again
-        is left out.
-        """
+    def unseen(self, files: Iterable[Path]) -> list[NewImage]:
+        """Read those of some images whose content has no row; files that are gone are left out."""
         from cifnet_pl.images.image import content_hash
 
-        found = {}
+        found = []
         for file in files:
             with suppress(OSError):
                 content = file.read_bytes()
                 key = f"{content_hash(content):016x}"
                 if key not in self.ids:
                     self.ids.add(key)
-                    found[key] = file, content
+                    found.append(NewImage(key, file, content))
         return found
 
-    def add(self, answered: Iterable[tuple[str, Path, Prediction]]) -> list[dict[str, str]]:
-        """Write rows of images, each with its id; return them once the disk has them."""
-        rows = []
-        for key, file, found in answered:
-            cells = dict.fromkeys(COLUMNS, "") | {
-                "file": str(file),
-                "unreadable": found.unreadable or "",
-            }
-            cells["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            cells["id"] = key
-            if found.classes:
-                cells |= {
-                    "closest": found.classes[0],
-                    "probability": f"{found.probabilities[0]:.6f}",
-                }
-                cells |= {"class": "" if found.known is False else found.classes[0]}
-                cells |= {"answers": "; ".join(found.answers or ())}
-                cells |= {} if found.known is None else {"known": str(found.known).lower()}
-            rows.append(cells)
-        self._append([tuple(row.values()) for row in rows])
-        return rows
-
-    def _append(self, rows: Iterable[tuple[str, ...]]) -> None:
+    def append(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Write rows, and return once the disk has them."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        csv.writer(text, lineterminator="\n").writerows(row.values() for row in rows)
         self._file.write(text.getvalue().encode("utf-8", "surrogateescape"))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -215,7 +244,7 @@ class NoRedirection(urllib.request.HTTPRedirectHandler):
     """Follows no redirection: it would lead where the user did not send anything."""
 
     def redirect_request(self, *args: Any) -> None:
-        """Return no request, so that the answer is an error."""
+        """Return no request, so that the redirection is an error."""
 
 
 class Sender:
@@ -223,7 +252,7 @@ class Sender:
 
     Args:
         url: of the receiver.
-        path: file that lists the ids of those that it has acknowledged.
+        path: file that lists the ids of the acknowledged rows.
         rows: of the table.
 
     Attributes:
@@ -232,47 +261,40 @@ class Sender:
 
     def __init__(self, url: str, path: Path, rows: Iterable[dict[str, str]]):
         self.url = url
-        self._file = open(path, "a+b")  # noqa: SIM115, as above
+        self._file = open(path, "a+b")  # noqa: SIM115, open until the program ends
         self._file.seek(0)
-        sent = set(self._file.read().decode().split("\n"))
-        self.waiting = [row for row in rows if row["id"] not in sent]
+        acknowledged = set(self._file.read().decode().split("\n"))
+        self.waiting = [row for row in rows if row["id"] not in acknowledged]
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirection)
-        self._again = 0.0
+        self._next_attempt = 0.0
         self._pause = 1.0
 
     def send(self) -> None:
-        """Send what waits, up to the first that is not acknowledged; after that pause before the
-        next attempt.
-        """
-        while self.waiting and time.monotonic() >= self._again:
-            if (problem := self._refusal(self.waiting[0])) is not None:
-                where = printable(urlsplit(self.url).hostname or "")
-                wait = number_of(len(self.waiting), "answer")
-                print(
-                    f"{where}: {problem}; {wait} not sent yet, the next attempt is in"
-                    f" {self._pause:.0f} s",
-                    flush=True,
-                )
-                self._again = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        """Send rows up to the first that is not acknowledged; then pause before the next attempt."""
+        while self.waiting and time.monotonic() >= self._next_attempt:
+            problem = self._problem_of_sending(self.waiting[0])
+            if problem is not None:
+                host = printable(urlsplit(self.url).hostname or "")
+                count = number_of(len(self.waiting), "prediction")
+                pause = f"next attempt in {self._pause:.0f} s"
+                print(f"{host}: {problem}; {count} not sent yet, {pause}", flush=True)
+                self._next_attempt = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
                 return
             self._pause = 1.0
             self._file.write(f"{self.waiting.pop(0)['id']}\n".encode())
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def _refusal(self, row: Mapping[str, str]) -> str | None:
+    def _problem_of_sending(self, row: Mapping[str, str]) -> str | None:
         """Send a row; return why it was not acknowledged, or None."""
-        content: dict[str, Any] = {name: value or None for name, value in row.items()}
-        content["answers"] = row["answers"].split("; ") if row["answers"] else []
-        content["probability"] = float(row["probability"]) if row["probability"] else None
-        content["known"] = json.loads(row["known"]) if row["known"] else None
+        body = json.dumps(json_content(row)).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": row["id"]}
-        request = urllib.request.Request(self.url, json.dumps(content).encode(), headers)
+        request = urllib.request.Request(self.url, body, headers)
         try:
-            with self._opener.open(request, timeout=SECONDS):
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS):
                 return None
         except HTTPError as error:
             return f"status {error.code}"
-        except (OSError, ValueError) as error:
-            return printable(str(error))
+        except (OSError, ValueError, HTTPException) as error:  # whatever the receiver sends
+            return printable(str(error) or type(error).__name__)

@@ -36,14 +36,14 @@ class Verdict:
         novelty: unlikeness to everything learned, larger for less known images
             (:meth:`cifnet_pl.heads.Head.novelty`).
         p_value: share of images of known classes that are at least as foreign, 0–1.
-        answers: classes among which the right one is with the promised chance, the most probable
+        prediction_set: classes that hold the true one with the given coverage, the most probable
             first.
     """
 
     known: bool | None = None
     novelty: float | None = None
     p_value: float | None = None
-    answers: tuple[str, ...] | None = None
+    prediction_set: tuple[str, ...] | None = None
 
 
 class Judge:

@@ -78,7 +78,7 @@ class ImageAnswer(Message):
             known=verdict.known,
             novelty=verdict.novelty,
             p_value=verdict.p_value,
-            prediction_set=None if verdict.answers is None else list(verdict.answers),
+            prediction_set=None if verdict.prediction_set is None else list(verdict.prediction_set),
         )
 
 

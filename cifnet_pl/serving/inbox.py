@@ -312,7 +312,7 @@ class Inbox:
                     answer = ImageAnswer.of(
                         one.sent, served.model.class_names, probabilities, verdict, TOP
                     )
-                    sure = verdict.known is True and len(verdict.answers or ()) == 1
+                    sure = verdict.known is True and len(verdict.prediction_set or ()) == 1
                     sure = sure and answer.classes[0].probability >= CERTAIN
                     about = {"image": one.file, "folder": folder_of(one.sent), "certain": sure}
                     self._answers[one.file] = InboxImage.model_validate({**dict(answer), **about})

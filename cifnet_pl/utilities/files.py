@@ -8,9 +8,10 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -173,6 +174,29 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         csv.writer(line, lineterminator="\r\n").writerow([*row, *[None] * (len(header) - len(row))])
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
+
+
+def list_cell(values: Iterable[str]) -> str:
+    r"""Return a list as one cell of a table: semicolons between values, those within are escaped.
+
+    Example:
+        >>> print(list_cell(["bolt; M4", "nut"]))
+        bolt\; M4; nut
+    """
+    escaped = [value.replace("\\", r"\\").replace(";", r"\;") for value in values]
+    return "; ".join(escaped)
+
+
+def read_list_cell(cell: str) -> list[str]:
+    r"""Return the values that :func:`list_cell` made a cell of.
+
+    Example:
+        >>> read_list_cell(r"bolt\; M4; nut")
+        ['bolt; M4', 'nut']
+    """
+    pieces = re.findall(r"(?s)(?:[^\\;]|\\.)+", cell)
+    values = [*pieces[:1], *(piece.removeprefix(" ") for piece in pieces[1:])]
+    return [re.sub(r"(?s)\\(.)", r"\1", value) for value in values]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ anywhere else.
 
 import json
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -13,9 +14,14 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli.watch import COLUMNS, Sender, json_content
+from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
 from tests.serving.services import image, saved
+
+ROW = {**dict.fromkeys(COLUMNS, ""), "id": "17"}
+"""Row of an image in the table."""
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
@@ -95,11 +101,8 @@ def rows(place: Path) -> dict[str, dict[str, str]]:
 def test_each_image_has_one_row_also_after_a_new_start(place):
     assert watched(place) == 0
     found = rows(place)
-    assert (found["red.png"]["class"], found["red.png"]["known"], found["red.png"]["answers"]) == (
-        "red",
-        "true",
-        "red",
-    )
+    red = found["red.png"]
+    assert (red["class"], red["known"], red["prediction_set"]) == ("red", "true", "red")
     assert (found["blue.png"]["class"], found["blue.png"]["known"]) == ("", "false")
     assert found["bad.png"]["unreadable"] == "no image of a known format"
     with open(place / "a.csv", "ab") as file:
@@ -121,7 +124,8 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
         assert len({content["id"] for _, content in receiver.got}) == 3
         assert [one["id"] for one in receiver.refused] == [receiver.got[0][1]["id"]] * 2
         red = next(content for _, content in receiver.got if content["class"] == "red")
-        assert (red["known"], red["answers"], red["probability"] > 0.9) == (True, ["red"], True)
+        assert (red["known"], red["prediction_set"]) == (True, ["red"])
+        assert red["probability"] > 0.9
         assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
         assert len(receiver.got) == 3
     (place / "images" / "green.png").write_bytes(image("green", 60))
@@ -129,7 +133,7 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
         assert [content["class"] for _, content in receiver.got] == ["green"]
-    assert "status 500; 3 answers not sent yet" in capsys.readouterr().out
+    assert "status 500; 3 predictions not sent yet" in capsys.readouterr().out
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
@@ -158,6 +162,45 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         assert "late.png" in rows(place)
 
 
+@pytest.mark.parametrize("reply", [b"garbage\r\n\r\n", b"", b"HTTP/1.1 2 0 x\r\n\r\n"])
+def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
+    """Garbage twice, then a receiver that acknowledges: each image is sent once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        def reply_twice() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(reply)
+
+        thread = threading.Thread(target=reply_twice)
+        thread.start()
+        sender = Sender(f"http://127.0.0.1:{address[1]}", place / "a.sent", [ROW])
+        for _ in range(2):
+            sender._next_attempt = 0.0
+            sender.send()
+        thread.join(30)
+        assert len(sender.waiting) == 1
+    with Receiver() as receiver:
+        sender.url = receiver.url
+        sender._next_attempt = 0.0
+        sender.send()
+        assert [content["id"] for _, content in receiver.got] == ["17"]
+    assert sender.waiting == []
+
+
+@pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
+def test_prediction_sets_stay_lists(names):
+    """Also those whose class names hold what separates the names in the table."""
+    row = {**ROW, "prediction_set": list_cell(names), "known": "true", "probability": "0.5"}
+    content = json_content(row)
+    assert (content["prediction_set"], content["known"]) == (names, True)
+    assert content["probability"] == 0.5
+    assert content["unreadable"] is None
+
+
 def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
     """Neither after a redirection nor through a proxy."""
     with Receiver() as other, Receiver(307, 301, elsewhere=f"{other.url}/x") as receiver:
@@ -170,6 +213,10 @@ def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
     ("options", "sentence"),
     [
         (["--webhook", "file:///etc/passwd"], "is no http or https address"),
+        (["--webhook", "http://host/a\r\nX: 1"], "line break"),
+        (["--webhook", "http://host/a b"], "a space"),
+        (["--webhook", "http://host:port/"], "is no http or https address"),
+        (["--webhook", "http://[::1/"], "is no http or https address"),
         (["--every", "0"], "--every is 0, expected more than 0"),
         (["--unknown", "2"], "unknown is 2"),
         (["--output", "other.csv"], "other.csv is no table of watch"),

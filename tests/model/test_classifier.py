@@ -37,7 +37,9 @@ def test_known_and_unknown_things() -> None:
     assert all(v.known == (v.p_value > 0.1) for v in [*known, *foreign])
     assert max(v.p_value for v in foreign) < min(v.p_value for v in known if v.known)
     right = [name for name in NAMES for _ in range(30)]
-    assert sum(name in v.answers for name, v in zip(right, known, strict=True)) >= 0.85 * len(known)
+    assert sum(
+        name in v.prediction_set for name, v in zip(right, known, strict=True)
+    ) >= 0.85 * len(known)
     novelty = model.head.novelty(samples(NAMES, 30)[0])
     assert [v.novelty for v in known] == novelty.tolist()
 
@@ -50,7 +52,7 @@ def test_answers_come_most_probable_first() -> None:
         model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True
     ):
         probabilities_of_answers = [
-            shares[NAMES.index(name)].item() for name in verdict.answers or ()
+            shares[NAMES.index(name)].item() for name in verdict.prediction_set or ()
         ]
         assert probabilities_of_answers == sorted(probabilities_of_answers, reverse=True)
         assert (
@@ -67,7 +69,7 @@ def test_verdicts_follow_every_change() -> None:
     model.remove_classes(["yak"])
     assert not any(v.known for v in verdicts(model, ["yak"]))
     model.rename("ant", "wasp")
-    assert any("wasp" in (v.answers or ()) for v in verdicts(model, ["ant"]))
+    assert any("wasp" in (v.prediction_set or ()) for v in verdicts(model, ["ant"]))
     for change in (
         lambda: model.head.temperature.mul_(2),
         lambda: model.head.odds_power.mul_(0.5),
@@ -86,13 +88,18 @@ def test_the_same_from_images() -> None:
     (result,) = model.classify([image], unknown=0.1, coverage=0.9)
     (plain,) = model.classify([image])
     assert result.classes == plain.classes
-    assert (plain.known, plain.novelty, plain.p_value, plain.answers) == (None, None, None, None)
+    assert (plain.known, plain.novelty, plain.p_value, plain.prediction_set) == (
+        None,
+        None,
+        None,
+        None,
+    )
     z = model.embed(
         torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE)
     )
     assert result.novelty == pytest.approx(float(model.head.novelty(z)))
     assert result.known is False
-    assert result.answers
+    assert result.prediction_set
 
 
 def test_what_it_needs() -> None:
