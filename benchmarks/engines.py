@@ -94,7 +94,7 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
             for which, engine in enumerate(ENGINES):
                 times["fit"][which].append(fit(root, logs, setup, engine))
                 model = cifnet_pl.load(logs / engine, "cpu", engine=engine)
-                times["extend"][which].append(model.extend(new).seconds)
+                times["extend"][which].append(cifnet_pl.extend(model, new).seconds)
                 times["classify"][which].append(
                     seconds(lambda model=model: list(model.classify(files)))
                 )  # type: ignore[misc]

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from cifnet_pl.data.datamodule import CIFNetDataModule
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.labelled_images import embed
+    from cifnet_pl.model.embedding import embed
+    from cifnet_pl.model.forget import forget
+    from cifnet_pl.model.learn import extend
+    from cifnet_pl.model.merge import merge
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
@@ -26,7 +29,10 @@ __all__ = [
     "Classifier",
     "build_backbone",
     "embed",
+    "extend",
+    "forget",
     "load",
+    "merge",
 ]
 
 _HOME = {
@@ -36,8 +42,11 @@ _HOME = {
     "CifnetError": "cifnet_pl.utilities.errors",
     "Classifier": "cifnet_pl.model.classifier",
     "build_backbone": "cifnet_pl.backbones",
-    "embed": "cifnet_pl.model.labelled_images",
+    "embed": "cifnet_pl.model.embedding",
+    "extend": "cifnet_pl.model.learn",
+    "forget": "cifnet_pl.model.forget",
     "load": "cifnet_pl.model.store",
+    "merge": "cifnet_pl.model.merge",
 }
 
 

@@ -16,7 +16,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import CONFIG, Event
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import show_stored
+from cifnet_pl.model.current_task import observe_buffer
 from tests.heads.suite import HEADS
 
 SIDE = 2
@@ -39,7 +39,7 @@ def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torc
         head.begin_task([2 * k, 2 * k + 1])
         head.observe(z[rows], y[rows])
         buffer.add(z[rows], y[rows], rows)
-        show_stored(buffer, head)
+        observe_buffer(head, buffer)
         buffer.commit()
         head.solve()
 

@@ -17,7 +17,7 @@ import torch
 from benchmarks.studies.images import RICH, read_images, show, show_columns, study_parser
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, PredictionSets, calibrate
-from cifnet_pl.model.audit import top_label_error
+from cifnet_pl.model.metrics import calibration_error
 from cifnet_pl.statistics import groups as grouping
 
 PARTS = (0.125, 0.25, 0.5, 1.0)
@@ -56,7 +56,7 @@ def measured(
     gap = (samples.accuracy() or 0) - 100 * right.double().mean().item()
     held = sets.gather(1, val_y[:, None]).double().mean()
     size = sets.sum(dim=1).double().mean()
-    error = top_label_error(confidence.numpy(), right.numpy())
+    error = calibration_error(confidence.numpy(), right.numpy())
     return [gap, error, 100 * held.item(), size.item(), -own.log().mean().item()]
 
 

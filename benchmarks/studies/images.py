@@ -23,7 +23,7 @@ from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
-from cifnet_pl.model.core import show_stored
+from cifnet_pl.model.current_task import observe_buffer
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
@@ -117,7 +117,7 @@ def learn(
         head.observe(images.z[batch], images.y[batch])
     if buffer is not None:
         buffer.add(images.z[rows], images.y[rows], rows)
-        show_stored(buffer, head)
+        observe_buffer(head, buffer)
         buffer.commit()
     head.solve()
 

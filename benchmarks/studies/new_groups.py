@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.studies.images import show, show_columns
-from cifnet_pl.model.audit import top_label_error
+from cifnet_pl.model.metrics import calibration_error
 
 COVERAGE = 0.95
 UNKNOWN = 0.05
@@ -122,7 +122,10 @@ def answers(checkout: Path, root: Path, options: str, seed: int) -> tuple[float,
 def measured(draws: np.ndarray) -> np.ndarray:
     """The numbers of a row but the first, (6,), mean over draws (draws, n, 5)."""
     sure, right, covered, size, unknown = np.ascontiguousarray(np.moveaxis(draws, 2, 0))
-    ece = np.mean([top_label_error(p, r == 1) for p, r in zip(sure, right, strict=True)])
+    errors = []
+    for p, r in zip(sure, right, strict=True):
+        errors.append(calibration_error(p, r == 1) or 0.0)
+    ece = np.mean(errors)
     wrong = (sure > COVERAGE) & (right == 0)
     shares = [100 * column.mean() for column in (right, covered, wrong, unknown)]
     return np.array([shares[0], ece, shares[1], size.mean(), shares[2], shares[3]])

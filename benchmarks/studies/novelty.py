@@ -31,7 +31,7 @@ from cifnet_pl.heads.confidence import (
     novelty_reference,
 )
 from cifnet_pl.model.calibration import dependent_groups
-from cifnet_pl.model.classifier import detection
+from cifnet_pl.model.unknowns import detection
 from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)

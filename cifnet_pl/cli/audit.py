@@ -365,7 +365,7 @@ def _pairs(result: Audit, files: list[Path]) -> Section:
         wrong = np.flatnonzero(
             (evaluation.target == column[true]) & (evaluation.predicted == column[answer])
         )
-        usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.right)
+        usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.correct)
         surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
         typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
         left = [page_image(files[row]) for row in surest[:PER_SIDE]]

@@ -159,7 +159,6 @@ class PredictionTable:
         unknown: float | None,
         coverage: float | None,
     ):
-        from cifnet_pl.model.classifier import able
 
         self.model = model
         self.images = images
@@ -173,7 +172,7 @@ class PredictionTable:
         self._entries: list[GalleryEntry] = []
         self._random = random.Random(0)
         if unknown is None and coverage is not None:  # many unknown images show a shift
-            unknown = able(model, UNKNOWN_SHARE)[0]
+            unknown = model.available_shares(UNKNOWN_SHARE)[0]
         self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
         self._warning: str | None = None
         if self.unknown is not None or coverage is not None:  # refused before the work begins

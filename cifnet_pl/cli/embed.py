@@ -52,7 +52,7 @@ def embed(
         raise unknown_name("kind of file for --output", target.suffix or "no ending", FORMATS)
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.data.sources.tables import import_pyarrow
-    from cifnet_pl.model.labelled_images import embed as embedded
+    from cifnet_pl.model.embedding import embed as embedded
 
     if target.suffix == ".parquet":
         import_pyarrow()  # a missing package is named before the work

@@ -5,7 +5,6 @@ to new ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +17,15 @@ from cifnet_pl.utilities.files import write_bytes, write_json, write_text
 from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable, table
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import Evaluation
+    from cifnet_pl.model.recalibration import Outcomes, Recalibration
 
 ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
 
 PAIRS_ON_SCREEN = 5
-
-UNKNOWN = 0.05
-COVERAGE = 0.95
-SURE = 0.95
-"""The shares that figures of a new place are of: images called unknown, sets of answers, and
-answers called sure.
-"""
 
 
 def evaluate(
@@ -82,7 +72,7 @@ def evaluate(
         known = known_images(loaded, labelled, model)
         if recalibrate and target is not None:
             warn(labelled.notes)
-            fit_promises(loaded, model, known, target, overwrite, trust)
+            store_recalibrated(loaded, model, known, target, overwrite, trust)
             return
         evaluation = evaluate_images(loaded, known, unreadable, progress=True)
         warn(labelled.notes, unreadable)
@@ -124,7 +114,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
     """Return accuracy and calibration in two sentences, and one about classes that are hardly ever
     answered.
     """
-    from cifnet_pl.model.metrics import BINS, rarely_predicted_message
+    from cifnet_pl.model.metrics import ECE_BINS, rarely_predicted_message
 
     hardly = rarely_predicted_message(evaluation.rarely_predicted)
     classes, (low, high) = number_of(len(evaluation.class_scores()), "class"), evaluation.interval
@@ -136,7 +126,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
         (
             f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE"
             f" {evaluation.ece:.1f} % (how far its confidences are from the share that is right, in"
-            f" {BINS} bins)"
+            f" {ECE_BINS} bins)"
         ),
         *([hardly] if hardly else []),
     ]
@@ -148,8 +138,8 @@ def copy_lines(evaluation: Evaluation) -> list[str]:
     """
     from cifnet_pl.images.duplicates import about_labels
 
-    lines = [evaluation.about_learned(), about_labels(evaluation.mislabelled, None)]
-    if evaluation.twice is not None and (twice := int(evaluation.twice.sum())):
+    lines = [evaluation.learned_message(), about_labels(evaluation.mislabelled, None)]
+    if evaluation.duplicates is not None and (twice := int(evaluation.duplicates.sum())):
         if twice == 1:
             copies = "is a copy of another one"
         else:
@@ -172,18 +162,18 @@ HEADER = ("class", "images", "right %", "95 % interval", "most often taken for")
 
 def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
     """Return a row under ``HEADER`` for each class, the worst first."""
-    from cifnet_pl.model.metrics import FEW, interval
+    from cifnet_pl.model.metrics import MIN_TEST_IMAGES, wilson_interval
 
     rows = []
     for score in evaluation.class_scores():
-        low, high = interval(score.right, score.images)
+        low, high = wilson_interval(score.correct, score.images)
         right = f"{score.percent:.0f}"
         bounds = f"{low:.0f} to {high:.0f}"
         if not score.tested:
-            right = f"{score.right} of {score.images}"
-            bounds = f"fewer than {FEW}"
-        if score.taken_for:
-            other = f"{printable(score.taken_for[0])} ({score.taken_for[1]})"
+            right = f"{score.correct} of {score.images}"
+            bounds = f"fewer than {MIN_TEST_IMAGES}"
+        if score.confused_with is not None:
+            other = f"{printable(score.confused_with)} ({score.confusions})"
         else:
             other = ""
         rows.append((printable(score.name), str(score.images), right, bounds, other))
@@ -221,7 +211,7 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(
         target / "calibration.png",
-        png(draw_calibration(evaluation.confidence, evaluation.right, title)),
+        png(draw_calibration(evaluation.confidence, evaluation.correct, title)),
     )
 
 
@@ -232,8 +222,11 @@ def _summary(evaluation: Evaluation) -> dict[str, Any]:
         "classes": len(evaluation.class_scores()),
     }
     figures |= {"accuracy": evaluation.accuracy, "accuracy_low": low, "accuracy_high": high}
-    if evaluation.learned is not None and evaluation.twice is not None:
-        figures |= {"learned": int(evaluation.learned.sum()), "copies": int(evaluation.twice.sum())}
+    if evaluation.learned is not None and evaluation.duplicates is not None:
+        figures |= {
+            "learned": int(evaluation.learned.sum()),
+            "copies": int(evaluation.duplicates.sum()),
+        }
     return {
         **figures,
         "mean_confidence": 100 * float(evaluation.confidence.mean()),
@@ -249,16 +242,24 @@ def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None)
         evaluation: of a model.
         unjudged: class → number of its images, where it could not be judged.
     """
-    from cifnet_pl.model.metrics import interval
+    from cifnet_pl.model.metrics import wilson_interval
     from cifnet_pl.utilities.files import to_csv
 
     header = ["class", "images", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows: list[list[Any]] = []
     for s in evaluation.class_scores():
-        low, high = interval(s.right, s.images)
+        low, high = wilson_interval(s.correct, s.images)
         bounds = [f"{value:.2f}" for value in (s.percent or 0.0, low, high)]
         rows.append(
-            [s.name, s.images, s.right, *bounds, str(s.tested).lower(), *(s.taken_for or ("", ""))]
+            [
+                s.name,
+                s.images,
+                s.correct,
+                *bounds,
+                str(s.tested).lower(),
+                s.confused_with or "",
+                s.confusions or "",
+            ]
         )
     rows += [[name, count, "", "", "", "", "false"] for name, count in (unjudged or {}).items()]
     names = evaluation.class_names
@@ -290,67 +291,13 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
     return to_csv(["file", "class", "answer", "probability", "right", "seen"], rows)
 
 
-# ---------------------------------------------------------------------- images of a new place
+# ---------------------------------------------------------------------- recalibration
 
 
-@dataclass(frozen=True)
-class NewImages:
-    """Labelled images that a model has not learned, each once.
-
-    Attributes:
-        z, y, key: (n, d) embeddings, (n,) labels and (n,) content hashes.
-        half: (n,) bool; images that look alike are in the same half.
-        learned: number of images that are left out, as the model has learned them.
-    """
-
-    z: torch.Tensor
-    y: torch.Tensor
-    key: torch.Tensor
-    half: torch.Tensor
-    learned: int
-
-    @classmethod
-    def of(cls, model: Classifier, images: LabelledImages, unreadable: list[Any]) -> NewImages:
-        """Embed images.
-
-        Args:
-            model: whose backbone embeds.
-            images: of classes that it knows.
-            unreadable: images that cannot be decoded are appended.
-        """
-        import numpy as np
-        import torch
-
-        from cifnet_pl.images.image import EncodedImage
-
-        parts = list(
-            images.embedded(model, "evaluating", unreadable, progress=True, look=EncodedImage.look)
-        )
-        rows = np.concatenate([part for part, _ in parts])
-        hashes, first = np.unique(images.files.hashes(rows), return_index=True)
-        learned = np.isin(hashes, model.images.content.cpu().numpy())
-        chosen = rows[first[~learned]]
-        half = np.zeros(len(images.files), dtype=bool)
-        for own in images.files.rows_of.values():
-            half[own] = images.held_out(own, 0.5)
-        labels = np.array(model.labels(images.class_names), dtype=np.int64)[
-            images.files.labels[chosen]
-        ]
-        z = torch.cat([z for _, z in parts])[torch.from_numpy(first[~learned]).to(model.device)]
-        y, key, side = (
-            torch.from_numpy(column).to(z.device)
-            for column in (labels, hashes[~learned], half[chosen])
-        )
-        return cls(z, y, key, side, int(learned.sum()))
-
-
-def fit_promises(
+def store_recalibrated(
     model: Classifier, name: str, images: LabelledImages, target: Path, overwrite: bool, trust: bool
 ) -> None:
-    """Store a model whose promises are fitted to images of a new place, and print figures before
-    and after.
-
-    The figures after are of each half of the images, by the model calibrated with the other half.
+    """Store a model that is recalibrated by images, and print figures before and after.
 
     Args:
         model: it is not changed.
@@ -364,118 +311,61 @@ def fit_promises(
         UsageError: too few images that the model has not learned, or something at ``target``
             already.
     """
-    import torch
-
-    from cifnet_pl.model.calibration import FEWEST_NEW
+    from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+    from cifnet_pl.model.recalibration import recalibrate
 
     unreadable: list[Any] = []
-    new = NewImages.of(model, images, unreadable)
+    result = recalibrate(model, images, unreadable)
     warn([], unreadable)
-    result = model.recalibrated(new.z, new.y, new.key)
-    result.save(target, overwrite)
-    if new.learned:
-        them = number_of(new.learned, "image")
-        print(f"{them} that the model has learned {is_or_are(new.learned)} left out")
-    print(f"{name} on {number_of(len(new.y), 'image')} of the new place, before and after:")
-    before = answers(model, new.z, new.y)
-    after = None
-    if min(int(new.half.sum()), int((~new.half).sum())) >= FEWEST_NEW:
-        halves = []
-        for part in (new.half, ~new.half):
-            other = model.recalibrated(new.z[~part], new.y[~part], new.key[~part])
-            halves.append(answers(other, new.z[part], new.y[part]))
-        after = torch.cat(halves)
-    Console().print(figures_table(before, after))
-    if after is None:
+    result.model.save(target, overwrite)
+    if result.learned:
+        left_out = number_of(result.learned, "image")
+        print(f"{left_out} that the model has learned {is_or_are(result.learned)} left out")
+    print(f"{name} on {number_of(result.images, 'image')}, before and after recalibration:")
+    Console().print(recalibration_table(result))
+    if result.after is None:
         print(
-            f"too few images to tell what it is afterwards: at least {2 * FEWEST_NEW} that do not"
-            " look alike"
+            f"too few images to measure the effect: give at least {2 * MIN_NEW_IMAGES} that are no"
+            " near-duplicates"
         )
-    print(f"{number_of(len(result.class_names), 'class')} in bundle {target}; {name} is as it was")
-    print(
-        next_command(
-            "classify",
-            "--model",
-            str(target),
-            "--images",
-            "IMAGES",
-            "--output",
-            "out.csv",
-            trust=trust,
-        )
-    )
+    classes = number_of(len(result.model.class_names), "class")
+    print(f"{classes} in bundle {target}; {name} is not changed")
+    options = ("--model", str(target), "--images", "IMAGES", "--output", "out.csv")
+    print(next_command("classify", *options, trust=trust))
 
 
-def answers(model: Classifier, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Ask a model about images.
+def recalibration_table(result: Recalibration) -> Table:
+    """Tabulate figures before and, as far as they are known, after recalibration."""
+    from cifnet_pl.model.recalibration import COVERAGE, HIGH_CONFIDENCE, UNKNOWN_SHARE
 
-    Args:
-        model: that answers.
-        z: (n, d) embeddings.
-        y: (n,) labels.
-
-    Returns:
-        (n, 5) float64: the answer's probability, whether it is right, whether the set of answers
-        holds the right class, the set's size, and whether the image is called unknown; NaN for what
-        the model cannot tell.
-    """
-    import torch
-
-    from cifnet_pl.model.classifier import able
-
-    probabilities = model.head.probabilities(z)
-    confidence, column = probabilities.max(dim=1)
-    result = torch.full((len(y), 5), torch.nan, dtype=torch.float64)
-    result[:, 0] = confidence.cpu()
-    result[:, 1] = (model.head.labels[column] == y).cpu()
-    unknown, coverage = able(model, UNKNOWN, COVERAGE)
-    if unknown is None and coverage is None:
-        return result
-    names = model.name_of
-    for row, verdict in enumerate(model.judge(unknown, coverage).verdicts(z, probabilities)):
-        if verdict.prediction_set is not None:
-            result[row, 2] = names[int(y[row])] in verdict.prediction_set
-            result[row, 3] = len(verdict.prediction_set)
-        if verdict.known is not None:
-            result[row, 4] = not verdict.known
-    return result
-
-
-def figures(asked: torch.Tensor) -> list[str]:
-    """Return, in the order of the table, what :func:`answers` says of images."""
-    from cifnet_pl.model.metrics import calibration_error
-
-    confidence, right, covered, size, unknown = asked.T.contiguous().numpy()
-
-    def mean(column: np.ndarray, factor: float = 100.0) -> str:
-        if len(column) == 0 or bool((column != column).any()):
-            return "–"
-        return f"{factor * column.mean():.1f}"
-
-    surely_wrong = int(((confidence > SURE) & (right == 0)).sum())
-    error = calibration_error(confidence, right == 1) or 0.0
-    return [
-        mean(right),
-        f"{error:.1f}",
-        str(surely_wrong),
-        mean(covered),
-        mean(size, 1.0),
-        mean(unknown),
-    ]
-
-
-def figures_table(before: torch.Tensor, after: torch.Tensor | None) -> Table:
-    """Tabulate figures before and, as far as they are known, after."""
     names = [
-        "images named right, %",
-        "how sure it is, off from how often it is right, points",
-        f"wrong answers that it is more than {100 * SURE:g} % sure of",
-        f"sets of answers of {100 * COVERAGE:g} % that hold the right class, %",
-        "classes in such a set",
-        f"images called unknown where {100 * UNKNOWN:g} % were promised, %",
+        "accuracy, %",
+        "calibration error (ECE), %",
+        f"errors with a confidence above {100 * HIGH_CONFIDENCE:g} %",
+        f"coverage of {100 * COVERAGE:g} % prediction sets, %",
+        "classes in a prediction set",
+        f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
     ]
-    if after is not None:
-        rest = figures(after)
-    else:
-        rest = ["–"] * len(names)
-    return table(("", "before", "after"), zip(names, figures(before), rest, strict=True))
+    before = outcome_cells(result.before)
+    after = ["–"] * len(names)
+    if result.after is not None:
+        after = outcome_cells(result.after)
+    return table(("", "before", "after"), zip(names, before, after, strict=True))
+
+
+def outcome_cells(outcomes: Outcomes) -> list[str]:
+    """Return the cells of one column of the table."""
+
+    def shown(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.1f}"
+
+    return [
+        shown(outcomes.accuracy),
+        shown(outcomes.ece),
+        str(outcomes.confident_errors),
+        shown(outcomes.set_coverage),
+        shown(outcomes.mean_set_size),
+        shown(outcomes.called_unknown),
+    ]

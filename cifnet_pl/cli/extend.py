@@ -47,13 +47,16 @@ def extend(
         DataError: a folder is missing, holds no images, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.learn import extend as extend_model
     from cifnet_pl.model.metrics import rarely_predicted_message
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
     with writing(target, overwrite, "bundle"):
         old = load(model, engine=engine, trust=trust)
-        result = old.extend(images, check=check, more=more, duplicates=duplicates, progress=True)
+        result = extend_model(
+            old, images, check=check, more=more, duplicates=duplicates, progress=True
+        )
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
     count = sum(result.learned.values())

@@ -11,7 +11,6 @@ from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.forget import Forgetting
 
 
@@ -49,11 +48,12 @@ def forget(
         DataError: the images are not those that the class was learned from.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.forget import forget as forget_classes
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
     with writing(target, overwrite, "bundle"):
-        result = load(model, engine=engine, trust=trust).forget(class_, images)
+        result = forget_classes(load(model, engine=engine, trust=trust), class_, images)
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     for name in result.images:
@@ -71,7 +71,7 @@ def forget(
     print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 
 
-def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
+def exactly(result: Forgetting, name: str) -> list[str]:
     """Return sentences about a class that was forgotten with its images.
 
     Args:
@@ -102,7 +102,7 @@ def exactly(result: Forgetting[Classifier], name: str) -> list[str]:
     ]
 
 
-def removed(result: Forgetting[Classifier], name: str) -> list[str]:
+def removed(result: Forgetting, name: str) -> list[str]:
     """Return sentences about a class that was removed without its images: what remains of it, and
     how to undo that.
 

@@ -70,7 +70,7 @@ def history_table(history: list[Event], samples: str) -> Table:
         else:
             old = f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
         table.add_row(
-            printable(event.what).replace("[", r"\["),
+            printable(event.kind).replace("[", r"\["),
             printable(event.date or "–").replace("[", r"\["),
             str(event.classes),
             number(event.images, ""),
@@ -106,14 +106,14 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     result = []
     for k, event in enumerate(model.history, 1):
         if (
-            event.class_names is not None and event.what != "task"
+            event.class_names is not None and event.kind != "task"
         ):  # the classes of tasks are in the table
             if event.parents:
                 origin = f"; from model {', '.join(map(printable, event.parents))}"
             else:
                 origin = ""
             result.append(
-                f"step {k}, {printable(event.what)}:"
+                f"step {k}, {printable(event.kind)}:"
                 f" {', '.join(map(printable, event.class_names))}{origin}"
             )
     result += [

@@ -87,7 +87,6 @@ def watch(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.images.files import NewImages, require_folder
-    from cifnet_pl.model.classifier import able
     from cifnet_pl.model.store import load
 
     if webhook is not None:
@@ -99,7 +98,7 @@ def watch(
     require_folder(folder, "--images", "a folder of images")
     with exclusive(target):
         classifier = load(model, trust=trust)
-        unknown, coverage = able(classifier, unknown, coverage)
+        unknown, coverage = classifier.available_shares(unknown, coverage)
         table = WatchPredictions(target)
         waiting = NewImages(folder)
         sender = None

@@ -19,7 +19,7 @@ from cifnet_pl.heads import Head, NCMHead, SGDHead
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import ImageHashes
+from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.errors import CifnetError
 
 

@@ -24,7 +24,7 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.core import ImageHashes
+from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError, explained
 from cifnet_pl.utilities.files import of_all_processes
@@ -177,7 +177,7 @@ class CIFNetModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Open the task in the model: its new classes, and those that return with more samples."""
-        self.model.note_engines([self.engine()])
+        self.model.record_engines([self.engine()])
         names = [*names, *self.data.returning_classes(self.data.task)]
         self.model.begin_task(names, self.data.class_counts(names))
 
@@ -202,7 +202,7 @@ class CIFNetModule(TaskModule):
             [self.class_names[label] for label, n in self.head.class_counts().items() if not n]
         )
         for key, given in (pair for pairs in of_all_processes(self._given) for pair in pairs):
-            self.calibration.give(key, given)
+            self.calibration.add_given_groups(key, given)
         self._given.clear()
         self.model.finish_task()
         for remark, sentence in about_choices(self.head.choices()).items():

@@ -23,12 +23,12 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.model.bundle import FORMAT, ImagesTable, Table, check_format, parse
 from cifnet_pl.model.metrics import (
-    BINS,
-    FIRST,
+    ECE_BINS,
+    TOP_K,
     binned_calibration_error,
     confidence_bins,
     percent,
-    with_answer_first,
+    raise_predicted,
 )
 from cifnet_pl.utilities.errors import CheckpointError, DataError, UsageError, explained
 from cifnet_pl.utilities.files import flatten, to_csv, write_text
@@ -111,7 +111,7 @@ class EvaluationCounts(Metric):
         classes = sum(task_sizes)
         self._count("confusion", classes, classes)
         self._count("among_first")
-        self._count("bins", BINS + 1, 3, dtype=torch.float64)
+        self._count("bins", ECE_BINS + 1, 3, dtype=torch.float64)
         self._count("likelihood", dtype=torch.float64)
         self._count("by_domain", domains or 1, 2)
         self._count("by_way", max(len(ways), 1))
@@ -134,7 +134,7 @@ class EvaluationCounts(Metric):
             domain: (n,) int64 domain of each image, where accuracies are by domain.
             by_way: way of answering → (n, C) its probabilities.
         """
-        raised, answer = with_answer_first(probabilities)
+        raised, answer = raise_predicted(probabilities)
         right = answer == label
         self.confusion.view(-1).index_add_(
             0, label * len(self.confusion) + answer, torch.ones_like(answer)
@@ -142,7 +142,7 @@ class EvaluationCounts(Metric):
         at_label = raised.gather(1, label[:, None])
         before = torch.arange(raised.shape[1], device=label.device) < label[:, None]
         rank = ((raised > at_label) | ((raised == at_label) & before)).sum(dim=1)
-        self.among_first += (rank < FIRST).sum()
+        self.among_first += (rank < TOP_K).sum()
         self.bins += confidence_bins(probabilities.amax(dim=1), right)
         likelihood = probabilities.gather(1, label[:, None]).clamp_min(
             torch.finfo(probabilities.dtype).tiny
@@ -170,7 +170,7 @@ class EvaluationCounts(Metric):
             ece=binned_calibration_error(self.bins),
             nll=nll,
             seconds=time.perf_counter() - self._start,
-            top5=percent(int(self.among_first), tested) if len(confusion) > FIRST else None,
+            top5=percent(int(self.among_first), tested) if len(confusion) > TOP_K else None,
             confusion=confusion,
             accuracy_by={
                 way: percent(int(self.by_way[i]), tested) for i, way in enumerate(self.ways)

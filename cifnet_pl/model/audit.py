@@ -23,9 +23,9 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import RIDGE, to_probabilities
 from cifnet_pl.heads.confidence import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
-from cifnet_pl.model.core import Model
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import FEW, Evaluation, calibration_error
+from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import DataError
 
@@ -176,8 +176,8 @@ class Audit:
         """Accuracy in percent on images that have no near-duplicate; None if these are too few for
         a conclusion.
         """
-        right = self.evaluation.right[self.judged & ~self.copied]
-        if len(right) >= FEW:
+        right = self.evaluation.correct[self.judged & ~self.copied]
+        if len(right) >= MIN_TEST_IMAGES:
             return 100 * float(right.mean())
         return None
 
@@ -229,7 +229,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         p = to_probabilities(torch.nan_to_num(scores), temperature, power)
         confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
         own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
-    ece = calibration_error(confidence[judged], (predicted == labels)[judged]) or 0.0
+    correct = predicted == labels
+    ece = calibration_error(confidence[judged], correct[judged]) or 0.0
     evaluation = Evaluation(
         list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece
     )
@@ -389,7 +390,7 @@ class EmbeddedImages(NamedTuple):
 
 
 def embeddings_of(
-    model: Model,
+    model: Classifier,
     source: Source,
     cache_folder: Path,
     unreadable: list[Unreadable],
@@ -434,7 +435,7 @@ def embeddings_of(
 
 
 def _embedded(
-    model: Model,
+    model: Classifier,
     files: FileSet,
     names: list[str],
     folder: Path,

@@ -56,7 +56,7 @@ class Event:
     Percentages are 0–100, times in seconds, energies in kWh; None where something was not measured.
 
     Attributes:
-        what: "task", "extend", "merge" or "forget".
+        kind: "task", "extend", "merge", "forget" or "recalibrate".
         classes: number of classes known afterwards.
         images: images taken in (extend, merge) or out (forget).
         accuracy: A_k after a task; for an extension, on the fifth of the new images that was held
@@ -71,7 +71,7 @@ class Event:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    what: Text
+    kind: Text
     classes: Count
     images: Count | None = None
     accuracy: Number | None = None

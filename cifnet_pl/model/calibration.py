@@ -1,10 +1,10 @@
-"""How well a model does on images that it has not learned: those of these days, of another day, and
-of a new place.
+"""Accuracy on images that a model has not learned: leave-one-out, on new groups, and under a
+distribution shift.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,56 +16,69 @@ from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
 Kind = Literal["unknown", "few", "independent", "found", "measured", "given"]
-"""What is known of images of another day: nothing yet; too few images to tell; that images are
-independent, so that another day is like these; the groups of images, by which it is estimated;
-labelled images of a new place; or groups that the user gave."""
+"""What the accuracy on new groups is known from: nothing yet; too few images; images that are
+independent, so that both accuracies are the same; groups found among the buffer samples; labelled
+images that were not learned; groups that the user gave."""
 
 NOT_KNOWN = -1.0
 """Stands for an accuracy that is not known."""
 
-ALL = 0.9
-"""Share of the learned images from which stored ones are taken for all: of others a twin may be
-among the learned.
+NEARLY_ALL = 0.9
+"""Share of the learned images that the buffer must hold to stand for all of them.
+
+Of fewer, a near-duplicate may be among those that are learned but not in the buffer.
 """
 
-HELP = (
-    "what helps most on another day: images of the new place, five a class (extend --more; 77 to 81"
-    " % right in a trial with groceries), and a look at the least sure answers first (62 % of these"
-    " were wrong there, of all 22 %)"
+NEW_GROUP_ADVICE = (
+    "for higher accuracy on new groups, add five images a class of the new conditions with extend"
+    " --more (77 to 81 % in a trial with groceries), and check the predictions of lowest confidence"
+    " first (62 % of those were wrong there, 22 % of all)"
 )
 
-ENOUGH = 20
-"""Images of a class, on average, from which another day is estimated.
+MIN_IMAGES_PER_CLASS = 20
+"""Images of a class, on average, from which the accuracy on new groups is estimated.
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
 (docs/serving.md).
 """
 
-TEN = 10
-"""Images of each class whose worth is estimated."""
+ADDED_IMAGES = 10
+"""Images of each class whose gain in accuracy is estimated."""
 
-FEWEST_NEW = 20
-"""Labelled images of a new place from which a model can be calibrated: sets of 95 % need
-nineteen.
-"""
+MIN_NEW_IMAGES = 20
+"""Labelled images from which a model can be recalibrated: 95 % coverage needs nineteen."""
+
+
+class BufferSamples(NamedTuple):
+    """The samples in a calibration buffer.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        y: (n,) int64 labels.
+        key: (n,) int64 content hashes.
+    """
+
+    z: Tensor
+    y: Tensor
+    key: Tensor
 
 
 class Calibration(GrowingModule):
-    """The samples by which a model is calibrated, and how many of them it names right.
+    """The samples by which a model is calibrated, and its accuracy on them.
 
     Buffers:
         kind: () int64, position in :data:`Kind`.
-        groups: (n,) int64, equal for stored samples of one group, in the buffer's order; empty if
+        groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
             not known.
-        accuracy: (2,) float64, percent of images of these days and of another day that are named
-            right.
-        given_key, given: (l,) int64 content hashes of learned images and the groups that the user
-            gave for them.
-        chosen: (c,) int64 content hashes of learned images that were chosen among others, see
-            :meth:`choose`.
-        z, y, key: (m, d) float32 embeddings, (m,) int64 labels and (m,) int64 content hashes of
-            images of a new place, which are not learned; with any of them, the stored samples
-            calibrate nothing.
+        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent.
+        given_key: (l,) int64 content hashes of learned images of which the user gave the group.
+        given: (l,) int64 their groups.
+        chosen: (c,) int64 content hashes of learned images that were selected among others, see
+            :meth:`exclude_selected`.
+        z: (m, d) float32 embeddings of labelled images that are not learned. With any of them, the
+            buffer samples calibrate nothing.
+        y: (m,) int64 their labels.
+        key: (m,) int64 their content hashes.
     """
 
     def __init__(self) -> None:
@@ -82,64 +95,68 @@ class Calibration(GrowingModule):
 
     @property
     def known(self) -> Kind:
-        """What is known of images of another day."""
+        """What the accuracy on new groups is known from."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         return kinds[int(self.kind)]
 
     def is_plausible(self) -> bool:
-        """Return whether the numbers are such as this class writes."""
+        """Return whether the values are such as this class writes."""
+        if self.accuracy.shape != (2,):
+            return False
         percent = ((self.accuracy >= 0) & (self.accuracy <= 100)) | (self.accuracy == NOT_KNOWN)
-        return (
-            self.accuracy.shape == (2,)
-            and bool(percent.all())
-            and 0 <= int(self.kind) < len(get_args(Kind))
-        )
+        return bool(percent.all()) and 0 <= int(self.kind) < len(get_args(Kind))
 
     @property
     def loo_accuracy(self) -> float | None:
-        """Percent of stored images that are named right, each judged without itself: the mean over
-        classes.
-        """
+        """Leave-one-out accuracy of the buffer samples in percent, the mean over classes."""
         return self._accuracy(0)
 
     @property
     def new_group_accuracy(self) -> float | None:
-        """Percent of images of another day that are named right, as far as that can be told."""
+        """Accuracy on new groups in percent, as far as it can be told."""
         return self._accuracy(1)
 
-    def _accuracy(self, i: int) -> float | None:
-        percent = float(self.accuracy[i])
+    def _accuracy(self, position: int) -> float | None:
+        percent = float(self.accuracy[position])
         if percent == NOT_KNOWN:
             return None
         return percent
 
-    def samples(
-        self, head: Head, stored: tuple[Tensor, Tensor, Tensor] | None
-    ) -> CalibrationSamples | None:
-        """Return the samples to calibrate a head by: images of a new place, else stored ones; None
-        without any.
+    def _record_accuracy(
+        self, kind: Kind, loo_accuracy: float | None, new_group_accuracy: float | None
+    ) -> None:
+        self.kind.fill_(get_args(Kind).index(kind))
+        for position, accuracy in enumerate((loo_accuracy, new_group_accuracy)):
+            self.accuracy[position] = NOT_KNOWN if accuracy is None else accuracy
+
+    # ------------------------------------------------------------------ which samples calibrate
+
+    def samples(self, head: Head, stored: BufferSamples | None) -> CalibrationSamples | None:
+        """Return the samples to calibrate a head by: images not learned, else buffer samples.
 
         Args:
             head: solved.
-            stored: embeddings (n, d), labels (n,) and content hashes (n,) of the buffer.
+            stored: the samples in the buffer; None without any.
+
+        Returns:
+            None without any.
         """
         if len(self.y):
             return CalibrationSamples(head, self.z, self.y, learned=False)
         if stored is None:
             return None
-        z, y, key = stored
-        samples = CalibrationSamples(head, z, y, counted=self.counted(y, key))
-        known = len(self.groups) == len(samples.y)
-        return samples.grouped(self.groups if known else dependent_groups(samples)[1])
+        counted = self.counted(stored.y, stored.key)
+        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        if len(self.groups) == len(stored.y):
+            return samples.grouped(self.groups)
+        return samples.grouped(dependent_groups(samples).groups)
 
-    def choose(self, key: Tensor) -> None:
-        """Note images (n,), by content hash, that someone chose to be learned, and left others
-        undecided.
+    def exclude_selected(self, key: Tensor) -> None:
+        """Exclude learned images (n,), by content hash, that were selected among others to be learned.
 
-        Who is shown the most doubtful images first learns those: how many of them are named right,
-            and how surely, says
-        nothing of the images of another day. They count for nothing here (:meth:`counted`), until
-        those others are learned, too: with no ``key`` at all every image counts again.
+        A user who is shown the images of lowest confidence first learns those first. Accuracy and
+        confidence on them say nothing of new images, so they do not count (:meth:`counted`) until
+        the others are learned, too: without any ``key`` every image counts again.
         """
         if len(key):
             self.chosen = torch.unique(torch.cat([self.chosen, key.to(self.chosen)]))
@@ -147,42 +164,47 @@ class Calibration(GrowingModule):
             self.chosen = self.chosen[:0]
 
     def counted(self, y: Tensor, key: Tensor) -> Tensor:
-        """Return which stored images calibrate a model: (n,) bool.
+        """Return which buffer samples calibrate a model: (n,) bool.
 
-        Chosen ones do not, but where their class has fewer than ``ENOUGH`` others: of so few
-        nothing could be said.
+        Selected ones do not, unless their class has fewer than ``MIN_IMAGES_PER_CLASS`` others.
 
         Args:
             y: (n,) labels.
             key: (n,) int64 content hashes.
         """
         others = ~torch.isin(key, self.chosen)
-        numbers = torch.unique(y, return_inverse=True)[1]
-        few: Tensor = numbers.bincount(others.double()) < ENOUGH
-        return others | few[numbers]
+        classes = torch.unique(y, return_inverse=True)[1]
+        few: Tensor = classes.bincount(others.double()) < MIN_IMAGES_PER_CLASS
+        return others | few[classes]
 
-    def give(self, key: Tensor, given: Tensor) -> None:
+    # ------------------------------------------------------------------ groups
+
+    def add_given_groups(self, key: Tensor, groups: Tensor) -> None:
         """Take in groups (n,) that the user gave for images with content hashes ``key`` (n,)."""
         self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
-        self.given = torch.cat([self.given, given.to(self.given)])
+        self.given = torch.cat([self.given, groups.to(self.given)])
 
     def groups_of(self, head: Head, z: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
-        """Return the number of each learned image's group (n,), given or found; None if images are
-        independent.
+        """Return the group of each learned image (n,), given or found; None if independent.
 
         Args:
-            head, z, y, key: as for :meth:`find`.
+            head: solved, with leave-one-out scores.
+            z: (n, d) embeddings.
+            y: (n,) labels.
+            key: (n,) int64 content hashes.
         """
         if len(self.given):
-            return self._given_groups(key)
-        kind, groups = dependent_groups(CalibrationSamples(head, z, y))
-        if kind == "found":
-            return groups
+            return self._groups_given_for(key)
+        found = dependent_groups(CalibrationSamples(head, z, y))
+        if found.kind == "found":
+            return found.groups
         return None
 
-    def _given_groups(self, key: Tensor) -> Tensor | None:
-        """Return the number of each stored image's group (n,), or None if none was given; forget
-        those of others.
+    def _groups_given_for(self, key: Tensor) -> Tensor | None:
+        """Return the given group of each buffer sample (n,), and forget those of other images.
+
+        Returns:
+            None if none of them has one; a sample without a group stands alone.
         """
         stored = torch.isin(self.given_key, key)
         order = torch.argsort(self.given_key[stored])
@@ -191,26 +213,25 @@ class Calibration(GrowingModule):
         if not len(self.given):
             return None
         place = torch.searchsorted(self.given_key, key).clamp_max(len(self.given) - 1)
-        numbers = torch.unique(self.given, return_inverse=True)[1][place]
+        groups = torch.unique(self.given, return_inverse=True)[1][place]
         alone = len(self.given) + torch.arange(len(key), device=key.device)
-        return torch.where(self.given_key[place] == key, numbers, alone)
+        return torch.where(self.given_key[place] == key, groups, alone)
 
-    def find(
-        self, head: Head, z: Tensor, y: Tensor, key: Tensor, groups: Tensor | None = None
+    # ------------------------------------------------------------------ accuracy
+
+    def assess_buffer(
+        self, head: Head, stored: BufferSamples, groups: Tensor | None = None
     ) -> None:
-        """Find the groups of stored samples, let the head decide how to score, and count what it
-        names right.
+        """Find the groups of buffer samples, select the head's decision rule, measure accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
-            z: (n, d) embeddings.
-            y: (n,) labels.
-            key: (n,) int64 content hashes.
-            groups: (n,) int64 number of each one's group, if they were found already.
+            stored: the samples in the buffer.
+            groups: (n,) int64 group of each sample, if they were found already.
         """
-        counted = self.counted(y, key)
-        given = self._given_groups(key)
-        samples = CalibrationSamples(head, z, y, counted=counted)
+        counted = self.counted(stored.y, stored.key)
+        given = self._groups_given_for(stored.key)
+        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         kind: Kind = "found"
         if given is not None:
             kind = "given"
@@ -218,228 +239,235 @@ class Calibration(GrowingModule):
         elif groups is None:
             kind, groups = dependent_groups(samples)
         if head.decides:
-            head.decide(z, y, groups)
-            samples = CalibrationSamples(head, z, y, counted=counted)
+            head.decide(stored.z, stored.y, groups)
+            samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         if groups is None:
-            self.groups = torch.arange(len(y), device=y.device)
+            self.groups = torch.arange(len(stored.y), device=stored.y.device)
         else:
             self.groups = groups
-        if len(head.classes) == 1:  # every image is named right
-            self._note("unknown", None, None)
+        if len(head.classes) == 1:  # every prediction is right
+            self._record_accuracy("unknown", None, None)
             return
-        left_out = samples.grouped(groups).accuracy()
-        if kind == "independent":
-            loo_accuracy = left_out
-        else:
+        new_group_accuracy = samples.grouped(groups).accuracy()
+        loo_accuracy = new_group_accuracy
+        if kind != "independent":
             loo_accuracy = samples.accuracy()
         learned = sum(head.class_counts().values())
-        if kind in ("found", "independent") and learned < ENOUGH * len(head.classes):
+        if kind in ("found", "independent") and learned < MIN_IMAGES_PER_CLASS * len(head.classes):
             kind = "few"
-        self._note(kind, loo_accuracy, None if kind == "few" else left_out)
+        if kind == "few":
+            new_group_accuracy = None
+        self._record_accuracy(kind, loo_accuracy, new_group_accuracy)
 
-    def take(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Replace the images of a new place: embeddings (n, d), labels (n,) and content hashes
-        (n,).
+    def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Replace the labelled images that are not learned.
+
+        Args:
+            z: (m, d) embeddings.
+            y: (m,) labels.
+            key: (m,) int64 content hashes.
         """
         self.z = z.float()
         self.y = y
         self.key = key
 
-    def measure(self, head: Head, learned: Tensor) -> None:
-        """Count what a head names right of the images of a new place, without those that it has
-        learned since.
+    def assess_new_images(self, head: Head, learned: Tensor) -> None:
+        """Measure a head's accuracy on the labelled images that it has not learned since.
 
         Args:
             head: solved.
             learned: (n,) int64 content hashes of all images learned.
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
-        self.take(self.z[new], self.y[new], self.key[new])
+        self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
-            right = CalibrationSamples(head, self.z, self.y, learned=False).accuracy()
-            self._note("measured", self.loo_accuracy, right)
+            accuracy = CalibrationSamples(head, self.z, self.y, learned=False).accuracy()
+            self._record_accuracy("measured", self.loo_accuracy, accuracy)
 
-    def forget_stored(self) -> None:
-        """Forget what is said of stored samples, which have changed."""
+    def forget_buffer(self) -> None:
+        """Forget groups and accuracy of the buffer samples, which have changed."""
         self.groups = self.groups[:0]
-        self._note("unknown", None, None)
+        self._record_accuracy("unknown", None, None)
+
+    # ------------------------------------------------------------------ messages
 
     @property
-    def where(self) -> str:
-        """Say of which images the promises are, to follow "images"."""
+    def scope(self) -> str:
+        """Images that coverage and error rates hold for, to follow "images"."""
         if self.known in ("found", "given"):
-            return "of these days, and of another day as far as can be told"
+            return "of the groups learned, and of new groups (estimated)"
         if self.known == "measured":
-            return "of the new place"
-        return "like those that were learned"
+            return "like those that the model was recalibrated by"
+        return "like those learned"
 
     def sentences(self, learned: int, counted: int) -> list[str]:
-        """Say how many images of these days and of another day are named right, and what helps most
-        there.
+        """Return sentences on leave-one-out accuracy and accuracy on new groups.
 
         Args:
             learned: number of images that the model has learned.
-            counted: number of stored images that calibrate it.
+            counted: number of buffer samples that calibrate it.
 
         Returns:
             Nothing where nothing was measured.
         """
-        here = f"{self.loo_accuracy or 0:.1f} %"
-        there = f"{self.new_group_accuracy or 0:.1f} %"
-        part = f" of the {counted} stored images, on average over classes,"
-        first = f"images of these days: {here}{part} are named right, each judged without itself"
+        sentences = []
+        if self.loo_accuracy is not None:
+            sentences.append(self._loo_sentence(learned, counted))
         if self.known == "measured":
             new = number_of(len(self.y), "labelled image")
-            last = (
-                f"images of the new place: {there} of the {new} that calibrate the model are named"
-                " right"
+            sentences.append(
+                f"Accuracy on the images for recalibration {self.new_group_accuracy or 0:.1f} %"
+                f" ({new})"
             )
-            if self.loo_accuracy is not None:
-                return [first, last]
-            return [last]
-        if self.loo_accuracy is None:
-            return []
-        if self.known == "few":
-            return [
-                first,
-                f"images of another day: too few images to say (fewer than {ENOUGH} a class)",
-            ]
+        elif self.known == "few":
+            sentences.append(
+                "Accuracy on new groups not estimated: fewer than"
+                f" {MIN_IMAGES_PER_CLASS} images a class"
+            )
+        elif self.known in ("found", "given"):
+            sentences += [self._new_group_sentence(learned), NEW_GROUP_ADVICE]
+        return sentences
+
+    def _loo_sentence(self, learned: int, counted: int) -> str:
+        count = f"{counted} of {learned} images"
         if self.known == "independent":
-            why = (
-                "no images of a class were found that vouch for each other, so one number serves"
-                " for both"
-            )
-            why += (
-                ""
-                if len(self.groups) >= ALL * learned
-                else f", as far as these of {learned} can tell"
-            )
-            return [
-                f"images of these days and of another day (estimated): {here}{part} are named"
-                f" right; {why}"
-            ]
-        if len(self.groups) >= ALL * learned:
-            hopeful = ""
-        else:
-            hopeful = f" (too hopeful: not all {learned} images are stored)"
+            count += "; no groups found"
+        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} % ({count})"
+
+    def _new_group_sentence(self, learned: int) -> str:
+        basis = "leave-one-group-out"
         if self.known == "given":
-            group = "group, as given"
-        else:
-            group = "group"
-        second = (
-            f"images of another day (estimated): {there}, each judged without all images of its"
-            f" {group}{hopeful}"
-        )
-        return [first, second, HELP]
-
-    def _note(
-        self, kind: Kind, loo_accuracy: float | None, new_group_accuracy: float | None
-    ) -> None:
-        self.kind.fill_(get_args(Kind).index(kind))
-        self.accuracy.copy_(
-            torch.tensor(
-                [NOT_KNOWN if a is None else a for a in (loo_accuracy, new_group_accuracy)]
-            )
-        )
+            basis += ", groups as given"
+        if len(self.groups) < NEARLY_ALL * learned:
+            basis += f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
+        return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} % ({basis})"
 
 
-def dependent_groups(samples: CalibrationSamples) -> tuple[Kind, Tensor | None]:
-    """Find the stored samples that are left out together: those of one group, else near-duplicates.
+class FoundGroups(NamedTuple):
+    """Groups of samples that are left out together.
 
-    Returns:
-        How they were found, and the number of each one's group (n,) int64; None where each stands
-        alone.
+    Attributes:
+        kind: how they were found.
+        groups: (n,) int64 group of each sample; None where each stands alone.
     """
+
+    kind: Kind
+    groups: Tensor | None
+
+
+def dependent_groups(samples: CalibrationSamples) -> FoundGroups:
+    """Find the buffer samples that are left out together: groups, else near-duplicates."""
     if not samples.head.leaves_one_out:
-        return "unknown", near_duplicates(samples.z, samples.y)
+        return FoundGroups("unknown", near_duplicates(samples.z, samples.y))
     found = find_groups(samples.z, samples.columns, samples.left_out)
-    return found.kind, (
-        near_duplicates(samples.z, samples.y) if found.groups is None else found.groups
-    )
+    groups = found.groups
+    if groups is None:
+        groups = near_duplicates(samples.z, samples.y)
+    return FoundGroups(found.kind, groups)
 
 
-def margin(samples: CalibrationSamples) -> float:
-    """Return half of the interval of 95 % around the accuracy, in points.
+def accuracy_margin(samples: CalibrationSamples) -> float:
+    """Return half of the 95 % interval around the accuracy, in percentage points.
 
-    It is that of as many new images, from as many groups: the variance of these and of the estimate
-        are added.
-    Images of an group are right together.
+    It is the interval for as many new images of as many groups: the variances of those and of the
+    estimate are added. Errors within a group are taken to be fully correlated.
     """
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
-    right = (scores.argmax(dim=1) == samples.columns)[known].double()
+    correct = (scores.argmax(dim=1) == samples.columns)[known].double()
     columns = samples.columns[known]
     if not samples.learned:  # each image counts the same, not each class
         columns = torch.zeros_like(columns)
     count = columns.bincount()
-    off = (
-        (right - (columns.bincount(right) / count)[columns])
-        / count[columns]
-        / int((count > 0).sum())
-    )
-    group = torch.arange(len(off), device=off.device)
-    if samples.groups is not None:
-        group = torch.unique(samples.groups[known], return_inverse=True)[1]
-    return 196 * float((2 * group.bincount(off).square().sum()).sqrt())
+    class_accuracy = columns.bincount(correct) / count
+    class_weight = count * int((count > 0).sum())
+    deviation = (correct - class_accuracy[columns]) / class_weight[columns]
+    if samples.groups is None:
+        groups = torch.arange(len(deviation), device=deviation.device)
+    else:
+        groups = torch.unique(samples.groups[known], return_inverse=True)[1]
+    variance = groups.bincount(deviation).square().sum()
+    return 196 * float((2 * variance).sqrt())
 
 
-def ten_more(samples: CalibrationSamples | None) -> tuple[float, float] | None:
-    """Estimate how many points ten more images of each class would bring on another day.
+class Interval(NamedTuple):
+    """A 95 % interval, in percentage points."""
 
-    What the last ten brought is measured: a head learns all stored images but ten of each class,
-        drawn at random, and
-    both answer for those that it learned, each without its group. Errors are taken to fall with the
-    square root of the number of images n, so that the next ten bring ``(n^-½ − (n + 10)^-½) / ((n −
-    10)^-½ − n^-½)`` of that.
+    low: float
+    high: float
+
+
+def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
+    """Estimate how many points ten more images of each class would bring on new groups.
+
+    What the last ten brought is measured: a head learns all buffer samples but ten of each class,
+    drawn at random. Both heads predict the samples that it learned, each without its group. Errors
+    are taken to fall with the square root of the number of images n, so that the next ten bring
+    ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
 
     Args:
-        samples: stored images by which a model is calibrated, nearly all that it learned.
+        samples: buffer samples by which a model is calibrated, nearly all that it learned.
 
     Returns:
-        Interval of 95 % over images, the mean over the classes with enough of them; None where most
+        95 % interval over images of the mean over the classes with enough of them; None where most
         have too few.
     """
-    if (
-        samples is None
-        or not samples.learned
-        or not samples.head.leaves_one_out
-        or samples.head.uses_buffer
-    ):
+    if samples is None or not samples.learned:
+        return None
+    head = samples.head
+    if not head.leaves_one_out or head.uses_buffer:
         return None
     y = samples.columns
-    head = samples.head
     count = y.bincount(minlength=len(head.classes))
-    enough = count >= ENOUGH
-    if len(y) < ALL * sum(head.class_counts().values()) or 2 * int(enough.sum()) < len(count):
+    enough = count >= MIN_IMAGES_PER_CLASS
+    learned = sum(head.class_counts().values())
+    if len(y) < NEARLY_ALL * learned or 2 * int(enough.sum()) < len(count):
         return None
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
-    order = order[y[order].argsort(stable=True)]
-    place = torch.arange(len(y), device=y.device) - (count.cumsum(0) - count)[y[order]]
-    rows = order[
-        (place >= TEN) | ~enough[y[order]]
-    ]  # all but the first ten of each class that has enough
+    rows = _all_but_the_last(y, count, enough)
+    fewer = head.fresh()
+    fewer.begin_task(head.classes, (count - ADDED_IMAGES * enough).tolist())
     z = samples.z[rows]
     labels = samples.y[rows]
-    groups = None if samples.groups is None else samples.groups[rows]
-    fewer = head.fresh()
-    fewer.begin_task(head.classes, (count - TEN * enough).tolist())
+    groups = None
+    if samples.groups is not None:
+        groups = samples.groups[rows]
     fewer.observe(z, labels)
     fewer.solve()
     fewer.decide(z, labels, groups)
-    scores = samples.scores()[rows], fewer.leave_one_out(z, labels, groups)
-    known = torch.stack(scores).isfinite().all(dim=2).all(dim=0)
-    before, after = (
-        (each.argmax(dim=1) == y[rows])[known].double() for each in (scores[1], scores[0])
-    )
-    of_class = [
-        (after - before)[y[rows][known] == column] for column in enough.nonzero().flatten().tolist()
-    ]
-    of_class = [gains for gains in of_class if len(gains) > 1]
-    if not of_class:
+    scores_before = fewer.leave_one_out(z, labels, groups)
+    scores_after = samples.scores()[rows]
+    known = scores_before.isfinite().all(dim=1) & scores_after.isfinite().all(dim=1)
+    columns = y[rows][known]
+    before = (scores_before.argmax(dim=1)[known] == columns).double()
+    after = (scores_after.argmax(dim=1)[known] == columns).double()
+    means = []
+    variances = []
+    for column in enough.nonzero().flatten().tolist():
+        gains = (after - before)[columns == column]
+        if len(gains) > 1:
+            means.append(gains.mean())
+            variances.append(gains.var() / len(gains))
+    if not means:
         return None
-    brought = torch.stack([one.mean() for one in of_class]).mean()
-    error = torch.stack([one.var() / len(one) for one in of_class]).sum().sqrt() / len(of_class)
+    mean = torch.stack(means).mean()
+    error = torch.stack(variances).sum().sqrt() / len(means)
     n = float(count[enough].double().mean())
-    next_ones = 100 * (n**-0.5 - (n + TEN) ** -0.5) / ((n - TEN) ** -0.5 - n**-0.5)
-    low, high = ((brought + sign * error) * next_ones for sign in (-1.96, 1.96))
-    return float(low), float(high)
+    fall_of_last = (n - ADDED_IMAGES) ** -0.5 - n**-0.5
+    fall_of_next = n**-0.5 - (n + ADDED_IMAGES) ** -0.5
+    points = 100 * fall_of_next / fall_of_last
+    return Interval(float((mean - 1.96 * error) * points), float((mean + 1.96 * error) * points))
+
+
+def _all_but_the_last(y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
+    """Return the rows of all samples but ten of each class that has enough, drawn at random.
+
+    Args:
+        y: (n,) column of each sample.
+        count: (C,) samples of each class.
+        enough: (C,) bool, whether that is enough.
+    """
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
+    order = order[y[order].argsort(stable=True)]
+    first = count.cumsum(0) - count
+    rank = torch.arange(len(y), device=y.device) - first[y[order]]
+    return order[(rank >= ADDED_IMAGES) | ~enough[y[order]]]

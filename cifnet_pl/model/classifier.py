@@ -1,202 +1,41 @@
-"""Use a learned model in plain torch: name images, with promised error rates, learn new classes,
-forget old ones.
+"""A model: frozen backbone, head, calibration buffer and class names, in plain torch.
+
+It embeds, learns task by task, classifies images, describes and stores itself.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import check_precision
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batches, Task
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.heads.confidence import PredictionSets, check_share, novelty_reference
-from cifnet_pl.images.image import ImageLike, images_of, squares
-from cifnet_pl.model.bundle import class_names, write_bundle
-from cifnet_pl.model.core import Model
-from cifnet_pl.model.forget import forget as without
-from cifnet_pl.model.labelled_images import embed_batch
-from cifnet_pl.model.learn import extend as extended
-from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.images.image import DecodedBatch, ImageLike, images_of, place_of, squares
+from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES, BufferSamples, Calibration
+from cifnet_pl.model.current_task import CurrentTask, observe_buffer
+from cifnet_pl.model.embedding import embed_squares
+from cifnet_pl.model.image_hashes import ImageHashes
+from cifnet_pl.model.unknowns import Judge, Verdict
+from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
+from cifnet_pl.utilities.growing_tensors import fingerprint
+from cifnet_pl.utilities.plugins import import_name
+from cifnet_pl.utilities.text import listed, number_of, printable, similar_spellings_message
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result for one image; None where it was not asked for.
-
-    Attributes:
-        known: whether it shows something that the model knows.
-        novelty: unlikeness to everything learned, larger for less known images
-            (:meth:`cifnet_pl.heads.Head.novelty`).
-        p_value: share of images of known classes that are at least as foreign, 0–1.
-        prediction_set: classes that hold the true one with the given coverage, the most probable
-            first.
-    """
-
-    known: bool | None = None
-    novelty: float | None = None
-    p_value: float | None = None
-    prediction_set: tuple[str, ...] | None = None
-
-
-class Judge:
-    """Verdicts on embeddings by a learned model, which must not change meanwhile.
-
-    Args:
-        model: with calibration samples in its buffer.
-        unknown: share of images of known classes that may be called unknown, such as 0.05; None not
-            to ask.
-        coverage: chance that the right class of an image is among the answers, such as 0.95; None
-            not to ask.
-
-    Raises:
-        UsageError: a share outside (0, 1), or a model without calibration samples.
-        UnsupportedError: a head that cannot tell unknown things, or has no leave-one-out scores.
-    """
-
-    def __init__(self, model: Model, unknown: float | None = None, coverage: float | None = None):
-        if unknown is not None:
-            check_share("unknown", unknown)
-            model.head.require("tells_novelty")
-        if coverage is not None:
-            check_share("coverage", coverage, example=0.95)
-            if not len(model.calibration.y):
-                model.head.require("leaves_one_out")
-        samples = model.calibration_samples()
-        if samples is None:
-            raise UsageError(
-                "this model has no calibration samples, without which nothing can be promised:"
-                " learn it with cifnet fit … --model.buffer CalibrationBuffer --model.calibrate"
-                " true"
-            )
-        self.head = model.head
-        self.class_names = tuple(model.class_names)
-        self.unknown = unknown
-        self.reference = novelty_reference(samples) if unknown is not None else None
-        self.sets = PredictionSets.of(samples, coverage) if coverage is not None else None
-
-    @property
-    def limit(self) -> float | None:
-        """Largest novelty of an image that is called known; None if not asked for, or if no image
-        is called unknown.
-        """
-        if self.reference is None or self.unknown is None:
-            return None
-        limit = self.reference.limit(self.unknown)
-        if limit < float("inf"):
-            return limit
-        return None
-
-    @property
-    def warning(self) -> str | None:
-        """Warning that there are too few calibration samples to call any image unknown; None if
-        there are enough.
-        """
-        if self.reference is None or self.unknown is None:
-            return None
-        most = float(self.reference.p_values(self.reference.scores.new_tensor([torch.inf])))
-        if most <= self.unknown:
-            return None
-        return (
-            f"note: with {len(self.reference.scores)} calibration samples no image can be called"
-            f" unknown at a share of {self.unknown:g}; from {most:.2g} on"
-        )
-
-    def verdicts(self, z: Tensor, probabilities: Tensor) -> list[Verdict]:
-        """Judge images.
-
-        Args:
-            z: (n, d) embeddings.
-            probabilities: (n, C).
-
-        Returns:
-            One verdict for each.
-        """
-        novelty: list[float | None] = [None] * len(z)
-        values = list(novelty)
-        answers = list[tuple[str, ...] | None]([None] * len(z))
-        if self.reference is not None:
-            measured = self.head.novelty(z)
-            novelty = measured.tolist()
-            values = self.reference.p_values(measured).tolist()
-        if self.sets is not None:
-            order = torch.argsort(probabilities, dim=1, descending=True)
-            inside = self.sets.of_probabilities(probabilities).gather(1, order)
-            pairs = zip(order, inside, strict=True)
-            answers = [
-                tuple(self.class_names[c] for c in columns[kept].tolist())
-                for columns, kept in pairs
-            ]
-        limit = self.unknown or 0.0
-        return [
-            Verdict(None if p is None else p > limit, distance, p, answer)
-            for distance, p, answer in zip(novelty, values, answers, strict=True)
-        ]
-
-
-def able(
-    model: Model, unknown: float | None = None, coverage: float | None = None
-) -> tuple[float | None, float | None]:
-    """Return those of two shares for which this model can make a promise; None in place of the
-    others.
-
-    Args:
-        model: a learned model.
-        unknown: as for :class:`Judge`.
-        coverage: as for :class:`Judge`.
-    """
-    new = len(model.calibration.y) > 0
-    if model.stored_samples is None and not new:
-        return None, None
-    return (
-        unknown if model.head.tells_novelty else None,
-        coverage if model.head.leaves_one_out or new else None,
-    )
-
-
-KEPT = 0.95
-"""Share of known images that are taken for known, where the other error is measured."""
-
-
-def detection(known: Tensor, foreign: Tensor) -> tuple[float, float]:
-    """Compute how well novelty separates foreign images from known ones.
-
-    Args:
-        known: (n,) novelty of known images, at least one.
-        foreign: (m,) novelty of foreign images, at least one; larger is more foreign.
-
-    Returns:
-        In percent: the AUROC, and the share of foreign images that are taken for known ones at the
-            threshold that keeps
-        95 % of the known ones.
-    """
-    values = torch.cat([known, foreign])
-    from torchmetrics.functional.classification import (
-        binary_auroc,
-        binary_roc,
-    )  # to classify needs none of it
-
-    # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds
-    # their sigmoid.
-    ranks = torch.unique(-values, return_inverse=True)[1]
-    likely = ranks.double() / max(1, int(ranks.max()))
-    target = torch.cat([torch.ones(len(known)), torch.zeros(len(foreign))]).to(ranks)
-    false_positives, true_positives, _ = binary_roc(likely, target)
-    wrong = false_positives[true_positives >= KEPT].min()
-    return 100 * float(binary_auroc(likely, target)), 100 * float(wrong)
-
-
-Judged = Callable[[Tensor, Tensor], list[Verdict]]
-
-AT_ONCE = 4096
-"""Embeddings that are classified at once."""
+EMBEDDINGS_PER_BATCH = 4096
+"""Embeddings of a file that are classified in one batch."""
 
 
 @dataclass(frozen=True)
@@ -216,198 +55,238 @@ class Prediction(Verdict):
     unreadable: str | None = None
 
 
-class Classifier(Model):
-    """A model that works on images in files, as :func:`cifnet_pl.load` gives it.
+@dataclass
+class Classifier:
+    """A model that embeds, classifies, and learns task by task; between tasks its head is solved.
+
+    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``. A run, ``extend``,
+    the sums of shards and the service all learn in this way.
+
+    Attributes:
+        backbone: the frozen backbone.
+        head: the closed-form classifier.
+        buffer: the calibration buffer, or None where the head has no use for one.
+        class_names: name of each column of the head's scores.
+        image_size: side in pixels of the squares that the backbone gets; 0 for the backbone's own
+            size and crop ratio.
+        crop_ratio: share of an image's short side that is cropped.
+        held_out: share and seed by which the run held images out for testing; None if the data
+            came with a test split.
+        history: the steps of the model's life, oldest first.
+        precision: precision of the backbone (:mod:`cifnet_pl.backbones.engines`), as in the run.
+            Another one is good enough to predict, but not to forget.
+        calibrated: whether to fit the temperature from the first task on. A model whose
+            temperature was fitted once is calibrated again after every change in any case.
+        engines: engines that ran the backbone when the model learned, each once: "torch",
+            "onnxruntime".
+        images: content hashes of the images learned, so that each is counted once.
+        calibration: the samples by which the model is calibrated, and its accuracy on them.
 
     Example::
 
         model = cifnet_pl.load("lightning_logs/flowers")
         for prediction in model.classify(["a.jpg", "b.jpg"]):
             print(prediction.file, prediction.classes[0], prediction.probabilities[0])
-        result = model.extend("new_classes")  # one sub-folder of images for each new class
+        result = cifnet_pl.extend(model, "new_classes")  # one sub-folder of images for each class
         result.model.save("flowers_2")
     """
 
-    _judges: tuple[tuple[Any, ...], dict[tuple[Any, ...], Judge]] | None = None
+    backbone: Backbone
+    head: Head
+    buffer: CalibrationBuffer | None = None
+    class_names: list[str] = field(default_factory=list)
+    image_size: int = 0
+    crop_ratio: float = 1.0
+    held_out: tuple[float, int] | None = None
+    history: list[Event] = field(default_factory=list)
+    precision: str = FLOAT32
+    calibrated: bool = False
+    engines: list[str] = field(default_factory=list)
+    images: ImageHashes = field(default_factory=ImageHashes)
+    calibration: Calibration = field(default_factory=Calibration)
+    _task: CurrentTask | None = field(default=None, init=False, repr=False, compare=False)
+    _judges: JudgeCache | None = field(default=None, init=False, repr=False, compare=False)
 
-    def classify(
-        self,
-        images: ImageLike | str | Iterable[ImageLike | str],
-        top: int = 5,
-        *,
-        unknown: float | None = None,
-        coverage: float | None = None,
-    ) -> Iterator[Prediction]:
-        """Name the ``top`` most probable classes of each image, in the order given; streams, in
-        constant memory.
+    def __post_init__(self) -> None:
+        if not self.image_size:
+            self.image_size = self.backbone.preprocessing.image_size
+            self.crop_ratio = self.backbone.preprocessing.crop_ratio
 
-        Args:
-            images: one image or many: paths, bytes of image files, or Pillow images. A single path
-                may also be a folder with images, a Zip archive, or a pattern.
-            top: number of classes.
-            unknown: share of images of known classes that may be called unknown; None not to tell.
-            coverage: chance that the right class is among the answers; None for none.
+    # ------------------------------------------------------------------ what is known
 
-        Raises:
-            DataError: a single path where there is no image.
-            UsageError: something that is no image; a share outside (0, 1), or no calibration
-                samples to keep it with.
-            UnsupportedError: this model's head cannot tell what is asked.
-        """
-        judged = self.judging(unknown, coverage)
+    @property
+    def tasks(self) -> list[list[str]]:
+        """Class names of each task, in the order learned."""
+        name_of = self.name_of
+        return [[name_of[label] for label in task] for task in self.head.tasks]
 
-        def stream() -> Iterator[Prediction]:
-            for batch in squares(images_of(images), self.image_size, self.crop_ratio):
-                files = [image if isinstance(image, Path) else None for image in batch.files]
-                readable = [
-                    file
-                    for file, reason in zip(files, batch.unreadable, strict=True)
-                    if reason is None
-                ]
-                named = self._named(embed_batch(self, batch), readable, top, judged)
-                for file, reason in zip(files, batch.unreadable, strict=True):
-                    yield (
-                        next(named) if reason is None else Prediction(file=file, unreadable=reason)
-                    )
+    @property
+    def label_of(self) -> dict[str, int]:
+        """Class name → label in the head."""
+        return dict(zip(self.class_names, self.head.classes, strict=True))
 
-        return stream()
+    @property
+    def name_of(self) -> dict[int, str]:
+        """Label in the head → class name."""
+        return dict(zip(self.head.classes, self.class_names, strict=True))
 
-    def classify_embeddings(
-        self,
-        file: Path | str,
-        top: int = 5,
-        *,
-        unknown: float | None = None,
-        coverage: float | None = None,
-    ) -> Iterator[Prediction]:
-        """Name the ``top`` most probable classes of each row of a file of embeddings, in constant
-        memory.
+    @property
+    def counts(self) -> dict[str, int]:
+        """Class name → number of distinct images learned."""
+        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
 
-        Args:
-            file: .npz or .parquet with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
-            top: number of classes per row.
-            unknown, coverage: as for :meth:`classify`.
+    @property
+    def identity(self) -> str:
+        """Hash of class names and tensors, 16 hex digits; later models name it as their parent."""
+        tensors = {}
+        for name, tensor in self.tensors().items():
+            if not name.startswith("images."):
+                tensors[name] = tensor
+        return fingerprint(repr(self.class_names), tensors)[:16]
 
-        Raises:
-            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
-            UsageError: another kind of file, or as for :meth:`classify`.
-            CifnetError: the embeddings have another width than those that were learned.
-        """
-        judged = self.judging(unknown, coverage)
+    @property
+    def sample(self) -> str:
+        """Noun for a sample: "image", or "sample" where the model learned embeddings."""
+        if self.backbone.takes_images:
+            return "image"
+        return "sample"
 
-        def stream() -> Iterator[Prediction]:
-            samples = open_table(Path(file)).unlabelled()
-            for start in range(0, len(samples), AT_ONCE):
-                rows = np.arange(start, min(start + AT_ONCE, len(samples)))
-                names = [Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()]
-                yield from self._named(samples.get(rows).to(self.device), names, top, judged)
+    @property
+    def plugin_imports(self) -> list[str]:
+        """Imports from outside the package that loading this model from a file executes."""
+        head = import_name(type(self.head))
+        return plugin_imports(head, self.backbone.name, self.backbone.architecture)
 
-        return stream()
+    @property
+    def device(self) -> torch.device:
+        """Device of the head's tensors."""
+        return self.head.labels.device
 
-    def _named(
-        self, z: Tensor, files: Sequence[Path | None], top: int, judged: Judged
-    ) -> Iterator[Prediction]:
-        """Yield the predictions for embeddings (n, d) of n files."""
-        probabilities = self.head.probabilities(z)
-        best = probabilities.topk(min(top, len(self.class_names)), dim=1)
-        answers = zip(
-            files,
-            best.indices.tolist(),
-            best.values.tolist(),
-            judged(z, probabilities),
-            strict=True,
-        )
-        for file, columns, shares, verdict in answers:
-            names = tuple(self.class_names[column] for column in columns)
-            yield Prediction(**vars(verdict), file=file, classes=names, probabilities=tuple(shares))
+    @property
+    def engine(self) -> str:
+        """Engine that runs the backbone now: "torch" or "onnxruntime"."""
+        return self.backbone.engine(self.device.type, self.precision)
 
-    def judge(self, unknown: float | None = None, coverage: float | None = None) -> Judge:
-        """Return what tells unknown images and makes sets of answers; computed once until the model
-        changes.
+    @property
+    def buffer_samples(self) -> BufferSamples | None:
+        """The samples in the calibration buffer; None if there are none."""
+        if self.buffer is None or not len(self.buffer.y):
+            return None
+        z, y = self.buffer.items()
+        return BufferSamples(z, y, self.buffer.key)
 
-        Args:
-            unknown, coverage: as for :class:`~cifnet_pl.model.classifier.Judge`.
+    def labels(self, names: Iterable[str]) -> list[int]:
+        """Return the head's label of each class name.
 
         Raises:
-            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.classifier.Judge`.
+            UsageError: a name that is not known.
         """
-        # What is derived is another object after every change of the head, and so are the labels of
-        # the buffer.
-        state = (self.head.derived, self.buffer.y if self.buffer is not None else None)
-        asked = (
-            unknown,
-            coverage,
-            float(self.head.temperature),
-            float(self.head.odds_power),
-            tuple(self.class_names),
-        )
-        if self._judges is None or any(
-            a is not b for a, b in zip(self._judges[0], state, strict=True)
-        ):
-            self._judges = (state, {})
-        judge = self._judges[1]
-        if asked not in judge:
-            judge[asked] = Judge(self, unknown, coverage)
-        return judge[asked]
+        label_of = self.label_of
+        labels = []
+        for name in names:
+            if name not in label_of:
+                known = [printable(known) for known in self.class_names]
+                raise unknown_name("class", printable(name), known)
+            labels.append(label_of[name])
+        return labels
 
-    def judging(self, unknown: float | None, coverage: float | None) -> Judged:
-        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts.
-
-        Args:
-            unknown, coverage: as for :class:`~cifnet_pl.model.classifier.Judge`; with neither share
-                the verdicts are empty.
-        """
-        if unknown is None and coverage is None:
-            return lambda z, probabilities: [Verdict()] * len(z)
-        return self.judge(unknown, coverage).verdicts
-
-    def learn(self, task: Task) -> None:
-        """Learn one task of a stream, in a loop of one's own: ``for task in data:
-        model.learn(task)``.
-
-        Args:
-            task: the next one of a :class:`~cifnet_pl.data.datamodule.CIFNetDataModule`.
-
-        Raises:
-            UsageError: the model knows other classes than those of the tasks before it.
-        """
-        if len(self.class_names) != task.labels[0]:
-            raise UsageError(
-                f"the model knows {number_of(len(self.class_names), 'class')}, but {task.labels[0]}"
-                f" come before task {task.number + 1}: give the tasks of one stream in their order"
-                " to a model that knows none"
+    def class_name_warnings(self, names: Iterable[str]) -> list[str]:
+        """Return warnings about classes to be learned: spelled in two ways, or removed before."""
+        names = list(names)
+        warnings = []
+        spellings = similar_spellings_message(names, self.class_names)
+        if spellings:
+            warnings.append(spellings)
+        new = [printable(name) for name in names if name not in set(self.class_names)]
+        if new and self.remembers_removed:
+            warnings.append(
+                "note: a class was removed from this model without its images; if it is among"
+                f" {listed(new)}, those images count against it"
             )
-        if task.train.side:
-            self.image_size = task.train.side
-            self.crop_ratio = 1.0
-        self.begin_task(task.class_names)
-        self.observe_all(task.train)
-        self.finish_task()
+        return warnings
 
-    def observe_all(self, batches: Batches) -> None:
-        """Embed samples of the task that has begun, and take them in.
+    @property
+    def removals(self) -> list[Event]:
+        """Steps in which classes were removed without their images."""
+        return [event for event in self.history if event.kind == "forget" and event.images is None]
 
-        Raises:
-            DataError: an image that cannot be read.
-            NonFiniteError: an embedding that holds NaN or Inf; names the image.
-        """
-        for samples, *about, rows in batches.with_keys():
-            places = [batches.samples.place(row) for row in rows.tolist()]
-            if batches.side:
-                z = self.embed(samples, places.__getitem__)
-            else:
-                z = samples
-            self.observe(z, *about)
+    @property
+    def remembers_removed(self) -> bool:
+        """Whether images of a removed class may still count as negatives of what is learned."""
+        return bool(self.removals) and self.head.counterexamples
 
-    extend = extended
-    """Learn new classes from one folder of images per class: :func:`cifnet_pl.model.learn.extend`
-    of this model.
-    """
+    def accuracy_sentences(self) -> list[str]:
+        """Return sentences on leave-one-out accuracy and on accuracy on new groups, if known."""
+        counted = 0
+        if self.buffer is not None:
+            counted = int(self.calibration.counted(self.buffer.y, self.buffer.key).sum())
+        return self.calibration.sentences(sum(self.head.class_counts().values()), counted)
 
-    forget = without
-    """Remove classes, with or without their images: :func:`cifnet_pl.model.forget.forget` of this
-    model.
-    """
+    def state_elements(self) -> dict[str, int]:
+        """Count the elements kept between tasks: the head's by component, and the buffer's."""
+        elements = dict(self.head.state_elements())
+        elements["buffer"] = 0
+        if self.buffer is not None:
+            elements["buffer"] = self.buffer.state_elements()
+        return elements
+
+    # ------------------------------------------------------------------ copies and storage
+
+    @property
+    def stored_modules(self) -> dict[str, nn.Module]:
+        """Name → module whose tensors are stored; with the backbone only where it was learned."""
+        modules: dict[str, nn.Module] = {"head": self.head}
+        if self.buffer is not None:
+            modules["buffer"] = self.buffer
+        modules["images"] = self.images
+        modules["calibration"] = self.calibration
+        if self.backbone.stored:
+            modules["backbone"] = self.backbone
+        return modules
+
+    def to(self, device: torch.device | str) -> Classifier:
+        """Move everything to a device, in place."""
+        self.backbone.to(device)
+        for module in self.stored_modules.values():
+            module.to(device)
+        return self
+
+    def clone(self) -> Classifier:
+        """Return a copy that learns on its own; the frozen backbone is shared."""
+        changes: dict[str, Any] = {}
+        for name, module in self.stored_modules.items():
+            if name != "backbone":
+                changes[name] = copy.deepcopy(module)
+        changes["class_names"] = list(self.class_names)
+        changes["history"] = list(self.history)
+        changes["engines"] = list(self.engines)
+        return replace(self, **changes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything but the tensors, as plain numbers, strings, lists and dictionaries."""
+        return {
+            "backbone": self.backbone.describe(),
+            "precision": self.precision,
+            "engines": list(self.engines),
+            "images": {
+                "image_size": self.image_size,
+                "crop_ratio": self.crop_ratio,
+                "held_out": list(self.held_out) if self.held_out else None,
+            },
+            "head": {"class": import_name(type(self.head)), **self.head.settings()},
+            "buffer": self.buffer.settings() if self.buffer is not None else None,
+            "class_names": list(self.class_names),
+            "task_sizes": [len(task) for task in self.head.tasks],
+            "history": [asdict(event) for event in self.history],
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors on the CPU by module: ``head.…``, ``buffer.…``, ``calibration.…``."""
+        tensors = {}
+        for name, module in self.stored_modules.items():
+            for key, value in module.state_dict().items():
+                tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+        return tensors
 
     def save(self, folder: Path | str, overwrite: bool = False) -> None:
         """Write a bundle (see :mod:`cifnet_pl.model.bundle`).
@@ -425,3 +304,486 @@ class Classifier(Model):
         class_names(self.class_names, "this model")
         check_precision(self.precision)
         write_bundle(self.describe(), self.tensors(), Path(folder), overwrite)
+
+    # ------------------------------------------------------------------ prediction
+
+    def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
+        """Embed square images with the frozen backbone.
+
+        Args:
+            images: (n, 3, s, s) uint8 with s = ``image_size``, on any device.
+            name: position in ``images`` → what an error calls that image.
+
+        Returns:
+            (n, d) float32 embeddings.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or infinity.
+        """
+        with autocast(self.device.type, self.precision):
+            return embed_squares(self.backbone, images.to(self.device), name)
+
+    def embed_batch(self, batch: DecodedBatch) -> Tensor:
+        """Embed the images of a batch that could be read.
+
+        Returns:
+            (m, d) float32.
+
+        Raises:
+            NonFiniteError: an embedding holds NaN or infinity; names the image.
+        """
+        return self.embed(batch.image, lambda row: place_of(batch.readable[row]))
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Return the calibrated probabilities of images.
+
+        Args:
+            images: (n, 3, s, s) uint8.
+
+        Returns:
+            (n, C) float64, columns as ``class_names``.
+        """
+        return self.head.probabilities(self.embed(images))
+
+    def classify(
+        self,
+        images: ImageLike | str | Iterable[ImageLike | str],
+        top: int = 5,
+        *,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ) -> Iterator[Prediction]:
+        """Yield the ``top`` most probable classes of each image, in order and constant memory.
+
+        Args:
+            images: one image or many: paths, bytes of image files, or Pillow images. A single path
+                may also be a folder with images, a Zip archive, or a pattern.
+            top: number of classes.
+            unknown: share of images of known classes that may be called unknown; None not to tell.
+            coverage: probability with which a prediction set holds the true class; None for none.
+
+        Raises:
+            DataError: a single path where there is no image.
+            UsageError: something that is no image; a share outside (0, 1), or no calibration
+                samples.
+            UnsupportedError: this model's head cannot tell what is asked.
+        """
+        # Built before the first image is read, so that errors come at once.
+        judge = self.judge(unknown, coverage)
+        return self._classify_images(images, top, judge)
+
+    def _classify_images(
+        self, images: ImageLike | str | Iterable[ImageLike | str], top: int, judge: Judge
+    ) -> Iterator[Prediction]:
+        for batch in squares(images_of(images), self.image_size, self.crop_ratio):
+            files = [image if isinstance(image, Path) else None for image in batch.readable]
+            readable = self._predict(self.embed_batch(batch), files, top, judge)
+            for image, reason in zip(batch.files, batch.unreadable, strict=True):
+                if reason is None:
+                    yield next(readable)
+                else:
+                    file = image if isinstance(image, Path) else None
+                    yield Prediction(file=file, unreadable=reason)
+
+    def classify_embeddings(
+        self,
+        file: Path | str,
+        top: int = 5,
+        *,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ) -> Iterator[Prediction]:
+        """Yield the ``top`` most probable classes of each row of a file of embeddings.
+
+        Args:
+            file: .npz or .parquet with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
+            top: number of classes per row.
+            unknown, coverage: as for :meth:`classify`.
+
+        Raises:
+            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
+            UsageError: another kind of file, or as for :meth:`classify`.
+            CifnetError: the embeddings have another width than those that were learned.
+        """
+        judge = self.judge(unknown, coverage)
+        return self._classify_embeddings(Path(file), top, judge)
+
+    def _classify_embeddings(self, file: Path, top: int, judge: Judge) -> Iterator[Prediction]:
+        samples = open_table(file).unlabelled()
+        for start in range(0, len(samples), EMBEDDINGS_PER_BATCH):
+            rows = np.arange(start, min(start + EMBEDDINGS_PER_BATCH, len(samples)))
+            names = [Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()]
+            yield from self._predict(samples.get(rows).to(self.device), names, top, judge)
+
+    def _predict(
+        self, z: Tensor, files: Sequence[Path | None], top: int, judge: Judge
+    ) -> Iterator[Prediction]:
+        """Yield the predictions for embeddings (n, d) of n files."""
+        probabilities = self.head.probabilities(z)
+        best = probabilities.topk(min(top, len(self.class_names)), dim=1)
+        verdicts = judge.verdicts(z, probabilities)
+        for row, (file, verdict) in enumerate(zip(files, verdicts, strict=True)):
+            names = tuple(self.class_names[column] for column in best.indices[row].tolist())
+            values = tuple(best.values[row].tolist())
+            yield Prediction(**vars(verdict), file=file, classes=names, probabilities=values)
+
+    def available_shares(
+        self, unknown: float | None = None, coverage: float | None = None
+    ) -> tuple[float | None, float | None]:
+        """Return the two shares, with None in place of one that this model cannot promise.
+
+        Args:
+            unknown, coverage: as for :meth:`classify`.
+        """
+        recalibrated = len(self.calibration.y) > 0
+        if self.buffer_samples is None and not recalibrated:
+            return None, None
+        if not self.head.tells_novelty:
+            unknown = None
+        if not self.head.leaves_one_out and not recalibrated:
+            coverage = None
+        return unknown, coverage
+
+    def judge(self, unknown: float | None = None, coverage: float | None = None) -> Judge:
+        """Return what tells unknown samples and gives prediction sets, until the model changes.
+
+        Args:
+            unknown, coverage: as for :meth:`classify`.
+
+        Raises:
+            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.unknowns.Judge`.
+        """
+        cache = self._judges
+        if cache is None or not cache.is_of(self):
+            cache = JudgeCache(self)
+            self._judges = cache
+        return cache.get(self, unknown, coverage)
+
+    # ------------------------------------------------------------------ learning
+
+    def check_task(self, names: Sequence[str]) -> None:
+        """Check that this model can learn classes ``names``, new ones or more samples of known ones.
+
+        Raises:
+            UnsupportedError: a known class, where the head cannot take in more samples of it.
+            UsageError: a buffer that is too small for so many classes.
+        """
+        known = [name for name in names if name in set(self.class_names)]
+        if known:
+            with prefixed(
+                f"cannot add images to class '{printable(known[0])}', which is learned already"
+            ):
+                self.head.require("pools")
+        if self.buffer is not None:
+            self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
+
+    def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
+        """Begin a task of new classes, and of more samples of known ones.
+
+        Args:
+            names: of its classes.
+            counts: number of samples of each, if known.
+
+        Raises:
+            UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
+        """
+        self.check_task(names)
+        label_of = self.label_of
+        known = [i for i, name in enumerate(names) if name in label_of]
+        new = [i for i, name in enumerate(names) if name not in label_of]
+        known_counts = None
+        new_counts = None
+        if counts is not None:
+            known_counts = [counts[i] for i in known]
+            new_counts = [counts[i] for i in new]
+        additions = None
+        if known:
+            additions = self.head.fresh()
+            additions.begin_task([label_of[names[i]] for i in known], known_counts)
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        if new or not known:
+            start = max(label_of.values(), default=-1) + 1
+            self.head.begin_task(range(start, start + len(new)), new_counts)
+            self.class_names += [names[i] for i in new]
+        self._task = CurrentTask(self.head, additions, self.buffer)
+
+    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Add samples of the task begun last to the statistics, and offer them to the buffer.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels, as ``labels`` gives them.
+            key: (n,) int64 content hash of each image.
+        """
+        device = self.device
+        self._current_task().observe(z.to(device), y.to(device), key.to(device))
+
+    def observe_all(self, batches: Batches) -> None:
+        """Embed and observe the samples of the task begun last.
+
+        Raises:
+            DataError: an image that cannot be read.
+            NonFiniteError: an embedding that holds NaN or infinity; names the image.
+        """
+        for samples, labels, keys, rows in batches.with_keys():
+            z = samples
+            if batches.side:
+                places = [batches.samples.place(row) for row in rows.tolist()]
+                z = self.embed(samples, places.__getitem__)
+            self.observe(z, labels, keys)
+
+    def _current_task(self) -> CurrentTask:
+        if self._task is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        return self._task
+
+    def add_up(self, reduce: Callable[[Tensor], object] | None = None) -> None:
+        """Bring all that was observed by all processes into the statistics.
+
+        Args:
+            reduce: replaces a tensor by its sum over all processes; None for a single process.
+        """
+        self._current_task().add_up(self.images, reduce)
+
+    def finish_task(self) -> None:
+        """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
+        self.add_up()
+        task = self._current_task()
+        self._task = None
+        introduces_classes = task.introduces_classes
+        if self.buffer is not None and introduces_classes:
+            observe_buffer(self.head, self.buffer)
+        if task.additions is not None:
+            if introduces_classes:
+                self.head.solve()
+            self.head.merge_(task.additions)
+        self.head.solve()
+        self.head.refresh()
+        groups = None
+        if self.buffer is not None:
+            groups = self._commit(self.buffer)
+        self.calibrate(groups)
+
+    def _commit(self, buffer: CalibrationBuffer) -> Tensor | None:
+        """Let the buffer select among the samples offered, whole groups where it must draw.
+
+        Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
+        make its leave-one-out score too good. A head that learns from the buffer gets the draw of
+        the buffer's own strategy, calibrated or not.
+
+        Returns:
+            (n,) int64 group of each buffer sample; None where they were drawn one by one.
+        """
+        candidates = None
+        groups = None
+        if self.calibrates and not self.head.uses_buffer:
+            candidates = buffer.candidates()
+        if candidates is not None:
+            groups = self.calibration.groups_of(self.head, *candidates)
+        if candidates is None or groups is None:
+            buffer.commit()
+            return None
+        buffer.commit_groups(candidates, groups)
+        _, _, candidate_key = candidates
+        key, order = candidate_key.sort()
+        return groups[order][torch.searchsorted(key, buffer.key)]
+
+    def abort_task(self) -> None:
+        """Discard the task that was begun, and all that was observed since."""
+        self.head.abort_task()
+        del self.class_names[len(self.head.classes) :]
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        self._task = None
+
+    def learn(self, task: Task) -> None:
+        """Learn one task of a stream, for a loop of one's own.
+
+        Args:
+            task: the next one of a :class:`~cifnet_pl.data.datamodule.CIFNetDataModule`.
+
+        Raises:
+            UsageError: the model knows other classes than those of the tasks before it.
+
+        Example::
+
+            for task in data:
+                model.learn(task)
+        """
+        if len(self.class_names) != task.labels[0]:
+            raise UsageError(
+                f"the model knows {number_of(len(self.class_names), 'class')}, but {task.labels[0]}"
+                f" come before task {task.number + 1}: give the tasks of one stream in their order"
+                " to a model that knows none"
+            )
+        if task.train.side:
+            self.image_size = task.train.side
+            self.crop_ratio = 1.0
+        self.begin_task(task.class_names)
+        self.observe_all(task.train)
+        self.finish_task()
+
+    def count_duplicates(self, before: int) -> None:
+        """Tell the head how many duplicates were learned since there were ``before``.
+
+        Call it before the solve.
+        """
+        self.head.note_duplicates(self.images.duplicates - before)
+
+    def solve(self) -> None:
+        """Solve the head, and calibrate it again."""
+        self.head.solve()
+        self.head.refresh()
+        self.calibrate()
+
+    # ------------------------------------------------------------------ history
+
+    def record_event(self, kind: str, images: int | None = None, **values: Any) -> None:
+        """Add a step to the history, with the number of classes and the date.
+
+        Args:
+            kind: of the step.
+            images: number of images taken in or out.
+            values: other fields of :class:`~cifnet_pl.model.bundle.Event`.
+        """
+        self.history.append(Event(kind, len(self.class_names), images, date=now(), **values))
+
+    def record_engines(self, names: Iterable[str]) -> None:
+        """Record engines that embed what is learned from now on."""
+        for name in names:
+            if name not in self.engines:
+                self.engines.append(name)
+
+    # ------------------------------------------------------------------ calibration
+
+    def calibrate(self, groups: Tensor | None = None) -> None:
+        """Select the decision rule, and fit the temperature if that is wanted or was done before.
+
+        Samples of one group are left out together.
+
+        Args:
+            groups: (n,) int64 group of each buffer sample, if they were found already.
+        """
+        samples = self.buffer_samples
+        fits_temperature = self.fits_temperature
+        self.calibration.forget_buffer()
+        with self.head.keeping_left_out():
+            if samples is not None and self.calibrates:
+                self.calibration.assess_buffer(self.head, samples, groups)
+            self.calibration.assess_new_images(self.head, self.images.content)
+            if not fits_temperature:
+                return
+            calibration_samples = self.calibration_samples()
+            if calibration_samples is None:
+                return
+            if self.head.leaves_one_out or not calibration_samples.learned:
+                calibrate(calibration_samples)
+
+    @property
+    def fits_temperature(self) -> bool:
+        """Whether the temperature is fitted after every change: it is wanted, or was fitted once."""
+        return self.calibrated or float(self.head.temperature) != 1
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether buffer samples calibrate the head or select its decision rule."""
+        return self.head.leaves_one_out and (self.fits_temperature or self.head.decides)
+
+    def calibration_samples(self) -> CalibrationSamples | None:
+        """Return the samples by which this model is calibrated; None if there are none."""
+        return self.calibration.samples(self.head, self.buffer_samples)
+
+    def recalibrated(self, z: Tensor, y: Tensor, key: Tensor) -> Classifier:
+        """Return this model calibrated by labelled images that it has not learned.
+
+        Temperature, prediction sets and the novelty threshold are fitted to these images from now
+        on, after every change. Images that are learned later are no longer among them.
+
+        Args:
+            z: (n, d) embeddings.
+            y: (n,) labels, as ``labels`` gives them.
+            key: (n,) int64 content hash of each image.
+
+        Raises:
+            UsageError: fewer than 20 images that were not learned.
+        """
+        model = self.clone()
+        model.calibration.replace_new_images(z, y, key)
+        model.calibrated = True
+        model.calibrate()
+        count = len(model.calibration.y)
+        if count < MIN_NEW_IMAGES:
+            raise UsageError(
+                f"{number_of(count, 'labelled image')} that the model has not learned cannot"
+                f" calibrate it: give at least {MIN_NEW_IMAGES}"
+            )
+        accuracy = model.calibration.new_group_accuracy
+        model.record_event("recalibrate", accuracy=accuracy, parents=[self.identity])
+        return model
+
+    # ------------------------------------------------------------------ changes of classes
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename class ``old`` to ``new``; labels, statistics and the buffer stay as they are.
+
+        Raises:
+            UsageError: ``old`` is not known, ``new`` is the name of another class, or it could not
+                be stored.
+        """
+        label = self.labels([old])[0]
+        if new != old and new in self.class_names:
+            raise UsageError(
+                f"cannot rename class '{printable(old)}': there is a class '{printable(new)}'"
+                " already"
+            )
+        class_names([new], "the request", UsageError)
+        self.class_names[self.head.classes.index(label)] = new
+
+    def remove_classes(self, names: Sequence[str]) -> None:
+        """Remove classes from the label space and the buffer; their statistics stay.
+
+        Raises:
+            UsageError: a class that is not known, or all of them.
+        """
+        labels = self.labels(names)
+        self.head.remove_classes(labels)
+        self.class_names = [name for name in self.class_names if name not in set(names)]
+        if self.buffer is not None:
+            self.buffer.remove_classes(labels)
+        self.images.remove(labels)
+        if self.head.solved:
+            self.calibrate()
+        else:
+            self.solve()
+
+
+class JudgeCache:
+    """The judges of one state of a model, by what they are asked.
+
+    Args:
+        model: a learned model.
+    """
+
+    def __init__(self, model: Classifier):
+        # Another object after every change of the head, and of the buffer's samples.
+        self._derived = model.head.derived
+        self._buffer_labels = model.buffer.y if model.buffer is not None else None
+        self._judges: dict[tuple[Any, ...], Judge] = {}
+
+    def is_of(self, model: Classifier) -> bool:
+        """Return whether head and buffer of the model are still those that were cached for."""
+        labels = model.buffer.y if model.buffer is not None else None
+        return self._derived is model.head.derived and self._buffer_labels is labels
+
+    def get(self, model: Classifier, unknown: float | None, coverage: float | None) -> Judge:
+        """Return the judge for two shares, made when it is first asked for."""
+        head = model.head
+        names = tuple(model.class_names)
+        key = (unknown, coverage, float(head.temperature), float(head.odds_power), names)
+        if key not in self._judges:
+            samples = None
+            if unknown is not None or coverage is not None:
+                samples = model.calibration_samples()
+            self._judges[key] = Judge(head, names, samples, unknown, coverage)
+        return self._judges[key]

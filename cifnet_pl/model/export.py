@@ -20,7 +20,7 @@ from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
-from cifnet_pl.model.classifier import Classifier, able
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
@@ -204,7 +204,7 @@ def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
     """Return the novelty above which an image is called unknown, for each of ``SHARES``, as
     metadata of the graph.
     """
-    asked, _ = able(model, unknown=SHARES[0])
+    asked, _ = model.available_shares(unknown=SHARES[0])
     if asked is None or "novelty" not in graph.outputs:
         return {}
     limits = {f"{share:g}": model.judge(unknown=share).limit for share in SHARES}

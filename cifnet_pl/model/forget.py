@@ -7,21 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import SKIPPED, EncodedImage, squares
-from cifnet_pl.model.core import M, Model
-from cifnet_pl.model.labelled_images import Unreadable, embed_batch, unreadable_of
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.text import number_of, printable
 
 
 @dataclass(frozen=True)
-class Forgetting(Generic[M]):
+class Forgetting:
     """The result of :func:`forget`.
 
     Attributes:
@@ -37,7 +37,7 @@ class Forgetting(Generic[M]):
         ignored: images in the folder that the classes were not learned from.
     """
 
-    model: M
+    model: Classifier
     images: dict[str, int]
     exact: bool
     earlier_removals: bool
@@ -48,8 +48,10 @@ class Forgetting(Generic[M]):
 
 
 def forget(
-    old: M, names: str | Sequence[str], images: Path | str | Sequence[Path | str] | None = None
-) -> Forgetting[M]:
+    old: Classifier,
+    names: str | Sequence[str],
+    images: Path | str | Sequence[Path | str] | None = None,
+) -> Forgetting:
     """Remove classes from a model; with their images, also what they contributed to the statistics.
 
     Without the images a class can no longer be predicted and leaves the buffer, but the other
@@ -100,14 +102,14 @@ def forget(
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
     removed = sum(counts.values()) if exact else None
-    model.note("forget", removed, class_names=names, parents=[old.identity])
+    model.record_event("forget", removed, class_names=names, parents=[old.identity])
     others = len(set.intersection(*ignored)) if ignored else 0
     return Forgetting(
         model, counts, exact, old.remembers_removed, unreadable, rounding, others, recalled
     )
 
 
-def _rounding(model: Model) -> str | None:
+def _rounding(model: Classifier) -> str | None:
     """Return why what is subtracted does not equal what was added to 1e-8; None where it does.
 
     Another engine rounds differently, and so does torch with another batch or number of threads:
@@ -127,7 +129,7 @@ def _rounding(model: Model) -> str | None:
 
 
 def _subtract(
-    model: Model, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]
+    model: Classifier, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]
 ) -> set[Path]:
     """Take the images of a class out of the statistics.
 
@@ -151,7 +153,7 @@ def _subtract(
         hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
     label = model.labels([name])[0]
-    learned = model.images.of(label).tolist()
+    learned = model.images.of_label(label).tolist()
     files = dict.fromkeys(file for place in places for file in find_images(place))
     wanted = set(learned)
     found = dict[int, Tensor]()
@@ -161,7 +163,7 @@ def _subtract(
         files, *shape, EncodedImage.identify, lambda _, value: value not in wanted
     ):
         unreadable += unreadable_of(batch)
-        z = iter(embed_batch(model, batch))
+        z = iter(model.embed_batch(batch))
         for file, reason, seen in zip(batch.files, batch.unreadable, batch.seen, strict=True):
             if reason == SKIPPED:
                 others.add(cast(Path, file))
@@ -180,8 +182,8 @@ def _subtract(
         torch.stack([found[value] for value in learned]),
         torch.full((len(learned),), label).to(model.device),
     )
-    before = model.images.copies
+    before = model.images.duplicates
     model.images.remove([label])
-    gone.note_duplicates(before - model.images.copies)
+    gone.note_duplicates(before - model.images.duplicates)
     model.head.subtract_(gone)
     return others

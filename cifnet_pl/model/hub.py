@@ -41,10 +41,10 @@ def model_card(model: Classifier, repository: str) -> str:
         images=model.backbone.takes_images,
         title=escaped(repository.partition("/")[2]),
         repository=repository,
-        network=printable(model.backbone.name),
+        backbone=printable(model.backbone.name),
         head=type(model.head).__name__,
         learned=f"{sum(model.counts.values()):,}",
-        numbers=f"{sum(model.state_elements().values()):,}",
+        elements=f"{sum(model.state_elements().values()):,}",
         names=[escaped(name) for name in model.class_names[:MOST_CLASSES]],
     )
 

@@ -4,16 +4,14 @@ already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import (
@@ -38,15 +36,12 @@ from cifnet_pl.images.image import (
     SKIPPED,
     DecodedBatch,
     EncodedImage,
-    ImageLike,
     Look,
     batch_size,
-    images_of,
-    place_of,
     squares,
 )
 from cifnet_pl.model.bundle import class_names
-from cifnet_pl.model.core import Model, embed_images
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable
 
@@ -147,7 +142,7 @@ class LabelledImages:
 
     def embedded(
         self,
-        model: Model,
+        model: Classifier,
         title: str,
         unreadable: list[Unreadable],
         progress: bool = False,
@@ -185,24 +180,8 @@ class LabelledImages:
             ]
             self.files.note_hashes(*np.array(known, dtype=np.int64).reshape(-1, 2).T)
             self.looks.extend(batch.seen)
-            yield start + np.flatnonzero(readable), embed_batch(model, batch)
+            yield start + np.flatnonzero(readable), model.embed_batch(batch)
             start += len(batch.files)
-
-
-def embed_batch(model: Model, batch: DecodedBatch) -> Tensor:
-    """Embed the images of a batch that could be read.
-
-    Args:
-        model: whose backbone embeds.
-        batch: decoded images.
-
-    Returns:
-        (m, d) float32.
-
-    Raises:
-        NonFiniteError: an embedding holds NaN or Inf; names the image.
-    """
-    return model.embed(batch.image, lambda row: place_of(batch.readable[row]))
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -216,7 +195,7 @@ def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
 
 
 def samples_of(
-    model: Model, place: Path | str, option: str, tested: bool = False
+    model: Classifier, place: Path | str, option: str, tested: bool = False
 ) -> LabelledImages:
     """Find what a model learns from: images in class folders, or a file of embeddings with labels.
 
@@ -243,7 +222,7 @@ def samples_of(
 # ---------------------------------------------------------------------- copies
 
 
-def find_repeats(model: Model, images: LabelledImages) -> tuple[Repeats, dict[int, str]]:
+def find_repeats(model: Classifier, images: LabelledImages) -> tuple[Repeats, dict[int, str]]:
     """Compare images with each other and with those that a model has learned.
 
     Args:
@@ -264,7 +243,7 @@ def find_repeats(model: Model, images: LabelledImages) -> tuple[Repeats, dict[in
     }
 
 
-def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]:
+def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[int]]:
     """Return the classes in which a model has learned each image.
 
     Args:
@@ -285,7 +264,7 @@ def classes_of_hashes(model: Model, names: Sequence[str]) -> dict[int, set[int]]
 
 
 def duplicates_among(
-    model: Model, images: LabelledImages, duplicates: Duplicates
+    model: Classifier, images: LabelledImages, duplicates: Duplicates
 ) -> tuple[np.ndarray, list[int], list[str]]:
     """Find images that the model has learned, that occur twice, or lie in two classes.
 
@@ -321,75 +300,3 @@ def duplicates_among(
 
 def _shown(images: LabelledImages, row: int) -> str:
     return printable(images.files.names[row])
-
-
-# ---------------------------------------------------------------------- vectors alone
-
-BACKBONE = "embedded:efficientnet_lite0"
-"""The network that comes with the package's dependencies."""
-
-
-class Embedded(NamedTuple):
-    """Vectors of images.
-
-    Attributes:
-        embeddings: (n, d) float32, on the CPU.
-        files: of the n images; None for one that was given as bytes or as an image.
-        unreadable: image that could not be read, as messages name it → why.
-    """
-
-    embeddings: Tensor
-    files: list[Path | None]
-    unreadable: dict[str, str]
-
-
-def embed(
-    images: ImageLike | str | Iterable[ImageLike | str],
-    backbone: str | Backbone = BACKBONE,
-    *,
-    image_size: int | None = None,
-    device: str | None = None,
-    progress: bool = False,
-) -> Embedded:
-    """Embed images by a frozen network, as ``fit`` does: upright, resized and cropped to a square.
-
-    Args:
-        images: one image or many: paths, bytes of image files, or Pillow images. A single path may
-            also be a folder with images, a Zip archive, or a pattern.
-        backbone: the network, or its name (:func:`cifnet_pl.build_backbone`).
-        image_size: side of the squares in pixels; None for the size and crop that the weights were
-            made for.
-        device: where to compute; None for the first GPU if there is one, else the CPU.
-        progress: whether to draw a bar on a terminal.
-
-    Returns:
-        The vectors of the images that can be read, in the order given.
-
-    Raises:
-        DataError: a single path where there is no image.
-        UsageError: something that is no image, or an unknown network.
-        NonFiniteError: an embedding holds NaN or infinity; names the image.
-
-    Example::
-
-        vectors, files, unreadable = cifnet_pl.embed("images")
-    """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    network = (build_backbone(backbone) if isinstance(backbone, str) else backbone).to(place)
-    shape = network.preprocessing
-    size, crop_ratio = (
-        (shape.image_size, shape.crop_ratio) if image_size is None else (image_size, 1.0)
-    )
-    parts = [torch.zeros(0, network.features)]
-    files = list[Path | None]()
-    unreadable = dict[str, str]()
-    batches = squares(images_of(images), size, crop_ratio)
-    for batch in counted(batches, "embedding") if progress else batches:
-        reasons = zip(batch.files, batch.unreadable, strict=True)
-        unreadable |= {place_of(image): reason for image, reason in reasons if reason is not None}
-        z = embed_images(
-            network, batch.image.to(place), [*map(place_of, batch.readable)].__getitem__
-        )
-        parts.append(z.cpu())
-        files += [image if isinstance(image, Path) else None for image in batch.readable]
-    return Embedded(torch.cat(parts), files, unreadable)

@@ -7,7 +7,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.heads.ridge import about_lesson
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
-from cifnet_pl.model.core import M, Model
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -54,7 +53,7 @@ class Score:
     right_of: Counter[int] = field(default_factory=Counter)
     total_of: Counter[int] = field(default_factory=Counter)
 
-    def add(self, model: Model, z: Tensor, y: Tensor) -> None:
+    def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
         """Score embeddings z (n, d) of images with labels y (n,)."""
         right = (model.head.predict(z).cpu() == y).numpy()
         self.right += int(right.sum())
@@ -78,7 +77,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Extension(Generic[M]):
+class Extension:
     """The result of :func:`extend` and :func:`learn`.
 
     Attributes:
@@ -95,7 +94,7 @@ class Extension(Generic[M]):
         old_before, old_after: of the images of ``check``, before and after the extension.
     """
 
-    model: M
+    model: Classifier
     learned: dict[str, int]
     score: Score
     seconds: float
@@ -118,14 +117,14 @@ class Extension(Generic[M]):
 
 
 def extend(
-    old: M,
+    old: Classifier,
     images: Path | str,
     *,
     check: Path | str | None = None,
     more: bool = False,
     duplicates: Duplicates = "leave_out",
     progress: bool = False,
-) -> Extension[M]:
+) -> Extension:
     """Learn new classes from one folder of images per class, without any old image.
 
     The new classes become the model's next task. A fifth of the new images is held out and scored
@@ -159,7 +158,7 @@ def extend(
             f"class '{name}' is already learned: add --more to give it more images, or rename its"
             " folder"
         )
-    warnings = [*labelled.notes, *old.warnings_of(labelled.class_names)]
+    warnings = [*labelled.notes, *old.class_name_warnings(labelled.class_names)]
     old_images = None
     if check is not None:
         old_images = samples_of(old, check, "--check", tested=True)
@@ -174,7 +173,7 @@ def extend(
     model = result.model
     before = result.old_before
     after = result.old_after
-    model.note_engines([model.engine])
+    model.record_engines([model.engine])
     if old_images is not None:
         labels = torch.tensor(old.labels(old_images.class_names))
         for rows, z in old_images.embedded(old, "checking", result.unreadable, progress):
@@ -185,7 +184,7 @@ def extend(
         old.head.choices() if len(old.class_names) > 1 else [], model.head.choices()
     )
     result.warnings[:] = [*warnings, *result.warnings, *changes]
-    model.note(
+    model.record_event(
         "extend",
         sum(result.learned.values()),
         accuracy=result.score.percent,
@@ -199,8 +198,8 @@ def extend(
 
 
 def learn(
-    old: M, images: LabelledImages, duplicates: Duplicates = "keep", progress: bool = False
-) -> Extension[M]:
+    old: Classifier, images: LabelledImages, duplicates: Duplicates = "keep", progress: bool = False
+) -> Extension:
     """Embed new images once, and learn them twice: all of them, and all but a fifth, on which the
     second is scored.
 
@@ -298,7 +297,7 @@ def _held_out(images: LabelledImages, read: np.ndarray) -> np.ndarray:
     return held
 
 
-def _teach(model: Model, images: LabelledImages, z: np.ndarray, kept: np.ndarray) -> None:
+def _teach(model: Classifier, images: LabelledImages, z: np.ndarray, kept: np.ndarray) -> None:
     """Teach a model the images of a mask (n,), whose embeddings are those of z (n, d), as one
     task.
     """
@@ -315,7 +314,7 @@ def _teach(model: Model, images: LabelledImages, z: np.ndarray, kept: np.ndarray
     model.finish_task()
 
 
-def _solved_together(model: Model) -> bool:
+def _solved_together(model: Classifier) -> bool:
     """Return whether two threads teach a model and its trial, which they do for narrow ones on a
     CPU.
     """

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
 from cifnet_pl.model.bundle import Event, now
-from cifnet_pl.model.core import M, Model
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.text import number_of
 
 
 @dataclass(frozen=True)
-class Merger(Generic[M]):
+class Merger:
     """The result of :func:`merge`.
 
     Attributes:
@@ -25,14 +25,14 @@ class Merger(Generic[M]):
         warnings: sentences for the user.
     """
 
-    model: M
+    model: Classifier
     images: int
     warnings: list[str] = field(default_factory=list)
 
 
 def merge(
-    models: Sequence[M], names: Sequence[str] | None = None, base: M | None = None
-) -> Merger[M]:
+    models: Sequence[Classifier], names: Sequence[str] | None = None, base: Classifier | None = None
+) -> Merger:
     """Add up what several models learned from different images; no image is needed.
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose
@@ -65,7 +65,9 @@ def merge(
     for name, other in zip(names[1:], models[1:], strict=True):
         first = seen.setdefault(other.identity, name)
         for knowing, learned in ((merged, other), (other, merged)):
-            warnings += [w for w in knowing.warnings_of(learned.class_names) if w not in warnings]
+            warnings += [
+                w for w in knowing.class_name_warnings(learned.class_names) if w not in warnings
+            ]
         with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
             news = _join(merged, other, name, base if first == name else None, first == name)
@@ -82,7 +84,9 @@ def merge(
     return Merger(merged, sum(merged.counts.values()), warnings)
 
 
-def _join(model: M, added: M, name: str, base: M | None, distinct: bool) -> list[str]:
+def _join(
+    model: Classifier, added: Classifier, name: str, base: Classifier | None, distinct: bool
+) -> list[str]:
     """Add ``added`` to ``model``, each image once; return warnings for the user."""
     other = added.clone()
     ours = _images(model)
@@ -112,7 +116,7 @@ def _join(model: M, added: M, name: str, base: M | None, distinct: bool) -> list
     ]
 
 
-def take_out(model: Model, base: Model) -> None:
+def take_out(model: Classifier, base: Classifier) -> None:
     """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve
     afterwards.
 
@@ -129,20 +133,20 @@ def take_out(model: Model, base: Model) -> None:
     shared = base.clone()
     shared.head.relabel(labels)
     model.head.subtract_(shared.head)
-    before = model.images.copies - shared.images.copies
+    before = model.images.duplicates - shared.images.duplicates
     shared.images.relabel(labels)
     model.images.subtract(shared.images)
     model.count_duplicates(before)
 
 
-def _images(model: Model) -> Counter[tuple[str, int]]:
+def _images(model: Classifier) -> Counter[tuple[str, int]]:
     """Return how often each image was learned, by class name and content hash."""
     name = model.name_of
     groups = model.images.by_label().items()
     return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
 
 
-def absorb(model: Model, other: Model) -> None:
+def absorb(model: Classifier, other: Classifier) -> None:
     """Add what ``other`` learned to ``model``, which must be solved again afterwards.
 
     Args:
@@ -173,21 +177,21 @@ def absorb(model: Model, other: Model) -> None:
         other.buffer.relabel(renamed)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
-        model.calibration.give(other.calibration.given_key, other.calibration.given)
+        model.calibration.add_given_groups(other.calibration.given_key, other.calibration.given)
         if len(other.calibration.chosen):
-            model.calibration.choose(other.calibration.chosen)
-    before = model.images.copies + other.images.copies
+            model.calibration.exclude_selected(other.calibration.chosen)
+    before = model.images.duplicates + other.images.duplicates
     for old, hashes in other.images.by_label().items():
         model.images.add(np.full(len(hashes), renamed[old]), hashes)
     model.count_duplicates(before)
     model.held_out = None  # which images the one held out says nothing of the other's
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
-    model.note_engines(other.engines)
+    model.record_engines(other.engines)
     model.history.append(_event(len(model.class_names), images, other.history))
 
 
-def check_same_embeddings(model: Model, other: Model) -> None:
+def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     """Check that both models make the same embedding of an image.
 
     Args:

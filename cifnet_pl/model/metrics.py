@@ -1,5 +1,4 @@
-"""Compute the figures of a run (Ā, forgetting, backward transfer) and of a model's answers to
-labelled images.
+"""Compute the figures of a run (Ā, forgetting, backward transfer) and evaluate a model on images.
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
 itself, the accuracy over all classes seen after task k, is computed from the predictions in
@@ -13,21 +12,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.model.core import Model
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
 Row = Sequence[float | None]
 
-FEW = 5
-"""Images from which their score is told: with four, 75 % right may mean anything from 19 to 99
-%.
+MIN_TEST_IMAGES = 5
+"""Test images of a class from which its accuracy is shown.
+
+With four, a measured 75 % may be anything from 19 to 99 %.
 """
 
 
@@ -35,7 +36,7 @@ def percent(correct: int, total: int) -> float | None:
     """Return the accuracy in percent, or None if nothing was tested.
 
     Args:
-        correct: number of images named right.
+        correct: number of images whose class is predicted.
         total: number of images tested.
     """
     if total:
@@ -133,27 +134,27 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
     return None
 
 
-FIRST = 5
-"""Most probable classes that are kept of an image."""
+TOP_K = 5
+"""Most probable classes that are recorded of an image."""
 
 
-def with_answer_first(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the probability of the answer by infinity, so that ties are sorted as ``argmax``
-    decides them.
+def raise_predicted(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the probability of the predicted class by infinity, so that it ranks first.
+
+    Among equal probabilities, sorting would else rank another class before that of ``argmax``.
 
     Args:
         probabilities: (n, C).
 
     Returns:
-        The changed probabilities (n, C), and the answers (n,).
+        The changed probabilities (n, C), and the predicted columns (n,).
     """
-    best = probabilities.argmax(dim=1)
-    return probabilities.scatter(1, best[:, None], float("inf")), best
+    predicted = probabilities.argmax(dim=1)
+    return probabilities.scatter(1, predicted[:, None], float("inf")), predicted
 
 
-def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the up to five most probable classes of each image, the first one being that of
-    ``argmax``.
+def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the up to five most probable classes of each image, that of ``argmax`` first.
 
     Args:
         probabilities: (n, C) float.
@@ -161,122 +162,48 @@ def first_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (n, min(5, C)) int64 columns and their (n, min(5, C)) probabilities, in falling order.
     """
-    raised, _ = with_answer_first(probabilities)
-    columns = raised.argsort(dim=1, descending=True, stable=True)[:, :FIRST]
+    raised, _ = raise_predicted(probabilities)
+    columns = raised.argsort(dim=1, descending=True, stable=True)[:, :TOP_K]
     return columns, probabilities.gather(1, columns)
 
 
-# ---------------------------------------------------------------------- classes that are hardly
-# ever answered
+# ---------------------------------------------------------------------- calibration error
 
-HARDLY = 25.0
-"""Percent of a class's images that are named right, below which the class is called hardly ever
-answered.
-"""
-
-
-def rarely_predicted(right: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Find classes whose images are hardly ever named right, of those with at least five images.
-
-    Args:
-        right: (C,) images of each class that are named right.
-        images: (C,) images of each class.
-
-    Returns:
-        (m,) their positions.
-    """
-    return np.flatnonzero((images >= FEW) & (100 * right < HARDLY * images))
-
-
-def stored_answers(model: Model) -> tuple[Tensor, Tensor] | None:
-    """Answer for each sample that calibrates a model as if neither it nor those of its group had
-    been learned.
-
-    Returns:
-        (n,) true columns and (n,) answered columns; None for a single class, or where nothing is
-        stored or left out.
-    """
-    samples = model.calibration_samples() if len(model.class_names) > 1 else None
-    if samples is None or not len(samples.y) or (samples.learned and not model.head.leaves_one_out):
-        return None
-    scores = samples.scores()
-    known = scores.isfinite().all(dim=1)
-    return samples.columns[known].cpu(), scores[known].argmax(dim=1).cpu()
-
-
-def rarely_predicted_by(model: Model) -> list[str]:
-    """Return the classes that a model hardly ever answers for the samples that calibrate it."""
-    stored = stored_answers(model)
-    size = len(model.class_names)
-    if stored is None:
-        return []
-    true, answered = stored
-    counts = (true[true == answered].bincount(minlength=size), true.bincount(minlength=size))
-    return [
-        model.class_names[column]
-        for column in rarely_predicted(*(count.numpy() for count in counts))
-    ]
-
-
-def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
-    """Return a sentence about classes that are hardly ever answered; None if there are none.
-
-    Args:
-        names: of the classes.
-        sample: what a sample is called, "image" or "sample".
-    """
-    if not names:
-        return None
-    if len(names) == 1:
-        classes = "1 class is"
-    else:
-        classes = f"{len(names)} classes are"
-    other_days = " of other days" if sample == "image" else ""
-    return (
-        f"{classes} hardly ever answered, with less than {HARDLY:.0f} % of the {sample}s right: "
-        f"{listed([printable(name) for name in names])}; more {sample}s{other_days} help most there"
-    )
-
-
-# ---------------------------------------------------------------------- labelled images
-
-BINS = 15
-"""Bins of the confidence in the expected calibration error."""
+ECE_BINS = 15
 
 
 def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
-    """Sort predictions into equal bins of their confidence.
+    """Sum predictions by confidence, in bins of equal width; the sums of batches add up.
 
-    Bins are as in torchmetrics: a confidence on an edge belongs to the upper bin, and 1 has a bin
-    of its own. The sums of several batches or processes can be added.
+    torchmetrics keeps every confidence instead, which for a million images takes hundreds of
+    megabytes.
 
     Args:
-        confidence: (n,) floating probability of each predicted class.
-        correct: (n,) bool, whether the prediction is correct.
+        confidence: (n,) probability of each predicted class.
+        correct: (n,) bool, whether it is the true class.
 
     Returns:
-        (BINS + 1, 3) float64: number of predictions, sum of confidences, and number of correct
-        predictions in each bin.
+        (bins + 1, 3) float64 predictions, sum of confidences, and correct predictions. As in
+        torchmetrics, a confidence of 1 has a bin of its own.
     """
-    edges = torch.linspace(0, 1, BINS + 1, device=confidence.device)
-    bins = torch.bucketize(confidence.float(), edges, right=True) - 1
     confidence = confidence.double()
-    columns = [torch.ones_like(confidence), confidence, correct.to(confidence)]
-    sums = confidence.new_zeros(BINS + 1, 3)
-    return sums.index_add_(0, bins, torch.stack(columns, dim=1))
+    edges = torch.linspace(0, 1, ECE_BINS + 1, device=confidence.device)
+    position = torch.bucketize(confidence.float(), edges, right=True) - 1
+    counts = torch.stack([torch.ones_like(confidence), confidence, correct.double()], dim=1)
+    bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
+    return bins.index_add_(0, position, counts)
 
 
 def binned_calibration_error(bins: Tensor) -> float | None:
-    """Compute the expected calibration error (Naeini et al., 2015).
+    """Compute the expected calibration error (Naeini et al., 2015) from :func:`confidence_bins`.
 
     ``ECE = Σ_b (n_b / n) · |accuracy_b − confidence_b|``
 
     Args:
-        bins: (BINS + 1, 3) from :func:`confidence_bins`.
+        bins: (bins + 1, 3), summed over all batches.
 
     Returns:
-        Percent; None without predictions.
-
+        The ECE in percent; None without predictions.
     """
     predictions, confidence, correct = bins.unbind(dim=1)
     total = float(predictions.sum())
@@ -286,44 +213,129 @@ def binned_calibration_error(bins: Tensor) -> float | None:
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float | None:
-    """Compute the expected calibration error of predictions, see :func:`binned_calibration_error`.
+    """Compute the expected calibration error, the mean gap between confidence and accuracy.
 
     Args:
         confidence: (n,) probability of each predicted class.
-        correct: (n,) bool, whether the prediction is correct.
+        correct: (n,) bool, whether it is the true class.
 
     Returns:
-        Percent; None without predictions.
+        The ECE in percent, with 15 bins; None without predictions.
 
     Example:
-        >>> round(calibration_error(np.array([0.9, 0.9, 0.6]), np.array([True, False, True])), 1)
-        40.0
+        >>> calibration_error(np.array([0.75, 0.75]), np.array([True, False]))
+        25.0
     """
     bins = confidence_bins(torch.from_numpy(confidence), torch.from_numpy(correct))
     return binned_calibration_error(bins)
 
 
-def interval(right: int, total: int) -> tuple[float, float]:
-    """Compute Wilson's interval of 95 % for a share, in percent (Wilson, 1927); 0 to 100 without
-    images.
+# ---------------------------------------------------------------------- rarely predicted classes
+
+RARELY_PREDICTED = 25.0
+"""Accuracy of a class in percent, below which the class is called rarely predicted."""
+
+
+def rarely_predicted(correct: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Find the rarely predicted classes among those with at least five images.
 
     Args:
-        right: number of images named right.
-        total: number of images.
+        correct: (C,) images of each class whose class is predicted.
+        images: (C,) images of each class.
 
     Returns:
-        Its lower and upper end.
+        (m,) their positions.
+    """
+    enough = images >= MIN_TEST_IMAGES
+    return np.flatnonzero(enough & (100 * correct < RARELY_PREDICTED * images))
+
+
+class LeftOutPredictions(NamedTuple):
+    """Predictions for calibration samples by a model without each sample's group.
+
+    Attributes:
+        target: (n,) true columns.
+        predicted: (n,) predicted columns.
+    """
+
+    target: Tensor
+    predicted: Tensor
+
+
+def left_out_predictions(model: Classifier) -> LeftOutPredictions | None:
+    """Predict each calibration sample by the model without it and its group.
+
+    Returns:
+        None for a single class, or without calibration samples or leave-one-out scores.
+    """
+    if len(model.class_names) <= 1:
+        return None
+    samples = model.calibration_samples()
+    if samples is None or not len(samples.y):
+        return None
+    if samples.learned and not model.head.leaves_one_out:
+        return None
+    scores = samples.scores()
+    known = scores.isfinite().all(dim=1)
+    predicted = scores[known].argmax(dim=1)
+    return LeftOutPredictions(samples.columns[known].cpu(), predicted.cpu())
+
+
+def rarely_predicted_by(model: Classifier) -> list[str]:
+    """Return the classes that a model rarely predicts for its calibration samples."""
+    found = left_out_predictions(model)
+    if found is None:
+        return []
+    size = len(model.class_names)
+    images = found.target.bincount(minlength=size)
+    correct = found.target[found.target == found.predicted].bincount(minlength=size)
+    columns = rarely_predicted(correct.numpy(), images.numpy())
+    return [model.class_names[column] for column in columns]
+
+
+def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
+    """Return a sentence about rarely predicted classes; None if there are none.
+
+    Args:
+        names: of the classes.
+        sample: noun for a sample, "image" or "sample".
+    """
+    if not names:
+        return None
+    classes = listed([printable(name) for name in names])
+    return (
+        f"{number_of(len(names), 'rarely predicted class')} (accuracy below"
+        f" {RARELY_PREDICTED:.0f} %): {classes}; add {sample}s of new groups"
+    )
+
+
+# ---------------------------------------------------------------------- labelled images
+
+
+class Interval(NamedTuple):
+    """An interval, in percent."""
+
+    low: float
+    high: float
+
+
+def wilson_interval(correct: int, total: int) -> Interval:
+    """Compute Wilson's 95 % interval for an accuracy (Wilson, 1927); 0 to 100 without images.
+
+    Args:
+        correct: number of images whose class is predicted.
+        total: number of images.
 
     Example:
-        >>> [round(end, 1) for end in interval(8, 10)]
+        >>> [round(end, 1) for end in wilson_interval(8, 10)]
         [49.0, 94.3]
     """
     if not total:
-        return 0.0, 100.0
-    from scipy.stats import binomtest  # to classify needs none of it
+        return Interval(0.0, 100.0)
+    from scipy.stats import binomtest  # imported here: to classify needs none of it
 
-    bounds = binomtest(right, total).proportion_ci(0.95, "wilson")
-    return 100 * float(bounds.low), 100 * float(bounds.high)
+    bounds = binomtest(correct, total).proportion_ci(0.95, "wilson")
+    return Interval(100 * float(bounds.low), 100 * float(bounds.high))
 
 
 @dataclass(frozen=True)
@@ -331,32 +343,49 @@ class ClassScore:
     """The score of a model on the images of one class.
 
     Attributes:
-        images, right: numbers of images, and of those named right.
-        taken_for: the class that most of the others were taken for, and how many; None if there are
-            none.
+        name: of the class.
+        images: number of images.
+        correct: number of images whose class is predicted.
+        confused_with: the class that is predicted for most of the others; None if there are none.
+        confusions: number of images for which it is predicted.
     """
 
     name: str
     images: int
-    right: int
-    taken_for: tuple[str, int] | None
+    correct: int
+    confused_with: str | None = None
+    confusions: int = 0
 
     @property
     def tested(self) -> bool:
-        """Whether there are enough images to say anything."""
-        return self.images >= FEW
+        """Whether there are enough images to show an accuracy."""
+        return self.images >= MIN_TEST_IMAGES
 
     @property
     def percent(self) -> float | None:
-        """Share of the images that are named right, in percent; None without images."""
-        if self.images:
-            return 100 * self.right / self.images
-        return None
+        """Accuracy in percent; None without images."""
+        return percent(self.correct, self.images)
+
+
+class ConfusedPair(NamedTuple):
+    """How often one class is predicted for images of another one.
+
+    Attributes:
+        target: name of the true class.
+        predicted: name of the predicted class.
+        confusions: number of images.
+        images: number of all images of the true class.
+    """
+
+    target: str
+    predicted: str
+    confusions: int
+    images: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers of a model to labelled images.
+    """The predictions of a model for labelled images.
 
     Attributes:
         class_names: name of each column.
@@ -364,10 +393,11 @@ class Evaluation:
         target: (n,) true columns.
         predicted: (n,) columns with the largest probability.
         confidence: (n,) that probability.
-        ece: expected calibration error in percent, 15 bins of the confidence.
+        ece: expected calibration error in percent.
         learned: (n,) bool: which images were learned, by their content; None where that is not
             compared.
-        twice: (n,) bool: which images are copies of an earlier one of their class; None likewise.
+        duplicates: (n,) bool: which images are duplicates of an earlier one of their class; None
+            likewise.
         mislabelled: images that are in another class, too, as messages name them.
     """
 
@@ -378,103 +408,98 @@ class Evaluation:
     confidence: np.ndarray
     ece: float
     learned: np.ndarray | None = None
-    twice: np.ndarray | None = None
+    duplicates: np.ndarray | None = None
     mislabelled: tuple[str, ...] = ()
 
     @property
-    def right(self) -> np.ndarray:
-        """(n,) bool: which images are named right."""
+    def correct(self) -> np.ndarray:
+        """(n,) bool: for which images the true class is predicted."""
         return np.asarray(self.target == self.predicted)
 
     @property
     def accuracy(self) -> float:
-        """Share of all images that are named right, in percent."""
-        return 100 * float(self.right.mean())
+        """Accuracy over all images, in percent."""
+        return 100 * float(self.correct.mean())
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's interval of 95 % around the accuracy, in percent."""
-        return interval(int(self.right.sum()), len(self.right))
+    def interval(self) -> Interval:
+        """Wilson's 95 % interval around the accuracy, in percent."""
+        return wilson_interval(int(self.correct.sum()), len(self.correct))
 
     def seen(self) -> list[str]:
-        """Return for each image whether it was "learned", or is a "copy" of another one; else
-        "".
-        """
-        told = np.full(len(self.rows), "", dtype=object)
-        for mask, word in ((self.twice, "copy"), (self.learned, "learned")):
-            told[slice(0) if mask is None else mask] = word
-        return [str(word) for word in told]
+        """Return for each image whether it was "learned" or is a "duplicate" of another; else ""."""
+        status = np.full(len(self.rows), "", dtype=object)
+        if self.duplicates is not None:
+            status[self.duplicates] = "duplicate"
+        if self.learned is not None:
+            status[self.learned] = "learned"
+        return [str(word) for word in status]
 
-    def about_learned(self) -> str | None:
-        """Return a note about images that the model has learned; None if there are none."""
-        if self.learned is None:
-            count = 0
-        else:
-            count = int(self.learned.sum())
-        if self.learned is None or not count:
+    def learned_message(self) -> str | None:
+        """Return a sentence about images that the model has learned; None if there are none."""
+        if self.learned is None or not self.learned.any():
             return None
-        were, flatter = ("was", "flatters") if count == 1 else ("were", "flatter")
-        start = (
-            f"{count} of these {number_of(len(self.rows), 'image')} {were} learned already and"
-            f" {flatter} the score"
+        count = int(self.learned.sum())
+        others = self.correct[~self.learned]
+        message = (
+            f"{count} of {number_of(len(self.rows), 'image')} learned already: the accuracy is too"
+            f" high; accuracy on the {number_of(len(others), 'other')}"
         )
-        others = self.right[~self.learned]
-        named = number_of(len(others), "other")
-        if len(others) < FEW:
-            return f"{start}: with {named} it says little of images of another day"
-        return f"{start}: of the {named} {100 * float(others.mean()):.1f} % are right"
+        if len(others) < MIN_TEST_IMAGES:
+            return f"{message} not known (fewer than {MIN_TEST_IMAGES})"
+        return f"{message} {100 * float(others.mean()):.1f} %"
 
     def confusion(self) -> np.ndarray:
-        """Return (C, C) int64 numbers of images, rows the true classes, columns the answers."""
+        """Return the (C, C) int64 confusion matrix, true classes in rows."""
         size = len(self.class_names)
-        return np.bincount(self.target * size + self.predicted, minlength=size**2).reshape(
-            size, size
-        )
+        cells = self.target * size + self.predicted
+        return np.bincount(cells, minlength=size**2).reshape(size, size)
 
     def class_scores(self) -> list[ClassScore]:
         """Return the score of each class that has an image, the worst first, untested ones last."""
         matrix = self.confusion()
         scores = []
         for column in np.flatnonzero(matrix.sum(axis=1)):
-            answers = matrix[column].copy()
-            right = int(answers[column])
-            answers[column] = 0
-            other = int(answers.argmax())
-            taken_for = (self.class_names[other], int(answers[other])) if answers[other] else None
-            scores.append(
-                ClassScore(self.class_names[column], int(matrix[column].sum()), right, taken_for)
-            )
+            counts = matrix[column].copy()
+            images = int(counts.sum())
+            correct = int(counts[column])
+            counts[column] = 0
+            other = int(counts.argmax())
+            name = self.class_names[column]
+            if counts[other]:
+                confused_with = self.class_names[other]
+                scores.append(ClassScore(name, images, correct, confused_with, int(counts[other])))
+            else:
+                scores.append(ClassScore(name, images, correct))
         return sorted(
-            scores, key=lambda score: (not score.tested, score.right / score.images, score.name)
+            scores, key=lambda score: (not score.tested, score.correct / score.images, score.name)
         )
 
     @property
     def rarely_predicted(self) -> list[str]:
-        """Classes of which hardly any image is named right."""
+        """Classes that are rarely predicted for their images."""
         matrix = self.confusion()
-        return [
-            self.class_names[column]
-            for column in rarely_predicted(matrix.diagonal(), matrix.sum(axis=1))
-        ]
+        columns = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1))
+        return [self.class_names[column] for column in columns]
 
-    def confused_pairs(self) -> list[tuple[str, str, int, int]]:
-        """Return (true class, answer, images, images of the true class) of all confusions, the most
-        frequent first.
-        """
+    def confused_pairs(self) -> list[ConfusedPair]:
+        """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion()
-        totals = matrix.sum(axis=1)
-        pairs = [(i, j) for i, j in zip(*np.nonzero(matrix), strict=True) if i != j]
-        pairs.sort(key=lambda pair: (-matrix[pair], -matrix[pair] / totals[pair[0]], pair))
-        return [
-            (self.class_names[i], self.class_names[j], int(matrix[i, j]), int(totals[i]))
-            for i, j in pairs
-        ]
+        images = matrix.sum(axis=1)
+        cells = [(i, j) for i, j in np.argwhere(matrix).tolist() if i != j]
+        cells.sort(key=lambda cell: (-matrix[cell], -matrix[cell] / images[cell[0]], cell))
+        pairs = []
+        for i, j in cells:
+            target = self.class_names[i]
+            predicted = self.class_names[j]
+            pairs.append(ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i])))
+        return pairs
 
 
 def evaluate(
-    model: Model, images: LabelledImages, unreadable: list[Unreadable], progress: bool = False
+    model: Classifier, images: LabelledImages, unreadable: list[Unreadable], progress: bool = False
 ) -> Evaluation:
-    """Name labelled images and compare with their labels.
+    """Predict labelled images, and compare with their labels.
 
     Args:
         model: a learned model.
@@ -485,32 +510,33 @@ def evaluate(
     Raises:
         DataError: no image can be read.
     """
-    columns = np.array(
-        [model.class_names.index(name) for name in images.class_names], dtype=np.int64
-    )
-    parts: list[tuple[np.ndarray, ...]] = []
+    position = {name: column for column, name in enumerate(model.class_names)}
+    columns = np.array([position[name] for name in images.class_names], dtype=np.int64)
+    row_batches = [np.zeros(0, dtype=np.int64)]
+    predicted_batches = [np.zeros(0, dtype=np.int64)]
+    confidence_batches = [np.zeros(0)]
     for rows, z in images.embedded(model, "evaluating", unreadable, progress):
-        if not len(rows):
-            continue
-        target = columns[images.files.labels[rows]]
-        probabilities = model.head.probabilities(z)
-        best = probabilities.max(dim=1)
-        parts.append((rows, target, best.indices.cpu().numpy(), best.values.cpu().numpy()))
-    if not parts:
+        if len(rows):
+            confidence, predicted = model.head.probabilities(z).max(dim=1)
+            row_batches.append(rows)
+            predicted_batches.append(predicted.cpu().numpy())
+            confidence_batches.append(confidence.cpu().numpy())
+    all_rows = np.concatenate(row_batches)
+    all_predicted = np.concatenate(predicted_batches)
+    all_confidence = np.concatenate(confidence_batches)
+    if not len(all_rows):
         raise DataError("none of the images can be read: there is nothing to evaluate")
-    rows, target, predicted, confidence = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    ece = calibration_error(confidence, target == predicted) or 0.0
-    repeats, undecided = find_repeats(model, images)
+    target = columns[images.files.labels[all_rows]]
+    ece = calibration_error(all_confidence, target == all_predicted) or 0.0
+    repeats, mislabelled = find_repeats(model, images)
     return Evaluation(
         list(model.class_names),
-        rows,
+        all_rows,
         target,
-        predicted,
-        confidence,
+        all_predicted,
+        all_confidence,
         ece,
-        learned=np.isin(rows, repeats.learned),
-        twice=np.isin(rows, list(repeats.twice)),
-        mislabelled=tuple(undecided.values()),
+        learned=np.isin(all_rows, repeats.learned),
+        duplicates=np.isin(all_rows, list(repeats.twice)),
+        mislabelled=tuple(mislabelled.values()),
     )

@@ -146,7 +146,7 @@ class PartialSums:
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
-        self.model.note("task", sum(self.model.counts.values()))
+        self.model.record_event("task", sum(self.model.counts.values()))
         return self.model
 
 
@@ -358,7 +358,7 @@ class ShardLearner:
         if self.left_out is not None:
             rows = rows[~self.left_out[rows]]
         if images:
-            model.note_engines([model.engine])
+            model.record_engines([model.engine])
         names = self.source.class_names
         counts = np.bincount(
             samples.labels, minlength=len(names)

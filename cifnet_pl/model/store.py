@@ -116,10 +116,10 @@ def assemble(
         history=about.history,
         precision=about.precision,
     )
-    model.note_engines(about.engines)
+    model.record_engines(about.engines)
     _check_shapes(model, tasks, shapes, where)
     tensors = read()
-    for name, part in model.parts.items():
+    for name, part in model.stored_modules.items():
         _load(part, f"{name}.", tensors, where)
     _check_weights(backbone, about.backbone, where)
     if solved != bool(head.solved) or bool(head.under_way):

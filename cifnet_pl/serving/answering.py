@@ -16,7 +16,8 @@ import torch
 from pydantic import BaseModel
 
 from cifnet_pl.images.image import cores
-from cifnet_pl.model.classifier import Classifier, Judged, Verdict, able
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
@@ -71,6 +72,9 @@ class ImageAnswer(Message):
             top: number of classes to name.
         """
         best = probabilities.topk(min(top, len(names)))
+        prediction_set = None
+        if verdict.prediction_set is not None:
+            prediction_set = list(verdict.prediction_set)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return cls(
             file=printable(file),
@@ -78,7 +82,7 @@ class ImageAnswer(Message):
             known=verdict.known,
             novelty=verdict.novelty,
             p_value=verdict.p_value,
-            prediction_set=None if verdict.prediction_set is None else list(verdict.prediction_set),
+            prediction_set=prediction_set,
         )
 
 
@@ -107,13 +111,11 @@ class Served:
             probabilities = head.probabilities(z)
         else:
             probabilities = z.new_zeros(len(z), 0)
-        return probabilities.cpu(), self.judging()(z, probabilities)
+        return probabilities.cpu(), self.judge().verdicts(z, probabilities)
 
-    def judging(self) -> Judged:
-        """Return a function from embeddings (n, d) and probabilities (n, C) to verdicts; prepared
-        at the first call.
-        """
-        return self.model.judging(*able(self.model, self.unknown, self.coverage))
+    def judge(self) -> Judge:
+        """Return what gives verdicts on embeddings; it is prepared at the first call."""
+        return self.model.judge(*self.model.available_shares(self.unknown, self.coverage))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,14 @@ from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.model.audit import audit
-from cifnet_pl.model.calibration import ENOUGH, Kind, margin, ten_more
+from cifnet_pl.model.calibration import (
+    MIN_IMAGES_PER_CLASS,
+    Kind,
+    accuracy_margin,
+    gain_of_more_images,
+)
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import percent, rarely_predicted, stored_answers
+from cifnet_pl.model.metrics import left_out_predictions, percent, rarely_predicted
 from cifnet_pl.serving.answering import Message, Scored
 from cifnet_pl.serving.refusals import RequestError
 
@@ -161,7 +166,7 @@ def stored_accuracy(model: Classifier, names: Sequence[str]) -> float | None:
     Returns:
         Percent; None if it cannot be measured.
     """
-    stored = stored_answers(model)
+    stored = left_out_predictions(model)
     if stored is None:
         return None
     true, answered = stored
@@ -204,7 +209,7 @@ def class_answers(model: Classifier) -> Answers:
     names = model.class_names
     count = len(model.class_names)
     samples = model.calibration_samples()
-    stored = None if model.calibration.known in ("few", "unknown") else stored_answers(model)
+    stored = None if model.calibration.known in ("few", "unknown") else left_out_predictions(model)
     if samples is None or stored is None:
         return Answers(classes=[ClassAnswers(name=name, right=None) for name in names])
     true, answered = stored
@@ -220,7 +225,7 @@ def class_answers(model: Classifier) -> Answers:
     counted = samples.counted.cpu()
     found = []
     for row, name in enumerate(names):
-        if images[row] < ENOUGH:
+        if images[row] < MIN_IMAGES_PER_CLASS:
             found.append(ClassAnswers(name=name, right=None))
             continue
         others = [
@@ -237,7 +242,11 @@ def class_answers(model: Classifier) -> Answers:
             seen.between = (low, high)
         found.append(seen)
     least = 100 - forecast(1.0, len(torch.unique(groups[counted])))[0]  # where all are right, too
-    return Answers(classes=found, margin=max(margin(samples), least), ten_more=ten_more(samples))
+    return Answers(
+        classes=found,
+        margin=max(accuracy_margin(samples), least),
+        ten_more=gain_of_more_images(samples),
+    )
 
 
 def forecast(share: float, groups: int) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from cifnet_pl.data.sets import FileSet
 from cifnet_pl.images.image import looks_at
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving.answering import Answering, ImageAnswer, Message, Scored, Served
@@ -284,7 +285,7 @@ class Service:
             one.file for one in decided.images
         }
         if decided.chosen or not others:
-            old.calibration.choose(
+            old.calibration.exclude_selected(
                 torch.tensor(decided.chosen if others else [], dtype=torch.int64)
             )
         lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
@@ -309,7 +310,7 @@ class Service:
             old_accuracy_after=after,
             right=Promise.of(model),
             seconds=time.perf_counter() - start,
-            note="; ".join(old.warnings_of(decided.names)) or None,
+            note="; ".join(old.class_name_warnings(decided.names)) or None,
         )
         if dry_run:
             return None, {"lesson": result}
@@ -358,7 +359,7 @@ class Service:
             require_another(old, name)
             kept = len(self.workspace.kept(self.workspace.current).get(name, []))
             images = self.workspace.images_of(name, old.counts[name])
-            done = old.forget(name, images if old.head.subtracts else None)
+            done = forget(old, name, images if old.head.subtracts else None)
             how = "exactly: the model keeps nothing of its photos"
             if not done.exact:
                 how = "from the answers; its photos still count against other classes"
@@ -440,7 +441,7 @@ class Service:
                     409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'"
                 )
             require_another(model, name)
-            model = model.forget(name, taken).model
+            model = forget(model, name, taken).model
             if learned:
                 labels = [label for label, files in enumerate(learned.values()) for _ in files]
                 names = [file for files in learned.values() for file in files]
@@ -524,7 +525,7 @@ class Service:
         answer waits for it.
         """
         served = Served(model, number, self.options.unknown, self.options.coverage)
-        served.judging()
+        served.judge()
         return served
 
 

@@ -241,11 +241,11 @@ def test_a_bundle_with_another_dictionary_than_it_says_is_refused(run, tmp_path)
 
 def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
     images = make_images(tmp_path / "images", ["x", "y"])
-    grown = cifnet_pl.load(run).extend(images).model
+    grown = cifnet_pl.extend(cifnet_pl.load(run), images).model
     assert grown.class_names[-2:] == ["x", "y"]
     found = [next(grown.classify(images / name)).classes[0] for name in ("x", "y")]
     assert found == ["x", "y"]
-    assert grown.forget("x").model.class_names[-1] == "y"
+    assert cifnet_pl.forget(grown, "x").model.class_names[-1] == "y"
 
 
 @pytest.mark.soak  # torch's exporter takes many seconds

@@ -11,7 +11,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.audit import more_images
 from cifnet_pl.model.audit import LearningCurve
-from cifnet_pl.model.core import Model
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
 from tests.command_line import assert_ends, learned, make_images, rows
@@ -142,7 +142,7 @@ def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.Monkey
     (made / "images" / "cat" / "5.png").unlink()
     assert run(made) == 0
     first = (made / "out" / "images.csv").read_bytes()
-    monkeypatch.setattr(Model, "embed", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(Classifier, "embed", Mock(side_effect=AssertionError))
     assert run(made, "--overwrite") == 0
     assert (made / "out" / "images.csv").read_bytes() == first
 

@@ -16,9 +16,10 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.cli.evaluate import NewImages, answers, figures
+from cifnet_pl.cli.evaluate import outcome_cells
 from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
+from cifnet_pl.model.recalibration import NewSamples, Outcomes
 from tests.command_line import assert_ends, make_images, rows
 from tests.models import empty, take_in
 
@@ -134,7 +135,7 @@ def test_no_class_that_the_model_knows(
 
 def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_path, capsys):
     learned = make_images(tmp_path / "learned", CLASSES, 6)
-    empty("ridge").extend(learned).model.save(tmp_path / "m")
+    cifnet_pl.extend(empty("ridge"), learned).model.save(tmp_path / "m")
     images = make_images(tmp_path / "images", CLASSES, 12)
     for name in CLASSES:
         for i in range(5):
@@ -155,9 +156,8 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
     ]
     assert main(["evaluate", *options]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "3 of these 25 images were learned already and flatter the score: of the 22 others" in shown
-    )
+    assert "3 of 25 images learned already" in shown
+    assert "22 others" in shown
     assert "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (summary["learned"], summary["copies"]) == (3, 2)
@@ -166,7 +166,7 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
         for row in rows(tmp_path / "out" / "images.csv")
         if row["seen"]
     ]
-    copies = [(f"renamed {i}.png", "copy") for i in (8, 9)]
+    copies = [(f"renamed {i}.png", "duplicate") for i in (8, 9)]
     assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
 
 
@@ -220,21 +220,19 @@ def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
     old, new = (
         cifnet_pl.load(path, device="cpu") for path in (another_light / "m", tmp_path / "m2")
     )
-    assert (new.history[-1].what, new.history[-1].parents) == ("recalibrate", [old.identity])
+    assert (new.history[-1].kind, new.history[-1].parents) == ("recalibrate", [old.identity])
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
-    images = NewImages.of(
-        old, LabelledImages.find(another_light / "new", "--images").of(set(CLASSES)), []
-    )
-    asked = answers(old, images.z, images.y)
+    images = LabelledImages.find(another_light / "new", "--images").of(set(CLASSES))
+    before = Outcomes.measure(old, NewSamples.embed(old, images, []))
     files = [another_light / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
     confidences = {round(p.probabilities[0], 9) for p in predictions}
-    assert confidences <= {round(value, 9) for value in asked[:, 0].tolist()}
+    assert confidences <= {round(value, 9) for value in before.confidence.tolist()}
     table = [
         re.findall(r"│ +([\d.]+) (?=│)", line) for line in said.splitlines() if line.startswith("│")
     ]
-    assert [row[0] for row in table if row] == figures(asked)
+    assert [row[0] for row in table if row] == outcome_cells(before)
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
@@ -243,15 +241,20 @@ def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
     )
 
 
-def test_figures():
-    nan = float("nan")
-    asked = torch.tensor(
-        [[0.99, 1, 1, 1, 0], [0.97, 0, 0, 1, 1], [0.5, 1, 1, 2, 0], [0.4, 0, 1, 3, 0]]
-    ).double()
-    assert figures(asked)[0] == "50.0"
-    assert figures(asked)[2:] == ["1", "75.0", "1.8", "25.0"]
-    asked[:, 2:] = nan
-    assert figures(asked)[3:] == ["–", "–", "–"]
+def test_cells_of_outcomes():
+    outcomes = Outcomes(
+        confidence=torch.tensor([0.99, 0.97, 0.5, 0.4], dtype=torch.float64),
+        correct=torch.tensor([True, False, True, False]),
+        covered=torch.tensor([1.0, 0.0, 1.0, 1.0]),
+        set_size=torch.tensor([1.0, 1.0, 2.0, 3.0]),
+        unknown=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+    )
+    accuracy, _, *others = outcome_cells(outcomes)
+    assert accuracy == "50.0"
+    assert others == ["1", "75.0", "1.8", "25.0"]
+    nothing = torch.full((4,), torch.nan)
+    untold = Outcomes(outcomes.confidence, outcomes.correct, nothing, nothing, nothing)
+    assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 
 def test_what_does_not_fit(another_light, tmp_path, capsys):

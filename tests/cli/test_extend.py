@@ -166,7 +166,7 @@ def test_scores_are_taken_before_learning(
     event = model.history[-1]
     assert model.class_names == [*OLD, *NEW]
     assert model.counts["elk"] == 10  # the fifth that was held out is learned as well
-    assert (event.what, event.classes, event.images) == ("extend", 6, 20)
+    assert (event.kind, event.classes, event.images) == ("extend", 6, 20)
     assert (
         f"images of these days, the held-out fifth of the new ones: {event.accuracy:.1f} % of 4"
         " right" in printed

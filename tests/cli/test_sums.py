@@ -121,7 +121,7 @@ def test_images_are_embedded(tmp_path: Path):
     (images / "loose.png").unlink()
     found = [prediction.classes[0] for prediction in model.classify(str(images))]
     assert found == sorted(found)
-    result = model.extend(make_images(tmp_path / "more", ["dog"], 9))
+    result = cifnet_pl.extend(model, make_images(tmp_path / "more", ["dog"], 9))
     assert result.model.class_names == ["ant", "bee", "cat", "dog"]
 
 

@@ -102,9 +102,9 @@ def test_a_image_is_opened_once(tmp_path: Path, opened: list[str], options: list
     folder = ["--data.source", "folder", "--data.root", str(images), *options]
     learned(tmp_path, *folder, "--model.head", "RidgeHead", *BUFFER)
     assert once(opened, images)
-    model = cifnet_pl.load(tmp_path / "default" / "version_0").extend(new).model
+    model = cifnet_pl.extend(cifnet_pl.load(tmp_path / "default" / "version_0"), new).model
     assert once(opened, new)
-    model.forget("cow", new)
+    cifnet_pl.forget(model, "cow", new)
     assert once(opened, new)
 
 

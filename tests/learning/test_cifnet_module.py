@@ -12,7 +12,7 @@ from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.model.core import AT_ONCE
+from cifnet_pl.model.current_task import EMBEDDINGS_PER_UPDATE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
@@ -200,7 +200,8 @@ class TestWithoutTheCommandLine:
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
                 buffer.add(z, y, torch.tensor([images.content_hash(row) for row in batch]))
                 waiting.append((z, y))  # sums over the same samples at once have the same bits
-                if sum(len(labels) for _, labels in waiting) >= AT_ONCE or start + 50 >= len(rows):
+                count = sum(len(labels) for _, labels in waiting)
+                if count >= EMBEDDINGS_PER_UPDATE or start + 50 >= len(rows):
                     head.observe(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))
                     waiting = []
             past, y = buffer.items()

@@ -6,7 +6,7 @@ import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.learning.task_module import EvaluationCounts
-from cifnet_pl.model.metrics import first_classes
+from cifnet_pl.model.metrics import top_classes
 
 
 def drawn(images: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +63,7 @@ def test_of_equal_probabilities_the_first_column_is_the_answer():
     whole = EvaluationCounts([6])
     parts = [EvaluationCounts([6]), EvaluationCounts([6])]
     whole.update(probabilities, target)
-    columns, _ = first_classes(probabilities)
+    columns, _ = top_classes(probabilities)
     assert torch.equal(columns[:, 0], probabilities.argmax(dim=1))
     assert int(whole.among_first) == int((columns == target[:, None]).any(dim=1).sum()) == 0
     for part, row in zip(parts, (0, 1), strict=True):

@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import audit, learning_curve
-from cifnet_pl.model.metrics import FEW, calibration_error
+from cifnet_pl.model.metrics import MIN_TEST_IMAGES, calibration_error
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.heads.suite import teach
 
@@ -95,12 +95,12 @@ def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     assert np.isnan(found.distance[rows]).all()
     assert np.isfinite(found.distance[found.judged]).all()
     assert not set(rows) & {*found.label_errors(), *found.farthest()}
-    assert found.scored.accuracy == 100 * found.evaluation.right[found.judged].mean()
+    assert found.scored.accuracy == 100 * found.evaluation.correct[found.judged].mean()
     assert len(found.scored.rows) == found.judged.sum()
     assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)
-    right = found.evaluation.right[found.judged]
+    correct = found.evaluation.correct[found.judged]
     assert found.evaluation.ece == calibration_error(
-        found.evaluation.confidence[found.judged], right
+        found.evaluation.confidence[found.judged], correct
     )
 
 
@@ -137,7 +137,7 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     assert [size for size, _ in curve.points] == [3, 7, 15, 30, 60]
     assert curve.short == (7, 8, 9)
     found = audit(z, labels, list("abcdefghij"))
-    means = [100 * found.evaluation.right[labels == label].mean() for label in range(10)]
+    means = [100 * found.evaluation.correct[labels == label].mean() for label in range(10)]
     assert curve.points[-1][1] == pytest.approx(np.mean(means[:7]))
     assert np.mean(means[7:]) < 50
     assert learning_curve(z[large], labels[large], 7).short == ()
@@ -162,9 +162,9 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
     found = audit(z, labels, NAMES)
     assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
     assert found.accuracy_without_duplicates == pytest.approx(
-        100 * found.evaluation.right[~found.copied].mean()
+        100 * found.evaluation.correct[~found.copied].mean()
     )
-    few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= FEW - 1)
+    few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= MIN_TEST_IMAGES - 1)
     assert few.accuracy_without_duplicates is None
     ridge = module.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:

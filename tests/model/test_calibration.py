@@ -153,7 +153,7 @@ def test_labelled_images_of_a_new_place_calibrate_instead(head: type[Head], tmp_
     assert model.calibration.known == "measured"
     assert model.calibration.new_group_accuracy == pytest.approx(share_right(old, z, y))
     assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
-    assert (model.history[-1].what, model.history[-1].parents) == ("recalibrate", [before])
+    assert (model.history[-1].kind, model.history[-1].parents) == ("recalibrate", [before])
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
@@ -194,7 +194,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     model.begin_task(NAMES)
     keys = 1000 - torch.arange(len(y))
     model.observe(z, y, keys)
-    model.calibration.give(keys[4:], 2**40 - day[4:])
+    model.calibration.add_given_groups(keys[4:], 2**40 - day[4:])
     model.finish_task()
     assert model.calibration.known == "given"
     position = 1000 - model.buffer.key
@@ -232,7 +232,7 @@ def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
             for part in rows.split(len(y) if order is None else 7):
                 model.observe(values[part], y[part], part)
             if given and order is not None:
-                model.calibration.give(torch.arange(len(y)), day)
+                model.calibration.add_given_groups(torch.arange(len(y)), day)
             model.finish_task()
             kept.append(model.buffer.key)
         assert all(torch.equal(keys, kept[0]) for keys in kept)
@@ -258,7 +258,7 @@ def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     wrong = samples.scores().argmax(dim=1) != samples.columns
     chosen = plain.buffer.key[wrong][::2]
     model = plain.clone()
-    model.calibration.choose(chosen)
+    model.calibration.exclude_selected(chosen)
     model.solve()
     assert len(chosen) > 3
     assert (model.calibration.new_group_accuracy or 0) > (plain.calibration.new_group_accuracy or 0)
@@ -272,14 +272,14 @@ def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert again.calibration.new_group_accuracy == model.calibration.new_group_accuracy
-    again.calibration.choose(chosen[:0])
-    again.calibration.choose(
+    again.calibration.exclude_selected(chosen[:0])
+    again.calibration.exclude_selected(
         plain.buffer.key[plain.buffer.y > 0]
     )  # of all but one class nothing else would be left
     again.solve()
     assert again.calibration.counted(plain.buffer.y, plain.buffer.key).all()
     assert (again.calibration_samples() or samples).weights().sum() == len(plain.buffer.y)
-    again.calibration.choose(chosen[:0])
+    again.calibration.exclude_selected(chosen[:0])
     again.solve()
     assert again.calibration.new_group_accuracy == plain.calibration.new_group_accuracy
     assert calibrated_by(again) == pytest.approx(calibrated_by(plain), rel=1e-9)

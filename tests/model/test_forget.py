@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import cifnet_pl
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.cli.test_extend import queries
@@ -33,8 +34,8 @@ def test_a_head_that_keeps_no_sums_refuses_images(tmp_path: Path):
     images = make_images(tmp_path, ["ant"], 3)
     model = learned("logistic")
     with pytest.raises(UnsupportedError, match="LogisticHead"):
-        model.forget("ant", images)
-    removed = model.forget("ant")
+        cifnet_pl.forget(model, "ant", images)
+    removed = cifnet_pl.forget(model, "ant")
     assert not removed.exact
     assert not removed.model.head.subtracts
 

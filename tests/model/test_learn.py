@@ -67,7 +67,7 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     before = model.tensors()
     images = make_images(tmp_path / "new", ["gnu", "hen"], 10)
     (images / "gnu" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
-    result = model.extend(images, check=make_images(tmp_path / "old", ["ant"], 3))
+    result = cifnet_pl.extend(model, images, check=make_images(tmp_path / "old", ["ant"], 3))
     assert result.learned == {"gnu": 10, "hen": 10}
     assert result.model.class_names == [*model.class_names, "gnu", "hen"]
     assert isinstance(result.model, Classifier)
@@ -78,7 +78,7 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert tensors_equal(model.tensors(), before)
     assert len(model.history) == 3
     with pytest.raises(UsageError, match="already learned"):
-        result.model.extend(images)
+        cifnet_pl.extend(result.model, images)
     assert capsys.readouterr() == ("", "")
 
 
@@ -96,14 +96,14 @@ def save(path: Path, keep: list[int], **more: np.ndarray) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Classifier:
     """Three of five classes, each image known by its hash."""
-    return of_embeddings().extend(save(tmp_path / "a.npz", [0, 1, 2])).model
+    return cifnet_pl.extend(of_embeddings(), save(tmp_path / "a.npz", [0, 1, 2])).model
 
 
 def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
-    result = model.extend(save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz")
+    result = cifnet_pl.extend(model, save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz")
     assert result.learned == {"3": 12, "4": 12}
     assert result.old_before.total == 36
-    whole = of_embeddings().extend(save(tmp_path / "all.npz", [0, 1, 2, 3, 4])).model
+    whole = cifnet_pl.extend(of_embeddings(), save(tmp_path / "all.npz", [0, 1, 2, 3, 4])).model
     z, _ = vectors(20, classes=5, seed=7)
 
     torch.testing.assert_close(
@@ -119,13 +119,15 @@ def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
         tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8])
     )
     with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
-        model.extend(tmp_path / "w.npz")
+        cifnet_pl.extend(model, tmp_path / "w.npz")
 
 
 def test_a_image_is_opened_once_and_one_that_is_known_is_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    model = learned("ridge", []).extend(make_images(tmp_path / "old", ["ant", "bee"], 4)).model
+    model = cifnet_pl.extend(
+        learned("ridge", []), make_images(tmp_path / "old", ["ant", "bee"], 4)
+    ).model
     make_images(tmp_path / "new", ["cat", "dog"], 6)
     shutil.copytree(tmp_path / "old" / "ant", tmp_path / "new" / "ant")
     opened = []
@@ -138,7 +140,7 @@ def test_a_image_is_opened_once_and_one_that_is_known_is_not_decoded(
         "square",
         lambda self, *shape: decoded.append(self.hash) or square(self, *shape),
     )
-    extension = model.extend(tmp_path / "new", more=True)
+    extension = cifnet_pl.extend(model, tmp_path / "new", more=True)
     assert sorted(opened) == sorted((tmp_path / "new").rglob("*.png"))
     assert len(decoded) == len(set(decoded)) == 12
     assert extension.learned == {"cat": 6, "dog": 6}

@@ -11,7 +11,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples
-from cifnet_pl.model.calibration import margin
+from cifnet_pl.model.calibration import accuracy_margin
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import Promise, class_answers, forecast, stored_accuracy
@@ -98,7 +98,7 @@ def test_the_margin_is_of_groups_and_not_of_images():
         samples = SimpleNamespace(
             scores=lambda: scores, columns=columns, learned=True, groups=groups
         )
-        assert margin(cast(CalibrationSamples, samples)) == pytest.approx(
+        assert accuracy_margin(cast(CalibrationSamples, samples)) == pytest.approx(
             2**0.5 * expected, abs=0.03
         )
 

@@ -150,7 +150,7 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
     folder.mkdir(parents=True)
     for _, (name, content) in images("blue", 10):
         (folder / name).write_bytes(content)
-    own = model().extend(tmp_path / "photos").model
+    own = cifnet_pl.extend(model(), tmp_path / "photos").model
     assert_same_model(own, cifnet_pl.load(tmp_path / "w" / "versions" / "000002"), atol=1e-9)
     assert names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
 
@@ -582,7 +582,7 @@ def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
         (folder / name).mkdir(parents=True)
         for i in range(4):
             (folder / name / f"{i}.png").write_bytes(image(name, i))
-    begun = model(()).extend(folder).model
+    begun = cifnet_pl.extend(model(()), folder).model
     (folder / "red" / "new.png").write_bytes(image("red", 9))
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4, 4]

@@ -14,9 +14,9 @@ from torch import Tensor
 from cifnet_pl.data.loading import Batch, name_unreadable
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, write_table
-from cifnet_pl.model.classifier import Judge, able, detection
-from cifnet_pl.model.labelled_images import embed
+from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.unknowns import Judge, detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
@@ -124,7 +124,7 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         self._called = torch.zeros_like(self._called)
         self._sets = torch.zeros(len(module.class_names), 3, dtype=torch.int64)
         if isinstance(module, CIFNetModule):
-            unknown, coverage = able(module.model, UNKNOWN, COVERAGE)
+            unknown, coverage = module.model.available_shares(UNKNOWN, COVERAGE)
             asked = (
                 unknown if self._foreign is not None else None,
                 coverage if module.model.calibrated else None,

@@ -107,10 +107,10 @@ class HeldOutImages(TaskCallback):
                 torch.from_numpy(data.source.val_groups[rows]),
             )
             for key, given in of_all_processes(pair):
-                model.calibration.give(key, given)
+                model.calibration.add_given_groups(key, given)
         module.add_up(model)
         model.finish_task()
-        model.note(
+        model.record_event(
             "extend",
             sum(model.counts.values()) - sum(module.model.counts.values()),
             seconds=time.perf_counter() - start,

@@ -19,7 +19,7 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder, write_table
-from cifnet_pl.model.metrics import FIRST, first_classes, percent
+from cifnet_pl.model.metrics import TOP_K, percent, top_classes
 from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import utf8
@@ -105,7 +105,7 @@ class PredictionRecord(TaskCallback):
     def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
         """Keep a batch's answers."""
         if self.every_task:
-            parts = (batch.row, batch.label, *first_classes(probabilities))
+            parts = (batch.row, batch.label, *top_classes(probabilities))
             self._batches.append(tuple(column.cpu().numpy() for column in parts))
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
@@ -137,11 +137,11 @@ def _table(
     known = pd.array(
         [*map(utf8, classes), None], dtype="string"
     )  # the last one is that of column −1
-    lacking = ((0, 0), (0, FIRST - columns.shape[1]))
+    lacking = ((0, 0), (0, TOP_K - columns.shape[1]))
     columns = np.pad(columns, lacking, constant_values=-1)
     probabilities = np.pad(probabilities.astype(np.float32), lacking, constant_values=np.nan)
     table = pd.DataFrame({"task": task, "image": list(map(utf8, images)), "label": known[labels]})
-    for k in range(FIRST):
+    for k in range(TOP_K):
         table[f"top_{k + 1}"] = known[columns[:, k]]
         table[f"probability_{k + 1}"] = probabilities[:, k]
     return table

@@ -15,7 +15,12 @@ from cifnet_pl.learning.callbacks.held_out import HeldOutImages
 from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
-from cifnet_pl.model.metrics import BINS, FEW, rarely_predicted, rarely_predicted_message
+from cifnet_pl.model.metrics import (
+    ECE_BINS,
+    MIN_TEST_IMAGES,
+    rarely_predicted,
+    rarely_predicted_message,
+)
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
@@ -131,7 +136,7 @@ def _accuracy_lines(summary: dict[str, Any], module: TaskModule) -> list[str]:
         lines.append("With one class the accuracy is always 100 %: add a second class")
     if summary["forgetting"] is not None:
         lines.append(f"Forgetting {number(summary['forgetting'])} points")
-    lines.append(f"Calibration error {number(summary['ece'], unit=' %')} (ECE, {BINS} bins)")
+    lines.append(f"Calibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)")
     return lines
 
 
@@ -196,7 +201,7 @@ class RunTable(TaskCallback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        self._print(f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {BINS} bins)")
+        self._print(f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)")
         for line in self._class_warnings(module):
             self._print(line)
 
@@ -226,9 +231,15 @@ class RunTable(TaskCallback):
         lines = []
         sample = sample_name(module)
         counts = module.data.test_counts(module.class_names)
-        few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW]
+        few = [
+            f"{printable(name)} ({count})"
+            for name, count in counts.items()
+            if count < MIN_TEST_IMAGES
+        ]
         if few:
-            lines.append(f"Fewer than {FEW} test {sample}s: {listed(few, UNTESTED_CLASSES)}")
+            lines.append(
+                f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few, UNTESTED_CLASSES)}"
+            )
         if module.evaluation is not None:
             matrix = module.evaluation.confusion
             labels = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1)).tolist()

@@ -296,7 +296,7 @@ class TaskMetrics(TaskCallback):
         )
         record.rows.append(row)
         if isinstance(module, CIFNetModule):  # the life of the model, as a bundle tells it
-            module.model.note(
+            module.model.record_event(
                 "task",
                 accuracy=row.A_k,
                 seconds=row.train_seconds,

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import cifnet_pl
 from cifnet_pl.images.image import read_square
-from cifnet_pl.model.classifier import detection
+from cifnet_pl.model.unknowns import detection
 from tests.command_line import BUFFER, fit, learned, rows
 
 COLUMNS = ["set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95"]

@@ -61,8 +61,8 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
         shutil.copy(
             base / "images" / "train" / "ant" / f"{i}.png", images / "ant" / f"again{i}.png"
         )
-    expected = model.extend(extra(tmp_path / "clean", "ant", 2), more=True)
-    result = model.extend(images, more=True)
+    expected = cifnet_pl.extend(model, extra(tmp_path / "clean", "ant", 2), more=True)
+    result = cifnet_pl.extend(model, images, more=True)
     assert result.learned == {"ant": 2}
     assert sorted(path.name for path in result.copies) == [
         "again0.png",
@@ -72,16 +72,17 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     ]
     assert any("ant/again0.png" in warning and "left out" in warning for warning in result.warnings)
     assert_same_scores(result.model, expected.model, queries(model))
-    kept = model.extend(images, more=True, duplicates="keep")
+    kept = cifnet_pl.extend(model, images, more=True, duplicates="keep")
     assert kept.learned == {"ant": 6}
     assert distinct(kept.model) == 18 + 2
     wrong = extra(tmp_path / "wrong", "dog", 2)
     shutil.copy(base / "images" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
     assert any(
-        "dog/b.png (also in bee)" in w and "wrong" in w for w in model.extend(wrong).warnings
+        "dog/b.png (also in bee)" in w and "wrong" in w
+        for w in cifnet_pl.extend(model, wrong).warnings
     )
     with pytest.raises(DataError, match="nothing to learn"):
-        model.extend(base / "images" / "train", more=True)
+        cifnet_pl.extend(model, base / "images" / "train", more=True)
 
 
 def test_forgetting_after_more_picks_the_learned_images(
@@ -90,31 +91,33 @@ def test_forgetting_after_more_picks_the_learned_images(
     """The folder holds what fit and extend learned, and other images; without hashes that was
     refused.
     """
-    whole = model.extend(extra(tmp_path, "bee", 4), more=True).model
+    whole = cifnet_pl.extend(model, extra(tmp_path, "bee", 4), more=True).model
     folder = tmp_path / "everything"
     shutil.copytree(base / "images", folder / "old")
     shutil.copytree(tmp_path / "more", folder / "new")
-    result = whole.forget("bee", folder)
+    result = cifnet_pl.forget(whole, "bee", folder)
     assert (result.exact, result.images) == (True, {"bee": 10})
     assert result.ignored == 16  # two held-out images are copies of learned ones
-    never = model.forget("bee", base / "images" / "train").model
+    never = cifnet_pl.forget(model, "bee", base / "images" / "train").model
     assert_same_scores(result.model, never, queries(model), 1e-8)
-    twice = model.extend(base / "images" / "train", more=True, duplicates="keep").model
+    twice = cifnet_pl.extend(model, base / "images" / "train", more=True, duplicates="keep").model
     assert distinct(twice) == distinct(model) == 18
-    less = twice.forget("bee", folder).model
+    less = cifnet_pl.forget(twice, "bee", folder).model
     assert distinct(less) == 12
-    assert_same_scores(less, twice.forget("bee", base / "images" / "train").model, queries(model))
+    assert_same_scores(
+        less, cifnet_pl.forget(twice, "bee", base / "images" / "train").model, queries(model)
+    )
     (folder / "new" / "bee" / "new100.png").unlink()
     with pytest.raises(
         DataError, match="learned from 10 images, 9 of them are there: give all of them, or"
     ):
-        whole.forget("bee", folder)
+        cifnet_pl.forget(whole, "bee", folder)
 
 
 def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
-    first = model.extend(extra(tmp_path / "x", "dog", 5)).model
-    second = model.extend(extra(tmp_path / "y", "elk", 4)).model
-    pooled = first.extend(tmp_path / "y" / "more").model
+    first = cifnet_pl.extend(model, extra(tmp_path / "x", "dog", 5)).model
+    second = cifnet_pl.extend(model, extra(tmp_path / "y", "elk", 4)).model
+    pooled = cifnet_pl.extend(first, tmp_path / "y" / "more").model
     with pytest.raises(UsageError, match=r"18 images were learned by both .* --base"):
         merge([first, second])
     result = merge([first, second], base=model)
@@ -131,13 +134,15 @@ def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Pa
     """One that both shards call by other names, and one that stands twice in the common
     ancestor.
     """
-    old = model.extend(extra(tmp_path / "x", "ant", 3), more=True, duplicates="keep").model
-    old = old.extend(tmp_path / "x" / "more", more=True, duplicates="keep").model
+    old = cifnet_pl.extend(
+        model, extra(tmp_path / "x", "ant", 3), more=True, duplicates="keep"
+    ).model
+    old = cifnet_pl.extend(old, tmp_path / "x" / "more", more=True, duplicates="keep").model
     dog = extra(tmp_path / "y", "dog", 5)
     elk = extra(tmp_path / "z", "elk", 4)
     shutil.copy(dog / "dog" / "new100.png", elk / "elk" / "same.png")
     shutil.copy(tmp_path / "x" / "more" / "ant" / "new100.png", elk / "elk" / "old.png")
-    first = old.extend(dog).model
-    second = old.extend(elk).model
+    first = cifnet_pl.extend(old, dog).model
+    second = cifnet_pl.extend(old, elk).model
     assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
     assert distinct(merge([first, second], base=old).model) == 21 + 5 + 4

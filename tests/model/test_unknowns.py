@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.model.classifier import Classifier, Judge, detection
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.unknowns import detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.models import SIDE, empty, learned, samples, teach
 
@@ -107,7 +108,7 @@ def test_what_it_needs() -> None:
         with pytest.raises(
             UsageError, match=r"no calibration samples.*--model.buffer CalibrationBuffer"
         ):
-            Judge(model, 0.05)
+            model.judge(0.05)
     with pytest.raises(UsageError, match="unknown is 5, expected a share between 0 and 1"):
         judged().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):

@@ -1,0 +1,115 @@
+"""Embed images by a frozen backbone, without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.images.image import ImageLike, images_of, place_of, squares
+from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings
+from cifnet_pl.utilities.text import counted
+
+DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
+"""The backbone that comes with the package's dependencies."""
+
+
+def embed_squares(
+    backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None
+) -> Tensor:
+    """Embed square images, and check the embeddings.
+
+    Args:
+        backbone: frozen.
+        images: (n, 3, s, s) uint8, on its device.
+        name: position in ``images`` → what an error calls that image.
+
+    Returns:
+        (n, d) float32.
+
+    Raises:
+        NonFiniteError: an embedding holds NaN or infinity.
+    """
+    z: Tensor = backbone(images)
+    try:
+        check_embeddings(z, backbone.features)
+    except NonFiniteError as error:
+        if name is None:
+            raise
+        raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
+    return z
+
+
+class Embedded(NamedTuple):
+    """Embeddings of images.
+
+    Attributes:
+        embeddings: (n, d) float32, on the CPU.
+        files: of the n images; None for one that was given as bytes or as an image.
+        unreadable: image that could not be read, as messages name it → why.
+    """
+
+    embeddings: Tensor
+    files: list[Path | None]
+    unreadable: dict[str, str]
+
+
+def embed(
+    images: ImageLike | str | Iterable[ImageLike | str],
+    backbone: str | Backbone = DEFAULT_BACKBONE,
+    *,
+    image_size: int | None = None,
+    device: str | None = None,
+    progress: bool = False,
+) -> Embedded:
+    """Embed images by a frozen backbone as ``fit`` does: upright, resized and cropped to a square.
+
+    Args:
+        images: one image or many: paths, bytes of image files, or Pillow images. A single path may
+            also be a folder with images, a Zip archive, or a pattern.
+        backbone: the backbone, or its name (:func:`cifnet_pl.build_backbone`).
+        image_size: side of the squares in pixels; None for the size and crop of the weights.
+        device: where to compute; None for the first GPU if there is one, else the CPU.
+        progress: whether to draw a bar on a terminal.
+
+    Returns:
+        The embeddings of the images that can be read, in the order given.
+
+    Raises:
+        DataError: a single path where there is no image.
+        UsageError: something that is no image, or an unknown backbone.
+        NonFiniteError: an embedding holds NaN or infinity; names the image.
+
+    Example::
+
+        embeddings, files, unreadable = cifnet_pl.embed("images")
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(backbone, str):
+        backbone = build_backbone(backbone)
+    backbone = backbone.to(device)
+    crop_ratio = 1.0
+    if image_size is None:
+        image_size = backbone.preprocessing.image_size
+        crop_ratio = backbone.preprocessing.crop_ratio
+    embeddings = [torch.zeros(0, backbone.features)]
+    files = list[Path | None]()
+    unreadable = dict[str, str]()
+    batches = squares(images_of(images), image_size, crop_ratio)
+    if progress:
+        batches = counted(batches, "embedding")
+    for batch in batches:
+        for image, reason in zip(batch.files, batch.unreadable, strict=True):
+            if reason is not None:
+                unreadable[place_of(image)] = reason
+        names = [place_of(image) for image in batch.readable]
+        z = embed_squares(backbone, batch.image.to(device), names.__getitem__)
+        embeddings.append(z.cpu())
+        for image in batch.readable:
+            files.append(image if isinstance(image, Path) else None)
+    return Embedded(torch.cat(embeddings), files, unreadable)

@@ -1,0 +1,86 @@
+"""Content hashes of the images that a model has learned, by class: each image is counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+
+class ImageHashes(GrowingModule):
+    """Content hashes of the images of each class; an image learned twice has its hash twice.
+
+    Buffers:
+        labels: (C,) int64 label of each class that has hashes, ascending.
+        counts: (C,) int64 number of its images.
+        content: (n,) int64 hashes, class after class, ascending within a class.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.content: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+
+    def by_label(self) -> dict[int, np.ndarray]:
+        """Return the hashes of each class: label → (n_c,) int64, ascending."""
+        ends = np.cumsum(self.counts.cpu().numpy())
+        by_class = np.split(self.content.cpu().numpy(), ends[:-1])
+        return dict(zip(self.labels.tolist(), by_class, strict=False))
+
+    def of_label(self, label: int) -> np.ndarray:
+        """Return the hashes of one class, ascending; none if it has no hashes."""
+        return self.by_label().get(label, np.zeros(0, dtype=np.int64))
+
+    @property
+    def duplicates(self) -> int:
+        """Number of images that are duplicates of another one, of any class."""
+        return len(self.content) - len(torch.unique(self.content))
+
+    def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
+        """Add images: (n,) labels and (n,) hashes."""
+        by_label = self.by_label()
+        for label in np.unique(labels).tolist():
+            known = by_label.get(label, hashes[:0])
+            by_label[label] = np.concatenate([known, hashes[labels == label]])
+        self._replace(by_label)
+
+    def subtract(self, other: ImageHashes) -> None:
+        """Remove the images of ``other``, each as often as it occurs there."""
+        by_label = self.by_label()
+        for label, hashes in other.by_label().items():
+            if label in by_label:
+                left = Counter(by_label[label].tolist()) - Counter(hashes.tolist())
+                by_label[label] = np.fromiter(left.elements(), dtype=np.int64)
+        self._replace(by_label)
+
+    def remove(self, labels: Sequence[int]) -> None:
+        """Drop the hashes of classes."""
+        by_label = self.by_label()
+        for label in labels:
+            by_label.pop(label, None)
+        self._replace(by_label)
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename classes, old label → new label."""
+        self._replace({labels[label]: hashes for label, hashes in self.by_label().items()})
+
+    def _replace(self, by_label: Mapping[int, np.ndarray]) -> None:
+        labels = []
+        counts = []
+        content = [np.zeros(0, dtype=np.int64)]
+        for label in sorted(by_label):
+            hashes = by_label[label]
+            if len(hashes):
+                labels.append(label)
+                counts.append(len(hashes))
+                content.append(np.sort(hashes))
+        device = self.content.device
+        self.labels = torch.tensor(labels, dtype=torch.int64, device=device)
+        self.counts = torch.tensor(counts, dtype=torch.int64, device=device)
+        self.content = torch.from_numpy(np.concatenate(content)).to(device)

@@ -1,0 +1,222 @@
+"""Recalibrate a model by labelled images under a distribution shift, and measure what it changes.
+
+Temperature, prediction sets and the novelty threshold are fitted to the images; the images are not
+learned. What that is worth is measured by two-fold cross-validation over the same images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cifnet_pl.images.image import EncodedImage
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
+from cifnet_pl.model.metrics import calibration_error
+
+UNKNOWN_SHARE = 0.05
+"""Share of images of known classes that may be called unknown."""
+
+COVERAGE = 0.95
+"""Probability with which a prediction set holds the true class."""
+
+HIGH_CONFIDENCE = 0.95
+"""Confidence above which an error is counted as a confident one."""
+
+
+@dataclass(frozen=True)
+class NewSamples:
+    """Labelled images that a model has not learned, each once.
+
+    Attributes:
+        z: (n, d) embeddings.
+        y: (n,) int64 labels.
+        key: (n,) int64 content hashes.
+        fold: (n,) bool fold of the cross-validation; near-duplicates are in the same one.
+        learned: number of images that are left out because the model has learned them.
+    """
+
+    z: Tensor
+    y: Tensor
+    key: Tensor
+    fold: Tensor
+    learned: int
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @classmethod
+    def embed(
+        cls, model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
+    ) -> NewSamples:
+        """Embed images, and leave out those that the model has learned.
+
+        Args:
+            model: its backbone embeds.
+            images: of classes that it knows.
+            unreadable: images that cannot be decoded are appended.
+        """
+        batches = images.embedded(
+            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
+        )
+        row_batches = []
+        embedding_batches = []
+        for batch_rows, batch_z in batches:
+            row_batches.append(batch_rows)
+            embedding_batches.append(batch_z)
+        rows = np.concatenate(row_batches)
+        hashes, first = np.unique(images.files.hashes(rows), return_index=True)
+        learned = np.isin(hashes, model.images.content.cpu().numpy())
+        first = first[~learned]
+        selected = rows[first]
+        fold = np.zeros(len(images.files), dtype=bool)
+        for class_rows in images.files.rows_of.values():
+            fold[class_rows] = images.held_out(class_rows, 0.5)
+        labels = np.array(model.labels(images.class_names), dtype=np.int64)
+        device = model.device
+        return cls(
+            z=torch.cat(embedding_batches)[torch.from_numpy(first).to(device)],
+            y=torch.from_numpy(labels[images.files.labels[selected]]).to(device),
+            key=torch.from_numpy(hashes[~learned]).to(device),
+            fold=torch.from_numpy(fold[selected]).to(device),
+            learned=int(learned.sum()),
+        )
+
+    def select(self, mask: Tensor) -> NewSamples:
+        """Select the samples of a mask (n,) bool."""
+        return NewSamples(self.z[mask], self.y[mask], self.key[mask], self.fold[mask], self.learned)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What a model predicts for labelled samples; NaN in what it cannot tell.
+
+    Attributes:
+        confidence: (n,) float64 probability of the predicted class.
+        correct: (n,) bool, whether it is the true class.
+        covered: (n,) float64, 1 where the prediction set holds the true class, else 0.
+        set_size: (n,) float64 number of classes in the prediction set.
+        unknown: (n,) float64, 1 where the sample is called unknown, else 0.
+    """
+
+    confidence: Tensor
+    correct: Tensor
+    covered: Tensor
+    set_size: Tensor
+    unknown: Tensor
+
+    @classmethod
+    def measure(cls, model: Classifier, samples: NewSamples) -> Outcomes:
+        """Predict samples by a model."""
+        probabilities = model.head.probabilities(samples.z)
+        confidence, column = probabilities.max(dim=1)
+        covered = torch.full((len(samples),), torch.nan, dtype=torch.float64)
+        set_size = covered.clone()
+        unknown = covered.clone()
+        judge = model.judge(*model.available_shares(UNKNOWN_SHARE, COVERAGE))
+        names = model.name_of
+        for row, verdict in enumerate(judge.verdicts(samples.z, probabilities)):
+            if verdict.prediction_set is not None:
+                covered[row] = names[int(samples.y[row])] in verdict.prediction_set
+                set_size[row] = len(verdict.prediction_set)
+            if verdict.known is not None:
+                unknown[row] = not verdict.known
+        correct = model.head.labels[column] == samples.y
+        return cls(confidence.cpu(), correct.cpu(), covered, set_size, unknown)
+
+    def join(self, other: Outcomes) -> Outcomes:
+        """Return the outcomes of both, one after the other."""
+        return Outcomes(
+            torch.cat([self.confidence, other.confidence]),
+            torch.cat([self.correct, other.correct]),
+            torch.cat([self.covered, other.covered]),
+            torch.cat([self.set_size, other.set_size]),
+            torch.cat([self.unknown, other.unknown]),
+        )
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy in percent; None without samples."""
+        return _mean(100.0 * self.correct.double())
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error in percent."""
+        return calibration_error(self.confidence.numpy(), self.correct.numpy()) or 0.0
+
+    @property
+    def confident_errors(self) -> int:
+        """Number of wrong predictions with a confidence above ``HIGH_CONFIDENCE``."""
+        return int(((self.confidence > HIGH_CONFIDENCE) & ~self.correct).sum())
+
+    @property
+    def set_coverage(self) -> float | None:
+        """Percent of samples whose prediction set holds the true class; None if not known."""
+        return _mean(100.0 * self.covered)
+
+    @property
+    def mean_set_size(self) -> float | None:
+        """Mean number of classes in a prediction set; None if not known."""
+        return _mean(self.set_size)
+
+    @property
+    def called_unknown(self) -> float | None:
+        """Percent of samples that are called unknown; None if not known."""
+        return _mean(100.0 * self.unknown)
+
+
+def _mean(values: Tensor) -> float | None:
+    if not len(values) or bool(values.isnan().any()):
+        return None
+    return float(values.mean())
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """The result of :func:`recalibrate`.
+
+    Attributes:
+        model: the recalibrated model; the one that was given is not changed.
+        images: number of images that it is calibrated by.
+        learned: number of images that were left out because the model has learned them.
+        before: outcomes of the given model on these images.
+        after: outcomes on each fold of the model recalibrated by the other fold; None with too few
+            images.
+    """
+
+    model: Classifier
+    images: int
+    learned: int
+    before: Outcomes
+    after: Outcomes | None
+
+
+def recalibrate(
+    model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
+) -> Recalibration:
+    """Calibrate a model by labelled images that it has not learned, and cross-validate the result.
+
+    Args:
+        model: a learned model; it is not changed.
+        images: of classes that it knows.
+        unreadable: images that cannot be decoded are appended.
+
+    Raises:
+        UsageError: too few images that the model has not learned.
+    """
+    samples = NewSamples.embed(model, images, unreadable)
+    recalibrated = model.recalibrated(samples.z, samples.y, samples.key)
+    before = Outcomes.measure(model, samples)
+    after = None
+    smaller_fold = min(int(samples.fold.sum()), int((~samples.fold).sum()))
+    if smaller_fold >= MIN_NEW_IMAGES:
+        first = samples.select(samples.fold)
+        second = samples.select(~samples.fold)
+        by_second = model.recalibrated(second.z, second.y, second.key)
+        by_first = model.recalibrated(first.z, first.y, first.key)
+        after = Outcomes.measure(by_second, first).join(Outcomes.measure(by_first, second))
+    return Recalibration(recalibrated, len(samples), samples.learned, before, after)

@@ -1,0 +1,180 @@
+"""Tell unknown samples from known ones, and give prediction sets, at error rates that are promised.
+
+Both follow from the calibration samples of a model by split conformal prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.confidence import (
+    CalibrationSamples,
+    PredictionSets,
+    check_share,
+    novelty_reference,
+)
+from cifnet_pl.utilities.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a model says of one sample besides its classes; None where it was not asked for.
+
+    Attributes:
+        known: whether the sample is of a known class.
+        novelty: novelty score, larger for samples unlike everything learned
+            (:meth:`cifnet_pl.heads.Head.novelty`).
+        p_value: share of samples of known classes that are at least as novel, 0–1.
+        prediction_set: classes that hold the true one with the promised probability, the most
+            probable first.
+    """
+
+    known: bool | None = None
+    novelty: float | None = None
+    p_value: float | None = None
+    prediction_set: tuple[str, ...] | None = None
+
+
+class Judge:
+    """Gives verdicts on embeddings; the head must not change meanwhile.
+
+    Args:
+        head: solved.
+        class_names: name of each of its columns.
+        samples: what the head is calibrated by; None without any.
+        unknown: share of samples of known classes that may be called unknown, such as 0.05; None
+            to leave ``known``, ``novelty`` and ``p_value`` out.
+        coverage: probability with which a prediction set holds the true class, such as 0.95; None
+            to leave ``prediction_set`` out.
+
+    Raises:
+        UsageError: a share outside (0, 1), or a share without calibration samples.
+        UnsupportedError: the head has no novelty score, or no leave-one-out scores.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        class_names: Sequence[str],
+        samples: CalibrationSamples | None,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ):
+        if unknown is not None:
+            check_share("unknown", unknown)
+            head.require("tells_novelty")
+        if coverage is not None:
+            check_share("coverage", coverage, example=0.95)
+            if samples is None or samples.learned:
+                head.require("leaves_one_out")
+        self.head = head
+        self.class_names = tuple(class_names)
+        self.unknown = unknown
+        self.reference = None
+        self.sets = None
+        if unknown is None and coverage is None:
+            return
+        if samples is None:
+            raise UsageError(
+                "this model has no calibration samples, which unknowns and prediction sets need:"
+                " learn it with cifnet fit … --model.buffer CalibrationBuffer --model.calibrate"
+                " true"
+            )
+        if unknown is not None:
+            self.reference = novelty_reference(samples)
+        if coverage is not None:
+            self.sets = PredictionSets.of(samples, coverage)
+
+    @property
+    def limit(self) -> float | None:
+        """Largest novelty of a known sample; None if not asked for, or if none is called unknown."""
+        if self.reference is None or self.unknown is None:
+            return None
+        limit = self.reference.limit(self.unknown)
+        if limit < float("inf"):
+            return limit
+        return None
+
+    @property
+    def warning(self) -> str | None:
+        """Warning about too few calibration samples to call any sample unknown; None if enough."""
+        if self.reference is None or self.unknown is None:
+            return None
+        scores = self.reference.scores
+        smallest = float(self.reference.p_values(scores.new_tensor([torch.inf])))
+        if smallest <= self.unknown:
+            return None
+        return (
+            f"note: with {len(scores)} calibration samples no image can be called unknown at a"
+            f" share of {self.unknown:g}; from {smallest:.2g} on"
+        )
+
+    def verdicts(self, z: Tensor, probabilities: Tensor) -> list[Verdict]:
+        """Return a verdict on each sample.
+
+        Args:
+            z: (n, d) embeddings.
+            probabilities: (n, C) of their classes.
+        """
+        count = len(z)
+        known: list[bool | None] = [None] * count
+        novelty: list[float | None] = [None] * count
+        p_values: list[float | None] = [None] * count
+        sets: list[tuple[str, ...] | None] = [None] * count
+        if self.reference is not None and self.unknown is not None:
+            scores = self.head.novelty(z)
+            shares = self.reference.p_values(scores)
+            novelty = scores.tolist()
+            p_values = shares.tolist()
+            known = (shares > self.unknown).tolist()
+        if self.sets is not None:
+            order = torch.argsort(probabilities, dim=1, descending=True)
+            members = self.sets.of_probabilities(probabilities).gather(1, order)
+            for row in range(count):
+                columns = order[row][members[row]].tolist()
+                sets[row] = tuple(self.class_names[column] for column in columns)
+        return [Verdict(*columns) for columns in zip(known, novelty, p_values, sets, strict=True)]
+
+
+KNOWN_SHARE = 0.95
+"""Share of known samples below the threshold at which FPR95 is measured."""
+
+
+class Detection(NamedTuple):
+    """How well novelty separates unknown samples from known ones, in percent.
+
+    Attributes:
+        auroc: area under the ROC curve.
+        fpr95: share of unknown samples that are taken for known ones at the threshold that keeps
+            95 % of the known ones.
+    """
+
+    auroc: float
+    fpr95: float
+
+
+def detection(known: Tensor, unknown: Tensor) -> Detection:
+    """Compute how well novelty separates unknown samples from known ones.
+
+    Args:
+        known: (n,) novelty of samples of known classes, at least one.
+        unknown: (m,) novelty of unknown samples, at least one.
+    """
+    # Imported here: to classify needs none of it.
+    from torchmetrics.functional.classification import binary_auroc, binary_roc
+
+    # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds
+    # their sigmoid.
+    novelty = torch.cat([known, unknown])
+    ranks = torch.unique(-novelty, return_inverse=True)[1]
+    likelihood = ranks.double() / max(1, int(ranks.max()))
+    target = torch.cat([torch.ones(len(known)), torch.zeros(len(unknown))]).to(ranks)
+    false_positives, true_positives, _ = binary_roc(likelihood, target)
+    fpr95 = false_positives[true_positives >= KNOWN_SHARE].min()
+    return Detection(100 * float(binary_auroc(likelihood, target)), 100 * float(fpr95))
