@@ -150,7 +150,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         DataError: data that is missing.
     """
     from cifnet_pl.data.datamodule import CIFNetDataModule
-    from cifnet_pl.data.plan import find_duplicates
+    from cifnet_pl.data.duplicates import find_duplicates
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.partial_sums import ShardLearner

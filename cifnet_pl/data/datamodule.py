@@ -1,12 +1,12 @@
-"""The Lightning data module that feeds a run task by task: epoch k gets the samples of task k."""
+"""The Lightning data module of a run: epoch k gets the samples of task k."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,12 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, EvaluationMemory, pipeline_folder
+from cifnet_pl.data.duplicates import (
+    DuplicatePair,
+    SourceDuplicates,
+    duplicates_of_originals,
+    find_duplicates,
+)
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     SCORES,
@@ -23,20 +29,19 @@ from cifnet_pl.data.loading import (
     Batches,
     ImageBatch,
     ImageLoader,
+    PlannedBatch,
     Store,
     StoredLoader,
     Task,
     name_unreadable,
     pieces,
+    planned_batches,
     shard_batches,
 )
 from cifnet_pl.data.plan import (
-    Copies,
     Plan,
     TaskLearner,
     TaskStream,
-    find_duplicates,
-    of_first,
     without_test_images,
 )
 from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
@@ -51,9 +56,17 @@ from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
 
+class LoaderAhead(NamedTuple):
+    """A task whose first images are being decoded already, and its batches."""
+
+    task: int
+    loader: StoredLoader
+
+
 class CIFNetDataModule(LightningDataModule):
-    """Feeds task k in epoch k; evaluates on the test images of all classes seen so far. Tasks are
-    counted from 0.
+    """Feed task k in epoch k; evaluate on the test images of all classes seen so far.
+
+    Tasks are counted from 0.
 
     Args:
         source: name of a data source, see docs/sources.md: ``digits``, ``folder``, ``domains``,
@@ -73,28 +86,27 @@ class CIFNetDataModule(LightningDataModule):
         batch_size: images per process and batch; the result does not depend on it.
         num_workers: decoding threads of each process that embeds, or null to share out the cores,
             at most 16 each.
-        val_fraction: share of each class held out where the source has no validation part of its
-            own.
+        val_fraction: share of each class held out where the source has no test split.
         split_seed: seed of that split.
-        tune: share of each class's training images that accuracies are measured on in place of the
-            test images, which are left alone, so that settings can be chosen; null to learn from
-            all and to test.
-        group: images in class folders that are held out together: "near" (those that look alike, or
-            of one burst), "folder" (of one sub-folder), "day" or "burst" (by EXIF), "name:REGEX"
-            (names with the same match), or "single" for none; null is near.
+        tune: share of each class's training images to measure accuracies on in place of the test
+            images, so that settings can be chosen; null to learn from all and to test.
+        group: groups of images in class folders that are held out together: "near"
+            (near-duplicates and bursts), "folder" (of one sub-folder), "day" or "burst" (by EXIF),
+            "name:REGEX" (names with the same match), or "single" for none; null is near.
         duplicates: "leave_out" to learn one of several images with the same content, "keep" to
             learn them all and only name them; null: leave_out for the user's own images, while
-            benchmark sets are not looked through.
+            benchmark sets are not searched.
         download: whether a torchvision set may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
-        cache: whether to keep all embeddings on disk, so that a later run never embeds the same
+        cache: whether to store all embeddings on disk, so that a later run never embeds the same
             image again.
-        cache_folder: where.
-        options: of one source alone, such as ``stride`` of core50.
-        unknown: folder or archive with images of other things, with which it is measured after each
-            task how well the model tells what it does not know; null for none.
+        cache_folder: folder of these embeddings.
+        options: options of one source alone, such as ``stride`` of core50.
+        unknown: folder or archive with images of no class, on which the detection of unknown
+            samples is measured after each task; null for none.
 
     Attributes:
+        given: the arguments, with the name of the source.
         plan: the tasks of the run, with its training and test samples.
         notes: sentences for the user about how those were chosen.
     """
@@ -123,29 +135,26 @@ class CIFNetDataModule(LightningDataModule):
         options: dict[str, Any] | None = None,
         unknown: str | None = None,
     ):
-        self.given = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
-        }
+        arguments = dict(locals())
+        for name in ("self", "__class__"):
+            arguments.pop(name, None)
+        self.given = arguments
         super().__init__()
         check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip")
-        limits = {
-            "batch_size": (batch_size, 1),
-            "max_tasks": (max_tasks, 1),
-            "num_workers": (num_workers, 0),
-        }
-        for name, (limit, least) in limits.items():
-            check_that(limit is None or limit >= least, name, limit, f"at least {least}")
-        fits = image_size is None or 1 <= image_size <= LARGEST_IMAGE
-        check_that(fits, "image_size", image_size, f"1 to {LARGEST_IMAGE} pixels, or null")
+        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        valid_tasks = max_tasks is None or max_tasks >= 1
+        check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
+        valid_workers = num_workers is None or num_workers >= 0
+        check_that(valid_workers, "num_workers", num_workers, "at least 0")
+        valid_size = image_size is None or 1 <= image_size <= LARGEST_IMAGE
+        check_that(valid_size, "image_size", image_size, f"1 to {LARGEST_IMAGE} pixels, or null")
+        folder = Path(root) if root else None
         source_options = SourceOptions(
-            Path(root) if root else None, val_fraction, split_seed, download, options or {}, group
+            folder, val_fraction, split_seed, download, options or {}, group
         )
         self.source = build_source(source, source_options)
-        if isinstance(source, tuple | list):
-            kind = "arrays"
-        else:
-            kind = type(source).__name__
-        self.source_name = self.given["source"] = source if isinstance(source, str) else kind
+        self.source_name = _source_name(source)
+        self.given["source"] = self.source_name
         if tune is not None:
             if group is not None:
                 raise UsageError(
@@ -154,46 +163,45 @@ class CIFNetDataModule(LightningDataModule):
                 )
             self.source = without_test_images(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.
-        plain = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = [val_fraction, split_seed] if plain else None
+        by_seed = tune is None and group in (None, NEAR, SINGLE)
+        self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
         self.cache_folder = Path(cache_folder).expanduser() if cache else None
-        self.duplicates: Duplicates | None = duplicates or (
-            "leave_out" if self.source_name in OWN_IMAGES else None
-        )
+        if duplicates is None and self.source_name in OWN_IMAGES:
+            duplicates = "leave_out"
+        self.duplicates: Duplicates | None = duplicates
         self.skipped: list[str] = []
-        self._begun: tuple[int, StoredLoader | None] = (
-            -1,
-            None,
-        )  # a task whose images are being decoded ahead
+        self._ahead: LoaderAhead | None = None
         self._labels = torch.zeros(0, dtype=torch.int64)
         self.plan = Plan(
             self.source, stream, class_order, classes_per_task, initial_classes, max_tasks
         )
         self.n_tasks = len(self.stream(()))
         self.notes = list(self.source.notes)
-        if max_tasks:
-            never = []
-        else:
-            never = sorted(set(self.source.class_names) - set(self.stream(()).classes()))
-        if never:
-            total = len(self.source.class_names)
-            self.notes.append(
-                f"note: classes_per_task {classes_per_task} leaves {len(never)} of"
-                f" {number_of(total, 'class')} that no task learns, the first is"
-                f" '{printable(never[0])}'"
-            )
+        if max_tasks is None:
+            self.notes += self._never_learned_note(classes_per_task)
+
+    def _never_learned_note(self, classes_per_task: int | list[int]) -> list[str]:
+        """Return a sentence about the classes that no task learns, or nothing."""
+        never = sorted(set(self.source.class_names) - set(self.stream(()).classes()))
+        if not never:
+            return []
+        total = number_of(len(self.source.class_names), "class")
+        return [
+            f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no task"
+            f" learns, the first is '{printable(never[0])}'"
+        ]
 
     @property
     def learns_held_out(self) -> bool:
-        """Whether the test samples are the user's own images, held out for a score, and are learned
-        after the last.
+        """Whether the held-out samples are learned after the last task.
 
-        Streams for research, images that the user keeps apart, and benchmark sets stay tested only.
+        So it is with the user's own images. Streams for research, test splits of the user, and
+        benchmark sets stay tested only.
         """
         return (
             self.source.held_out
@@ -204,16 +212,11 @@ class CIFNetDataModule(LightningDataModule):
     # ------------------------------------------------------------------ tasks
 
     def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks of this run.
-
-        Args:
-            learned: class names of the tasks that were learned before; they come first and
-                unchanged.
-        """
+        """Return the new classes of all tasks; see :meth:`Plan.tasks`."""
         return self.plan.tasks(learned)
 
     def __iter__(self) -> Iterator[Task]:
-        """Yield the tasks for a loop of one's own, without a Trainer.
+        """Yield the tasks, for use without a Trainer.
 
         Raises:
             UsageError: images, and no ``image_size``.
@@ -223,37 +226,43 @@ class CIFNetDataModule(LightningDataModule):
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
         train = self.source.train
-        val = self.source.val
         stream = self.stream(())
+        classes = stream.classes()
         labels = torch.full((len(self.source.class_names),), -1)
-        labels[[self.plan.position[name] for name in stream.classes()]] = torch.arange(
-            len(stream.classes())
+        labels[[self.plan.position[name] for name in classes]] = torch.arange(len(classes))
+        batches = partial(
+            Batches,
+            labels=labels,
+            size=self.batch_size,
+            side=(self.image_size or 0) if isinstance(train, ImageSet) else 0,
+            workers=self._workers(1),
+            skip=self.on_corrupt == "skip",
         )
-        if self.num_workers is None:
-            workers = cores()
-        else:
-            workers = self.num_workers
-        if isinstance(train, ImageSet):
-            side = self.image_size or 0
-        else:
-            side = 0
-        options = (labels, self.batch_size, side, workers, self.on_corrupt == "skip")
         if self.duplicates == "leave_out":
-            copies = find_duplicates(self.source, self.plan.all_rows(()))
-            self.plan.left_out, self.plan.untested = copies.left_out(self.source)
+            found = find_duplicates(self.source, self.plan.all_rows(()))
+            self.plan.left_out, self.plan.untested = found.left_out(self.source)
+        first = 0
         for number, new in enumerate(stream.tasks):
+            end = first + len(new)
             rows = self.plan.rows(number, ())
-            known = TaskStream(stream.tasks[: number + 1]).classes()
-            rows = np.sort(rows) if train.sequential else rows
-            tested = np.concatenate([rows[:0], *self.plan.test_rows(known, number + 1)])
-            numbers = list(range(len(known) - len(new), len(known)))
+            if train.sequential:
+                rows = np.sort(rows)
+            test_rows = self.plan.test_rows(classes[:end], number + 1)
+            tested = np.concatenate([rows[:0], *test_rows])
             yield Task(
                 number,
                 list(new),
-                numbers,
-                Batches(train, rows, *options),
-                Batches(val, tested, *options),
+                list(range(first, end)),
+                batches(train, rows),
+                batches(self.source.val, tested),
             )
+            first = end
+
+    def _workers(self, processes: int) -> int:
+        """Return the number of decoding threads of each of some processes."""
+        if self.num_workers is None:
+            return cores(processes)
+        return self.num_workers
 
     @property
     def attached(self) -> Trainer:
@@ -278,8 +287,7 @@ class CIFNetDataModule(LightningDataModule):
     def task_classes(self, task: int) -> list[str]:
         """Return the names of the classes that ``task`` introduces; none after the last."""
         tasks = self.stream(self.learner.learned_tasks[:task]).tasks
-        # Lightning asks once more after the last
-        if task < len(tasks):
+        if task < len(tasks):  # Lightning asks once more after the last
             return list(tasks[task])
         return []
 
@@ -295,7 +303,7 @@ class CIFNetDataModule(LightningDataModule):
 
         Args:
             task: its number.
-            at_most: of more images, so many are taken, evenly spread.
+            at_most: number of images, evenly spread over those of the task.
 
         Returns:
             (n, 3, s, s) uint8; unreadable ones are left out.
@@ -308,82 +316,67 @@ class CIFNetDataModule(LightningDataModule):
                 f"data source {self.source_name} has no images to learn a backbone from"
             )
         rows = self.task_rows(task)
-        rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round().astype(np.int64)]
-        return torch.cat(
-            [batch.image for batch in self._train_images.decode(pieces(rows, self.batch_size))]
-        )
+        count = min(len(rows), at_most)
+        spread = np.linspace(0, len(rows) - 1, count).round().astype(np.int64)
+        batches = self._train_images.decode(pieces(rows[spread], self.batch_size))
+        return torch.cat([batch.image for batch in batches])
 
     def returning_classes(self, task: int) -> list[str]:
-        """Return the names of classes that ``task`` brings samples of, but an earlier task
-        introduced.
-        """
+        """Return the names of earlier classes that ``task`` brings samples of again."""
         if not self.plan.kind.samples_return:
             return []
         present = np.unique(self.source.train.labels[self.task_rows(task)])
+        names = [self.source.class_names[label] for label in present]
         new = set(self.task_classes(task))
-        return [
-            name
-            for name in (self.source.class_names[label] for label in present)
-            if name not in new
-        ]
+        return [name for name in names if name not in new]
 
     def class_counts(self, names: Iterable[str]) -> list[int]:
-        """Return the number of training samples of each class in the current task, unreadable ones
-        included.
+        """Return the number of training samples of each class in the current task.
+
+        Unreadable ones count, too.
         """
-        labels = self.source.train.labels[self.task_rows(self.task)]
-        counts = np.bincount(labels, minlength=len(self.source.class_names))
+        counts = self._counts_of_labels(self.source.train.labels[self.task_rows(self.task)])
         return [int(counts[self.plan.position[name]]) for name in names]
 
     def test_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of held-out samples of each class, unreadable ones included."""
         labels = self.source.val.labels
-        if self.plan.untested is None:
-            tested = labels
-        else:
-            tested = labels[~self.plan.untested]
-        counts = np.bincount(tested, minlength=len(self.source.class_names))
-        return {
-            name: int(counts[self.plan.position[name]])
-            for name in names
-            if name in self.plan.position
-        }
+        if self.plan.untested is not None:
+            labels = labels[~self.plan.untested]
+        counts = self._counts_of_labels(labels)
+        position = self.plan.position
+        return {name: int(counts[position[name]]) for name in names if name in position}
+
+    def _counts_of_labels(self, labels: np.ndarray) -> np.ndarray:
+        return np.bincount(labels, minlength=len(self.source.class_names))
 
     @cached_property
-    def copies(self) -> Copies:
-        """Images that occur more than once; read this in all processes before the first task.
+    def found_duplicates(self) -> SourceDuplicates:
+        """Samples with the same content; read this in all processes before the first task.
 
-        If copies are left out, they leave the plan, and the embedding cache gives each the
+        If duplicates are left out, they leave the plan, and the embedding cache gives each the
         embedding of the image that is learned.
         """
         if self.duplicates is None:
-            return Copies()
-        for cache in (self._train_cache, self._val_cache):
-            if cache is not None:  # it knows the hashes of what it stores
-                cache.known(np.arange(len(cache.images.labels)))
-        copies = find_duplicates(self.source, self.plan.all_rows(self.learner.learned_tasks))
+            return SourceDuplicates()
+        for cache in self._caches():  # a cache knows the hashes of the images that it stores
+            cache.known(np.arange(len(cache.images.labels)))
+        found = find_duplicates(self.source, self.plan.all_rows(self.learner.learned_tasks))
         if self.duplicates == "leave_out":
-            self.plan.left_out, self.plan.untested = copies.left_out(self.source)
-            self._require_images()
-            for cache, pairs in (
-                (self._train_cache, copies.twice),
-                (self._val_cache, copies.tested_twice),
-            ):
-                if cache is not None:
-                    cache.duplicates = of_first(pairs)
-        return copies
+            self.plan.left_out, self.plan.untested = found.left_out(self.source)
+            self._require_images(self.plan.left_out)
+            _share_embeddings(self._train_cache, found.train)
+            _share_embeddings(self._val_cache, found.test)
+        return found
 
-    def _require_images(self) -> None:
+    def _require_images(self, left_out: np.ndarray) -> None:
         """Raise DataError if all images of a class that is learned lie in other classes, too."""
-        assert self.plan.left_out is not None
-        kept = np.bincount(
-            self.source.train.labels[~self.plan.left_out], minlength=len(self.source.class_names)
-        )
+        counts = self._counts_of_labels(self.source.train.labels[~left_out])
         for name in self.stream(self.learner.learned_tasks).classes():
-            if not kept[self.plan.position[name]]:
+            if not counts[self.plan.position[name]]:
                 raise DataError(
                     f"every image of '{printable(name)}' is in another class, too: remove the wrong"
-                    " copies"
+                    " duplicates"
                 )
 
     # ------------------------------------------------------------------ stores of embeddings
@@ -413,17 +406,21 @@ class CIFNetDataModule(LightningDataModule):
         )
         return EmbeddingCache(images, self.source.class_names, folder / part)
 
-    def _test_stores(self) -> list[EvaluationMemory | EmbeddingCache]:
-        return [self._memory, *([] if self._val_cache is None else [self._val_cache])]
+    def _caches(self) -> list[EmbeddingCache]:
+        caches = (self._train_cache, self._val_cache)
+        return [cache for cache in caches if cache is not None]
 
     def learner_labels(self, rows: np.ndarray) -> np.ndarray:
         """Return the learner's labels (n,) of test samples ``rows``."""
-        labels: np.ndarray = self._global_labels().numpy()[self.source.val.labels[rows]]
-        return labels
+        positions = torch.from_numpy(self.source.val.labels[rows])
+        return self._global_labels()[positions].numpy()
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
-        """Keep the embeddings z (n, d) of a batch of the set that is being fed, as far as the
-        options allow.
+        """Store the embeddings of a batch of the current set, as far as the options allow.
+
+        Args:
+            batch: the images.
+            z: (n, d) their embeddings.
         """
         training = self.attached.training
         cache = self._train_cache if training else self._val_cache
@@ -435,78 +432,85 @@ class CIFNetDataModule(LightningDataModule):
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
         rank, world = rank_and_world()
-        for cache in (self._train_cache, self._val_cache):
-            if cache is not None and world > 1:
-                parts = of_all_processes(cache.collected())
-                for part in chain.from_iterable(parts) if rank == 0 else []:
+        if world == 1:
+            return
+        for cache in self._caches():
+            parts = of_all_processes(cache.collected())
+            if rank == 0:
+                for part in chain.from_iterable(parts):
                     cache.collect(*part)
 
     # ------------------------------------------------------------------ loaders
 
     def training_batches(self, task: int) -> StoredLoader:
-        """Return this process's exact share of a task; stored embeddings come in the same
-        batches.
-        """
-        samples, cache, (rank, world) = self.source.train, self._train_cache, rank_and_world()
-        # Embeddings take little memory, and sums are faster over many of them.
-        if isinstance(samples, ImageSet):
-            size = self.batch_size
-        else:
-            size = max(self.batch_size, EMBEDDED_BATCH)
-        orders = self.learner.passes(self.task_rows(task), task)
-        batches = [batch for order in orders for batch in shard_batches(order, size, rank, world)]
-        if isinstance(samples, EmbeddingSet):
-            return StoredLoader(
-                samples, [(batch, samples) for batch in batches], None, learned=True
-            )
-        plan = [
-            (batch, cache if cache is not None and cache.known(batch).all() else None)
-            for batch in batches
-        ]
-        loader = StoredLoader(samples, plan, self._train_images, learned=True)
-        if any(store is None for _, store in plan):
-            loader.begin()
-        return loader
+        """Return this process's exact share of a task; stored embeddings come in the same batches."""
+        samples = self.source.train
+        cache = self._train_cache
+        size = self.batch_size
+        if not isinstance(samples, ImageSet):
+            # Embeddings take little memory, and a Gram matrix is faster over many of them.
+            size = max(size, EMBEDDED_BATCH)
+        plan: list[PlannedBatch] = []
+        missing = False
+        for order in self.learner.passes(self.task_rows(task), task):
+            for rows in shard_batches(order, size, *rank_and_world()):
+                store: Store | None = None
+                if isinstance(samples, EmbeddingSet):
+                    store = samples
+                elif cache is not None and cache.known(rows).all():
+                    store = cache
+                missing = missing or store is None
+                plan.append(PlannedBatch(rows, store))
+        loader = self._train_images if isinstance(samples, ImageSet) else None
+        batches = StoredLoader(samples, plan, loader, learned=True)
+        if missing:
+            batches.begin()
+        return batches
 
     def begin_task(self, task: int) -> None:
-        """Let threads decode the first images of the next task, number ``task``, while one is being
-        solved.
-        """
+        """Let threads decode the first images of ``task`` while another one is solved."""
         if isinstance(self.source.train, ImageSet):
-            self._begun = (task, self.training_batches(task))
+            self._ahead = LoaderAhead(task, self.training_batches(task))
 
     def train_dataloader(self) -> StoredLoader:
         """Return this process's share of the current task."""
-        (task, loader), self._begun = self._begun, (-1, None)
-        if loader is not None and task == self.task:
-            return loader
+        ahead = self._ahead
+        self._ahead = None
+        if ahead is not None and ahead.task == self.task:
+            return ahead.loader
         return self.training_batches(self.task)
 
     def val_dataloader(self) -> StoredLoader:
-        """Return the test samples of all classes learned; those embedded before come from memory or
-        the cache.
+        """Return the test samples of all classes learned.
+
+        Those that were embedded before come from memory or the cache.
         """
-        tasks, (rank, world) = self.learner.learned_tasks, rank_and_world()
         samples = self.source.val
+        tasks = self.learner.learned_tasks
         learned = list(chain.from_iterable(tasks))
+        rank, world = rank_and_world()
         # Dealt out class by class, so that an image stays with one process over all tasks.
-        none = np.zeros(0, dtype=np.int64)
-        left = np.concatenate(
-            [none, *(rows[rank::world] for rows in self.plan.test_rows(learned, len(tasks)))]
-        )
-        plan: list[tuple[np.ndarray, Store | None]] = []
-        # At least one batch, empty if need be: Lightning skips a loop without any, and its hooks
-        # with it.
+        shares = [np.zeros(0, dtype=np.int64)]
+        for rows in self.plan.test_rows(learned, len(tasks)):
+            shares.append(rows[rank::world])
+        left = np.concatenate(shares)
+        plan: list[PlannedBatch] = []
+        loader = None
         if isinstance(samples, EmbeddingSet):
             size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
-            plan = [(batch, samples) for batch in pieces(left, size) or [left]]
-            return StoredLoader(samples, plan, None, learned=False)
-        for store in self._test_stores():
-            known = store.known(left)
-            plan += [(batch, store) for batch in pieces(left[known], EMBEDDED_BATCH)]
-            left = left[~known]
-        plan += [(batch, None) for batch in pieces(left, self.batch_size)]
-        return StoredLoader(samples, plan or [(left, None)], self._val_images, learned=False)
+            plan += planned_batches(left, size, samples)
+        else:
+            for store in (self._memory, self._val_cache):
+                if store is not None:
+                    known = store.known(left)
+                    plan += planned_batches(left[known], EMBEDDED_BATCH, store)
+                    left = left[~known]
+            plan += planned_batches(left, self.batch_size, None)
+            loader = self._val_images
+        if not plan:
+            # Lightning skips a loop without any batch, and its hooks with it.
+            plan = [PlannedBatch(left, samples if isinstance(samples, EmbeddingSet) else None)]
+        return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
@@ -522,14 +526,11 @@ class CIFNetDataModule(LightningDataModule):
     def _image_loader(self, images: SampleSet) -> ImageLoader:
         shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
-        if self.num_workers is None:
-            workers = cores(self.attached.num_devices)
-        else:
-            workers = self.num_workers
+        workers = self._workers(self.attached.num_devices)
         return ImageLoader(images, *shape, workers, self.attached.strategy.root_device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
-        """Return how images become squares.
+        """Return side and crop of the squares that images become.
 
         Args:
             preprocessing: what the weights of the backbone expect.
@@ -542,8 +543,7 @@ class CIFNetDataModule(LightningDataModule):
         return preprocessing.image_size, preprocessing.crop_ratio
 
     def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        """Return what a stored model must know of its images: side, crop ratio, and which images
-        were held out.
+        """Describe the images for a stored model: side, crop ratio, and the held-out split.
 
         Args:
             preprocessing: what the weights of the backbone expect.
@@ -554,8 +554,7 @@ class CIFNetDataModule(LightningDataModule):
     # ------------------------------------------------------------------ batches
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Replace the positions of classes by the learner's labels; stop at unreadable images, or
-        count them.
+        """Replace class positions by the learner's labels; count unreadable images.
 
         Raises:
             DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
@@ -563,18 +562,15 @@ class CIFNetDataModule(LightningDataModule):
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                raise DataError(
-                    name_unreadable(batch.unreadable, (self._train_images, self._val_images))
-                )
+                loaders = (self._train_images, self._val_images)
+                raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += [name for name in batch.unreadable if name not in self.skipped]
         if isinstance(batch, tuple) and hasattr(batch, "label"):
             return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
         return batch
 
     def _global_labels(self) -> Tensor:
-        """Return the learner's label of each class position, -1 where not learned yet: (classes,)
-        int64.
-        """
+        """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
         names = self.learner.class_names
         if int((self._labels >= 0).sum()) != len(names):
             label = {name: i for i, name in enumerate(names)}
@@ -582,9 +578,7 @@ class CIFNetDataModule(LightningDataModule):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report images that were left out, stop the decoding threads, and drop what belonged to
-        this learner.
-        """
+        """Report skipped images, stop the threads, and drop everything of this learner."""
         skipped = list(dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped))))
         if skipped:
             rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")
@@ -597,16 +591,36 @@ class CIFNetDataModule(LightningDataModule):
     def _release(self) -> None:
         self.skipped = []
         self._labels = torch.zeros(0, dtype=torch.int64)
-        self._begun = (-1, None)
-        self.plan.left_out = self.plan.untested = None
-        for name in (
-            "_train_images",
-            "_val_images",
-            "_memory",
-            "_train_cache",
-            "_val_cache",
-            "copies",
-        ):
-            held = self.__dict__.pop(name, None)
-            if isinstance(held, ImageLoader):
-                held.close()
+        self._ahead = None
+        self.plan.left_out = None
+        self.plan.untested = None
+        for name in CACHED:
+            value = self.__dict__.pop(name, None)
+            if isinstance(value, ImageLoader):
+                value.close()
+
+
+CACHED = (
+    "_train_images",
+    "_val_images",
+    "_memory",
+    "_train_cache",
+    "_val_cache",
+    "found_duplicates",
+)
+"""Cached properties of the data module that depend on the learner."""
+
+
+def _source_name(source: Any) -> str:
+    """Return the name of a source, or of the kind of Python object."""
+    if isinstance(source, str):
+        return source
+    if isinstance(source, tuple | list):
+        return "arrays"
+    return type(source).__name__
+
+
+def _share_embeddings(cache: EmbeddingCache | None, pairs: Sequence[DuplicatePair]) -> None:
+    """Let a cache store the embedding of an original for its duplicates, too."""
+    if cache is not None:
+        cache.duplicates = duplicates_of_originals(pairs)

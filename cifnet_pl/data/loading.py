@@ -1,6 +1,4 @@
-"""Make batches on the device from positions in an image set: exact sharding, decoding in
-threads.
-"""
+"""Make batches from positions in a sample set: exact sharding, decoding in threads."""
 
 from __future__ import annotations
 
@@ -20,14 +18,13 @@ from cifnet_pl.images.image import UnreadableImage, decoded
 from cifnet_pl.utilities.errors import DataError
 
 AHEAD = 2
-"""Batches for each thread that are decoded ahead of the reader, or at a time where the two
-alternate.
-"""
+"""Batches for each thread that are decoded ahead of the reader."""
 
 
 class ImageBatch(NamedTuple):
-    """Decoded images. ``unreadable`` lists "place: reason" of those that could not be decoded and
-    are left out.
+    """Decoded images.
+
+    ``unreadable`` lists "place: reason" of images that could not be decoded and are left out.
     """
 
     image: Tensor  # (n, 3, s, s) uint8, channels last in memory
@@ -49,25 +46,27 @@ class EmbeddingBatch(NamedTuple):
 Batch = ImageBatch | EmbeddingBatch
 
 EMBEDDED_BATCH = 4096
-"""Samples in a batch of embeddings that are stored already: they take little memory, and sums over
-many are faster.
+"""Samples in a batch of stored embeddings.
+
+They take little memory, and a Gram matrix over many of them is faster.
 """
 
 SCORES = 2**19
-"""Scores of an evaluation batch of such samples, at most: with many classes they take more memory
-than embeddings.
+"""Most scores of an evaluation batch of stored embeddings.
+
+With many classes scores take more memory than embeddings.
 """
 
 
 def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
-    """Divide rows into batches over processes: every row exactly once, and the same number of
-    batches on each process.
+    """Divide rows into batches over processes, every row exactly once.
 
-    No row is padded or dropped; with fewer rows than processes some batches are empty.
+    Every process has the same number of batches. No row is padded or dropped; with fewer rows than
+    processes some batches are empty.
 
     Args:
         rows: (n,) positions.
-        batch_size: rows of a batch, at most.
+        batch_size: most rows of a batch.
         rank: number of this process.
         world: number of processes.
 
@@ -82,9 +81,7 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut rows (n,) into pieces of ``size``; the last one may be smaller, and without rows there is
-    none.
-    """
+    """Cut rows (n,) into pieces of ``size``; the last one may be smaller."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -115,18 +112,15 @@ class ImageLoader:
         Args:
             batches: positions of the images of each batch.
         """
-        alternate = self._device == "cpu" and torch.get_num_threads() > 1
         rows = iter([batch.tolist() for batch in batches])
         ahead = AHEAD * self._workers
-        return map(
-            self._batch,
-            decoded(
-                self._pool, rows, self._size, self._read, ahead, alternate, self._device == "cuda"
-            ),
-        )
+        alternate = self._device == "cpu" and torch.get_num_threads() > 1
+        pinned = self._device == "cuda"
+        made = decoded(self._pool, rows, self._size, self._read, ahead, alternate, pinned)
+        return map(self._batch, made)
 
     def _read(self, row: int, pixels: np.ndarray) -> tuple[int, str | None]:
-        """Decode an image; return its content hash, and why it cannot be read or None."""
+        """Decode an image; return its content hash, and the reason if it cannot be read."""
         try:
             image = self._images.image(row)
             pixels[:] = image.square(self._size, self._crop_ratio)
@@ -139,23 +133,22 @@ class ImageLoader:
     ) -> ImageBatch:
         given, pixels, outcomes = batch
         readable = np.array([reason is None for _, reason in outcomes], dtype=bool)
+        unreadable = tuple(reason for _, reason in outcomes if reason is not None)
         rows = np.array(given, dtype=np.int64)[readable]
         hashes = np.array([value for value, _ in outcomes], dtype=np.int64)[readable]
-        image = (pixels if readable.all() else pixels[torch.from_numpy(readable)]).permute(
-            0, 3, 1, 2
-        )
-        label, key, row = (
-            torch.from_numpy(column) for column in (self._images.labels[rows], hashes, rows)
-        )
+        if unreadable:
+            pixels = pixels[torch.from_numpy(readable)]
         return ImageBatch(
-            image, label, key, row, tuple(reason for _, reason in outcomes if reason is not None)
+            pixels.permute(0, 3, 1, 2),
+            torch.from_numpy(self._images.labels[rows]),
+            torch.from_numpy(hashes),
+            torch.from_numpy(rows),
+            unreadable,
         )
 
     def unreadable(self) -> Iterator[str]:
-        """Decode all images of the set, and yield "place: reason" of each that cannot be
-        decoded.
-        """
-        for batch in self.decode(pieces(np.arange(len(self._images)), CHECKED)):
+        """Decode all images of the set; yield "place: reason" of each that is unreadable."""
+        for batch in self.decode(pieces(np.arange(len(self._images)), CHECKED_BATCH)):
             yield from batch.unreadable
 
     def close(self) -> None:
@@ -170,16 +163,27 @@ class Store(Protocol):
         """Return (n, d) float32 embeddings of images ``rows``."""
 
 
+class PlannedBatch(NamedTuple):
+    """Rows (n,) of a batch, and the store that has their embeddings; None to decode images."""
+
+    rows: np.ndarray
+    store: Store | None
+
+
+def planned_batches(rows: np.ndarray, size: int, store: Store | None) -> list[PlannedBatch]:
+    """Cut rows (n,) into batches of ``size`` from one store."""
+    return [PlannedBatch(piece, store) for piece in pieces(rows, size)]
+
+
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
     Iteration starts lazily, at the first ``next``: Lightning creates the training iterator twice
-        per task, and
-    an eager one would decode its first images for nothing.
+    per task, and an eager one would decode its first images for nothing.
 
     Args:
-        samples: the set that the rows are of.
-        plan: rows of each batch, and the store that has them, or None to decode them.
+        samples: the set of the rows.
+        plan: the batches.
         loader: decodes the batches that no store has; None if there are no such batches.
         learned: whether the samples are learned, so that their identity is needed.
     """
@@ -187,7 +191,7 @@ class StoredLoader:
     def __init__(
         self,
         samples: SampleSet,
-        plan: Sequence[tuple[np.ndarray, Store | None]],
+        plan: Sequence[PlannedBatch],
         loader: ImageLoader | None,
         learned: bool,
     ):
@@ -202,38 +206,38 @@ class StoredLoader:
 
     def begin(self) -> None:
         """Let the workers decode the first images of the next iteration now."""
-        missing = [rows for rows, store in self._plan if store is None]
+        self._begun = iter(())
         if self._loader is not None:
-            self._begun = self._loader.decode(missing)
-        else:
-            self._begun = iter(())
+            self._begun = self._loader.decode([b.rows for b in self._plan if b.store is None])
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:
             self.begin()
-        decoded = cast(Iterator[ImageBatch], self._begun)
+        images = cast(Iterator[ImageBatch], self._begun)
         self._begun = None
-        for rows, store in self._plan:
-            yield next(decoded) if store is None else self._stored(rows, store)
+        for batch in self._plan:
+            if batch.store is None:
+                yield next(images)
+            else:
+                yield self._stored(batch.rows, batch.store)
 
     def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
-        if self._learned:
-            keys = self._samples.hashes(rows)
-        else:
-            keys = np.zeros(len(rows), dtype=np.int64)
-        labels = torch.from_numpy(self._samples.labels[rows])
+        keys = self._samples.hashes(rows) if self._learned else np.zeros_like(rows)
         return EmbeddingBatch(
-            store.get(rows), labels, torch.from_numpy(keys), torch.from_numpy(rows)
+            store.get(rows),
+            torch.from_numpy(self._samples.labels[rows]),
+            torch.from_numpy(keys),
+            torch.from_numpy(rows),
         )
 
 
 # ---------------------------------------------------------------------- unreadable images
 
-NAMED = 50
+UNREADABLE_SHOWN = 50
 """Unreadable images that one error names."""
 
-CHECKED = 32
-"""Images that are decoded at once to find unreadable ones."""
+CHECKED_BATCH = 32
+"""Images that are decoded together to find unreadable ones."""
 
 
 def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
@@ -241,30 +245,45 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
 
     Args:
         known: "place: reason" of those that were found already; they come first.
-        loaders: of the sets, all of which are looked through.
+        loaders: loaders of the sets, all of which are searched.
     """
     others = chain.from_iterable(loader.unreadable() for loader in loaders)
-    names = list(islice(dict.fromkeys(chain(known, others)), NAMED + 1))
-    shown = "; ".join(names[:NAMED]) + ("; and more" if len(names) > NAMED else "")
-    these, them = ("image", "it") if len(names) == 1 else ("these images:", "them")
-    return f"cannot read {these} {shown}: repair or remove {them}, or use --data.on_corrupt skip"
+    names = list(islice(dict.fromkeys(chain(known, others)), UNREADABLE_SHOWN + 1))
+    if len(names) == 1:
+        return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
+    shown = names[:UNREADABLE_SHOWN]
+    if len(names) > UNREADABLE_SHOWN:
+        shown.append("and more")
+    return (
+        f"cannot read these images: {'; '.join(shown)}: repair or remove them, or use"
+        " --data.on_corrupt skip"
+    )
 
 
-# ---------------------------------------------------------------------- a loop of one's own
+# ---------------------------------------------------------------------- without a Trainer
+
+
+class KeyedBatch(NamedTuple):
+    """A batch of :class:`Batches`."""
+
+    samples: Tensor  # (n, 3, s, s) uint8 images or (n, d) float32 embeddings
+    labels: Tensor  # (n,) int64
+    keys: Tensor  # (n,) int64, content hash
+    rows: np.ndarray  # (n,) int64, position in the sample set
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Some samples of a set in batches, read anew whenever they are gone through.
+    """Some samples of a set in batches, read anew at each iteration.
 
     Args:
         samples: the set.
         rows: (n,) positions of the samples.
         labels: (classes,) label of each class position.
-        size: samples of a batch, at most.
-        side: of the squares that images become, in pixels; 0 for embeddings.
+        size: most samples of a batch.
+        side: side of the squares that images become, in pixels; 0 for embeddings.
         workers: threads that decode images.
-        skip: whether images that cannot be read are left out.
+        skip: whether unreadable images are left out.
         crop_ratio: share of the shorter side of an image that its square has.
     """
 
@@ -281,36 +300,33 @@ class Batches:
         return len(pieces(self.rows, self.size))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and their labels (n,)
-        int64.
+        """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and labels (n,) int64.
 
         Raises:
-            DataError: an image cannot be read, and is not to be left out; names it.
+            DataError: an image is unreadable, and is not to be left out; names it.
         """
-        for samples, labels, _, _ in self.with_keys():
-            yield samples, labels
+        for batch in self.with_keys():
+            yield batch.samples, batch.labels
 
-    def with_keys(self) -> Iterator[tuple[Tensor, Tensor, Tensor, np.ndarray]]:
-        """Yield the same batches, each with the content hashes (n,) int64 and positions (n,) of its
-        samples.
-        """
-        batches = pieces(self.rows, self.size)
-        if not isinstance(self.samples, ImageSet):
-            for rows in batches:
-                labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
-                yield (
-                    cast(Store, self.samples).get(rows),
-                    labels,
-                    torch.from_numpy(self.samples.hashes(rows)),
-                    rows,
-                )
+    def with_keys(self) -> Iterator[KeyedBatch]:
+        """Yield the same batches, with the content hashes and positions of their samples."""
+        if isinstance(self.samples, ImageSet):
+            yield from self._image_batches(self.samples)
             return
-        with closing(ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)) as loader:
-            for batch in loader.decode(batches):
+        for rows in pieces(self.rows, self.size):
+            z = cast(Store, self.samples).get(rows)
+            labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
+            yield KeyedBatch(z, labels, torch.from_numpy(self.samples.hashes(rows)), rows)
+
+    def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
+        loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
+        with closing(loader):
+            for batch in loader.decode(pieces(self.rows, self.size)):
                 if batch.unreadable and not self.skip:
                     raise DataError(name_unreadable(batch.unreadable, ()))
                 if len(batch.row):
-                    yield batch.image, self.labels[batch.label], batch.key, batch.row.numpy()
+                    labels = self.labels[batch.label]
+                    yield KeyedBatch(batch.image, labels, batch.key, batch.row.numpy())
 
 
 @dataclass(frozen=True)
@@ -318,10 +334,10 @@ class Task:
     """One task of a stream.
 
     Attributes:
-        number: of the task, from 0.
+        number: number of the task, from 0.
         class_names: names of the classes that it introduces.
-        labels: their labels: classes are numbered in the order in which they are introduced.
-        train: what it brings.
+        labels: their labels; classes are numbered in the order in which they are introduced.
+        train: training samples of the task.
         test: the test samples of all classes introduced so far.
     """
 

@@ -1,28 +1,19 @@
-"""Plan a run: which classes and training samples each task has, which samples test it, and which
-are copies.
-
-Which of several copies is learned depends on the plan alone, so that it is the same whatever the
-batches and the processes, and wherever a run went on.
-"""
+"""Plan a run: the classes and training samples of each task, and the samples that test it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import Protocol
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, SampleSet, Source, held_out_rows, in_two
+from cifnet_pl.data.sets import Grouping, SampleGroups, Source, held_out_rows, in_two
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
-from cifnet_pl.images.duplicates import Duplicates, about_copies, about_labels, find_repeats
-from cifnet_pl.images.image import NOTHING
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
-from cifnet_pl.utilities.files import of_all_processes, rank_and_world
-from cifnet_pl.utilities.text import is_or_are, listed, printable
 
 ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""
@@ -47,24 +38,27 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
-    if all(isinstance(item, int) for item in order):
-        wrong = [i for i in order if not 0 <= int(i) < len(names)]
-        if wrong:
-            raise UsageError(
-                f"class_order holds position {wrong[0]}, expected 0 to {len(names) - 1}"
-            )
-        chosen = [names[int(i)] for i in order]
-    else:
-        chosen = [str(item) for item in order]
-    missing = [name for name in chosen if name not in set(names)]
-    if missing:
-        raise UsageError(f"class_order names '{missing[0]}', which the data source does not have")
+    chosen = []
+    by_position = all(isinstance(item, int) for item in order)
+    for item in order:
+        chosen.append(_name_at(names, int(item)) if by_position else str(item))
+    known = set(names)
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"class_order names '{name}', which the data source does not have")
     if len(chosen) < len(names):
         raise UsageError(
             f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set"
             " --data.max_tasks to learn fewer"
         )
     return chosen
+
+
+def _name_at(names: Sequence[str], position: int) -> str:
+    if not 0 <= position < len(names):
+        last = len(names) - 1
+        raise UsageError(f"class_order holds position {position}, expected 0 to {last}")
+    return names[position]
 
 
 def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:
@@ -84,39 +78,35 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
         [50, 20, 20, 10]
     """
     first = [] if initial is None else [initial]
-    if isinstance(per_task, list):
-        listed = per_task
-    else:
-        listed = [per_task]
-    if not listed or min(first + listed) < 1:
-        if initial is None:
-            option = ""
-        else:
-            option = f", initial_classes {initial}"
+    sizes = [*first, *per_task] if isinstance(per_task, list) else [*first, per_task]
+    if len(sizes) == len(first) or min(sizes) < 1:
+        option = "" if initial is None else f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
     if isinstance(per_task, list):
-        if sum(first + per_task) > classes:
-            raise UsageError(
-                f"the tasks ask for {sum(first + per_task)} classes, the data has {classes}"
-            )
-        return first + per_task
-    wanted = (first + listed)[0]
-    if classes < wanted:
+        if sum(sizes) > classes:
+            raise UsageError(f"the tasks ask for {sum(sizes)} classes, the data has {classes}")
+        return sizes
+    if classes < sizes[0]:
         raise UsageError(
-            f"the first task asks for {wanted} classes, the data has {classes}: lower"
+            f"the first task asks for {sizes[0]} classes, the data has {classes}: lower"
             " classes_per_task"
         )
     full, rest = divmod(classes - sum(first), per_task)
-    return first + [per_task] * full + ([rest] if rest else [])
+    last = [rest] if rest else []
+    return first + [per_task] * full + last
+
+
+Tasks = tuple[tuple[str, ...], ...]
+"""Class names of each task."""
 
 
 @dataclass(frozen=True)
 class TaskStream:
     """The new classes of each task, as tuples of class names."""
 
-    tasks: tuple[tuple[str, ...], ...]
+    tasks: Tasks
 
     @classmethod
     def plan(
@@ -150,27 +140,15 @@ class TaskStream:
             raise DataError("the data source has no classes")
         ordered = order_classes(names, order)
         past = tuple(tuple(task) for task in learned)
-        known = {name for task in past for name in task}
+        known = set(chain.from_iterable(past))
         gone = sorted(known - set(names))
         if gone:
             raise DataError(
                 f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
             )
-        fresh = [name for name in ordered if name not in known]
-        if not past:
-            sizes = task_sizes(len(fresh), per_task, initial)
-        elif isinstance(per_task, list):
-            planned = ([initial] if initial else []) + per_task
-            if len(planned) > len(past):
-                sizes = task_sizes(len(fresh), planned[len(past) :])
-            else:
-                sizes = []
-        else:
-            if fresh:
-                sizes = task_sizes(len(fresh), min(per_task, len(fresh)))
-            else:
-                sizes = []
-        left = iter(fresh)
+        new = [name for name in ordered if name not in known]
+        sizes = _remaining_sizes(len(new), per_task, initial, len(past))
+        left = iter(new)
         return cls(past + tuple(tuple(islice(left, size)) for size in sizes))
 
     def __len__(self) -> int:
@@ -178,7 +156,26 @@ class TaskStream:
 
     def classes(self) -> list[str]:
         """Return all class names of the stream, in the order learned."""
-        return [name for task in self.tasks for name in task]
+        return list(chain.from_iterable(self.tasks))
+
+
+def _remaining_sizes(
+    classes: int, per_task: int | list[int], initial: int | None, learned_tasks: int
+) -> list[int]:
+    """Return the sizes of the tasks that follow those learned before.
+
+    Args:
+        classes: number of the classes that are still to be learned.
+        per_task, initial: see :func:`task_sizes`.
+        learned_tasks: number of the tasks that were learned before.
+    """
+    if not learned_tasks:
+        return task_sizes(classes, per_task, initial)
+    if isinstance(per_task, list):
+        planned = [initial, *per_task] if initial else per_task
+        to_come = planned[learned_tasks:]
+        return task_sizes(classes, to_come) if to_come else []
+    return task_sizes(classes, min(per_task, classes)) if classes else []
 
 
 class TaskLearner(Protocol):
@@ -189,13 +186,29 @@ class TaskLearner(Protocol):
     backbone: Backbone
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the order in which the images of a task are learned, one array for each pass over
-        them.
+        """Return the order in which the images of a task are learned.
 
         Args:
             rows: (n,) positions of the task's images.
             task: number of the task, from 0.
+
+        Returns:
+            One array for each pass over the images.
         """
+
+
+class PlannedTasks(NamedTuple):
+    """The tasks of a run that follow on tasks learned before.
+
+    Attributes:
+        past: class names of the tasks that were learned before.
+        stream: the new classes of all tasks.
+        rows: positions of the training samples of each task.
+    """
+
+    past: Tasks
+    stream: TaskStream
+    rows: list[np.ndarray]
 
 
 class Plan:
@@ -229,10 +242,10 @@ class Plan:
         self.source = source
         self.kind = stream or Disjoint()
         self.max_tasks = max_tasks
-        self._options = (class_order, classes_per_task, initial_classes)
-        self._planned: tuple[tuple[tuple[str, ...], ...], TaskStream, list[np.ndarray]] | None = (
-            None
-        )
+        self._order = class_order
+        self._per_task = classes_per_task
+        self._initial = initial_classes
+        self._planned: PlannedTasks | None = None
 
     def tasks(self, learned: Sequence[Sequence[str]]) -> TaskStream:
         """Return the new classes of all tasks.
@@ -241,7 +254,7 @@ class Plan:
             learned: class names of the tasks that were learned before; they come first and
                 unchanged.
         """
-        return self._plan(learned)[0]
+        return self._plan(learned).stream
 
     def rows(self, task: int, learned: Sequence[Sequence[str]]) -> np.ndarray:
         """Return the positions of the training samples of a task; none after the last.
@@ -251,64 +264,61 @@ class Plan:
             learned: class names of the tasks that were learned before.
         """
         tasks = self.all_rows(learned)
-        if task < len(tasks):
-            rows: np.ndarray = tasks[task]
-        else:
-            rows = np.zeros(0, dtype=np.int64)
+        if task >= len(tasks):
+            return np.zeros(0, dtype=np.int64)
+        rows = tasks[task]
         if self.left_out is None:
             return rows
-        kept: np.ndarray = rows[~self.left_out[rows]]
-        return kept
+        remaining: np.ndarray = rows[~self.left_out[rows]]
+        return remaining
 
     def all_rows(self, learned: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Return the positions of the training samples of every task, those that are left out
-        included.
+        """Return the positions of the training samples of every task, left out ones included.
 
         Args:
             learned: class names of the tasks that were learned before.
         """
-        return self._plan(learned)[1]
+        return self._plan(learned).rows
 
-    def _plan(self, learned: Sequence[Sequence[str]]) -> tuple[TaskStream, list[np.ndarray]]:
+    def _plan(self, learned: Sequence[Sequence[str]]) -> PlannedTasks:
         past = tuple(tuple(task) for task in learned)
-        if self._planned is None or self._planned[0] != past:
-            self._planned = (past, *self._divide(past))
-        return self._planned[1:]
+        if self._planned is None or self._planned.past != past:
+            self._planned = self._divide(past)
+        return self._planned
 
-    def _divide(self, past: tuple[tuple[str, ...], ...]) -> tuple[TaskStream, list[np.ndarray]]:
-        order, per_task, initial = self._options
+    def _divide(self, past: Tasks) -> PlannedTasks:
         names = self.source.class_names
-        stream = TaskStream.plan(
-            names, order, per_task, initial, () if self.kind.samples_return else past
-        )
-        sequence = tuple(tuple(self.position[name] for name in task) for task in stream.tasks)
-        rows = self.kind.divide(Classes(self.source, sequence))
-        if not self.kind.samples_return:
-            learned = stream
-        else:
-            learned = TaskStream(self._first_seen(rows, stream.classes()))
-        if learned.tasks[: len(past)] != past:
+        fixed = () if self.kind.samples_return else past
+        stream = TaskStream.plan(names, self._order, self._per_task, self._initial, fixed)
+        sequence = []
+        for task in stream.tasks:
+            sequence.append(tuple(self.position[name] for name in task))
+        rows = self.kind.divide(Classes(self.source, tuple(sequence)))
+        tasks = stream.tasks
+        if self.kind.samples_return:
+            tasks = self._first_seen(rows, stream.classes())
+        if tasks[: len(past)] != past:
             raise DataError(
                 "the tasks learned before are not those of this stream: use the same data and"
                 " settings"
             )
         count = max(self.max_tasks or len(rows), len(past))
-        return TaskStream(learned.tasks[:count]), rows[:count]
+        return PlannedTasks(past, TaskStream(tasks[:count]), rows[:count])
 
-    def _first_seen(
-        self, rows: Sequence[np.ndarray], order: Sequence[str]
-    ) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the classes that each task is the first to bring, in the order of
-        learning.
+    def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> Tasks:
+        """Return the names of the classes that each task is the first to bring.
+
+        Args:
+            rows: positions of the training samples of each task.
+            order: names of all classes in the order of learning.
         """
-        rank = {self.position[name]: i for i, name in enumerate(order)}
+        labels_in_order = [self.position[name] for name in order]
         seen: set[int] = set()
         tasks = []
         for task_rows in rows:
-            new = sorted(
-                set(self.source.train.labels[task_rows].tolist()) - seen, key=rank.__getitem__
-            )
-            seen |= set(new)
+            unseen = set(self.source.train.labels[task_rows].tolist()) - seen
+            new = [label for label in labels_in_order if label in unseen]
+            seen |= unseen
             tasks.append(tuple(self.source.class_names[label] for label in new))
         return tuple(tasks)
 
@@ -325,7 +335,7 @@ class Plan:
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
         """Return the positions of the test samples of each class.
 
-        Test samples of domains that are evaluated one by one are left out until their task; those
+        Test samples of domains that are evaluated one by one are left out until their task. Those
         of domains that no task learns, such as CORe50's test sessions, are always included.
 
         Args:
@@ -336,213 +346,50 @@ class Plan:
             DataError: a class that the data does not have.
         """
         val = self.source.val
+        tested = np.ones(len(val), dtype=bool)
+        if self.untested is not None:
+            tested &= ~self.untested
         groups = self.evaluated
+        if groups is not None:
+            to_come = np.intersect1d(np.arange(tasks, len(groups.names)), groups.train)
+            tested &= ~np.isin(groups.val, to_come)
         none = np.zeros(0, dtype=np.int64)
         test_rows = []
         for name in names:
             if name not in self.position:
                 raise DataError(f"class '{name}' was learned, but the data does not have it")
             rows = val.rows_of.get(self.position[name], none)
-            if self.untested is not None:
-                rows = rows[~self.untested[rows]]
-            if groups is not None:
-                to_come = set(range(tasks, len(groups.names))) & set(groups.train.tolist())
-                rows = rows[~np.isin(groups.val[rows], sorted(to_come))]
-            test_rows.append(rows)
+            test_rows.append(rows[tested[rows]])
         return test_rows
 
 
 def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     """Replace the test samples by a share of the training samples of each class.
 
-    The split is by a seeded hash of names, as that of a source without a test part. If the source
-    has domains, the same share of each domain is taken.
+    The split is by a seeded hash of names, as that of a source without a test split. If the source
+    has domains, the same share of each domain is held out.
 
     Args:
-        source: with a test part, which is dropped.
+        source: with a test split, which is dropped.
         fraction: share of each class's training samples; none of a single one.
-        seed: of the split.
+        seed: seed of the split.
 
     Raises:
         UsageError: the fraction is not between 0 and 1.
     """
-    check_that(
-        0 < fraction < 1, "--data.tune", fraction, "a share between 0 and 1 of the training images"
-    )
+    expected = "a share between 0 and 1 of the training images"
+    check_that(0 < fraction < 1, "--data.tune", fraction, expected)
     train = source.train
-    if source.domains is None:
-        domains = np.zeros(len(train), dtype=np.int64)
-    else:
-        domains = source.domains.train
-    # A seed of its own: the same one would take the samples that a source holds out from what it
-    # left.
-    chosen = held_out_rows(train, domains, fraction, seed + 1)
-    groups = {"domains": source.domains, "tasks": source.tasks}
-    known = {
-        kind: (group.names, group.train) for kind, group in groups.items() if group is not None
-    }
-    return in_two(source.class_names, train, chosen, **known)
+    domains = _training_groups(source.domains)
+    tasks = _training_groups(source.tasks)
+    numbers = np.zeros(len(train), dtype=np.int64) if domains is None else domains.numbers
+    # A seed of its own: the same one would choose the samples that a source holds out from those
+    # that it left.
+    chosen = held_out_rows(train, numbers, fraction, seed + 1)
+    return in_two(source.class_names, train, chosen, domains, tasks)
 
 
-# ---------------------------------------------------------------------- copies
-
-Pairs = list[tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Samples with the same content, by their rows.
-
-    Attributes:
-        twice: (copy, first) training samples of one class; the first is the one that is learned.
-        tested: (test sample, training sample) of one class.
-        tested_twice: (copy, first) test samples of one class; the first is the one that is tested.
-        undecided: training sample → label of another class in which it lies, too: it is learned as
-            neither.
-        tested_undecided: the same of test samples, which are not tested.
-    """
-
-    twice: Pairs = field(default_factory=list)
-    tested: Pairs = field(default_factory=list)
-    tested_twice: Pairs = field(default_factory=list)
-    undecided: dict[int, int] = field(default_factory=dict)
-    tested_undecided: dict[int, int] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Return which samples are copies of an earlier one or in two classes: two masks, of
-        training and of test.
-        """
-        train = np.zeros(len(source.train), dtype=bool)
-        val = np.zeros(len(source.val), dtype=bool)
-        train[[*(row for row, _ in self.twice), *self.undecided]] = True
-        val[[*(row for row, _ in self.tested_twice), *self.tested_undecided]] = True
-        return train, val
-
-    def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
-        """Return one note for the user about each kind of copy that occurs.
-
-        Args:
-            source: where the samples are from.
-            duplicates: whether copies are left out.
-        """
-        table = [
-            (kind, printable(image), printable(other)) for kind, image, other in self.table(source)
-        ]
-        copies = [image for kind, image, _ in table if kind == "copy"]
-        labels = [
-            f"{image} (also in {other})" for kind, image, other in table if kind == "two classes"
-        ]
-        both = listed(
-            [
-                f"{image} (learned as {other})"
-                for kind, image, other in table
-                if kind == "learned and tested"
-            ]
-        )
-        sentences = [about_copies(copies, duplicates), about_labels(labels, duplicates)]
-        if both:
-            sentences += [
-                f"note: {both} {is_or_are(len(self.tested))} learned and tested with: the score"
-                " flatters"
-            ]
-        return [sentence for sentence in sentences if sentence]
-
-    def table(self, source: Source) -> list[tuple[str, str, str]]:
-        """Return a row for each sample: the kind of copy, the sample, and the other sample or
-        class.
-
-        Args:
-            source: where the samples are from.
-        """
-        train = source.train.names
-        val = source.val.names
-        names = source.class_names
-        return [
-            *(("copy", train[a], train[b]) for a, b in self.twice),
-            *(("copy", val[a], val[b]) for a, b in self.tested_twice),
-            *(("two classes", train[row], names[other]) for row, other in self.undecided.items()),
-            *(
-                ("two classes", val[row], names[other])
-                for row, other in self.tested_undecided.items()
-            ),
-            *(("learned and tested", val[a], train[b]) for a, b in self.tested),
-        ]
-
-
-def of_first(pairs: Pairs) -> dict[int, list[int]]:
-    """Return the copies of each first sample of pairs (copy, first)."""
-    copies: dict[int, list[int]] = {}
-    for row, first in pairs:
-        copies.setdefault(first, []).append(row)
-    return copies
-
-
-def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> Copies:
-    """Compare all samples of a source with each other.
-
-    Samples of classes that no task learns yet count, too: which samples are in two classes must not
-        depend on where a
-    run stops.
-
-    Args:
-        source: where they are from.
-        tasks: rows of the training samples of each task; of several copies the first one is
-            learned.
-    """
-    train = source.train
-    val = source.val
-    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
-    rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
-    sizes = np.array([train.size(row) for row in rows.tolist()])
-    tested_sizes = np.array([val.size(row) for row in range(len(val))])
-    ours = _where_alike(train, rows, sizes, tested_sizes)
-    theirs = _where_alike(val, np.arange(len(val)), tested_sizes, sizes)
-    count = len(train)  # test samples are numbered after the training samples
-    pairs = [*ours, *((count + row, value) for row, value in theirs)]
-    repeats = find_repeats(pairs, np.concatenate([train.labels, val.labels]))
-    copies = Copies()
-    tested_as = dict[int, int]()
-    for row, first in sorted(repeats.twice.items()):
-        if row < count:
-            copies.twice.append((row, first))
-        elif first < count and first not in tested_as:
-            copies.tested.append((row - count, first))
-            tested_as[first] = row
-        else:
-            copies.tested_twice.append((row - count, tested_as.get(first, first) - count))
-    for row, other in sorted(repeats.undecided.items()):
-        if row < count:
-            copies.undecided[row] = other
-        else:
-            copies.tested_undecided[row - count] = other
-    return copies
-
-
-def _where_alike(
-    samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, others: np.ndarray
-) -> Pairs:
-    """Find the samples that may be a copy of another one.
-
-    Samples of a size that no other one of them and none of the others has are not read. With
-    several processes each reads a share of the samples; all must call this.
-
-    Args:
-        samples: the set.
-        rows: (n,) positions of the samples to compare.
-        sizes: (n,) of them in bytes; -1 where that is not known without reading.
-        others: (m,) sizes of samples elsewhere.
-
-    Returns:
-        Row and hash of those that can be read, in the order of ``rows``.
-    """
-    values, counts = np.unique(np.concatenate([sizes, others]), return_counts=True)
-    candidates = rows[np.isin(sizes, values[(counts > 1) | (values < 0)])]
-    rank, world = rank_and_world()
-    share = candidates[rank::world]
-    for known, hashes in of_all_processes((share, samples.hashes(share))):
-        samples.note_hashes(known, hashes)
-    pairs = zip(candidates.tolist(), samples.hashes(candidates).tolist(), strict=True)
-    return [(row, value) for row, value in pairs if value != NOTHING]
+def _training_groups(grouping: Grouping | None) -> SampleGroups | None:
+    if grouping is None:
+        return None
+    return SampleGroups(grouping.names, grouping.train)

@@ -1,15 +1,15 @@
-"""Fixed sequences of labelled samples, in files or in memory: their classes, and their split for
-validation.
-"""
+"""Fixed sequences of labelled samples, in files or in memory, and sources: two such sets."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from PIL import Image
@@ -34,17 +34,16 @@ class SampleSet(ABC):
 
     Attributes:
         labels: (n,) int64, position of each sample's class in the source's ``class_names``.
-        names: what each sample is called: its path relative to the root, its id, or its index.
+        names: name of each sample: its path relative to the root, its id, or its index.
+        noun: what messages call one sample.
+        sequential: whether samples are best read in ascending order, because they lie one after the
+            other in large files.
     """
 
     labels: np.ndarray
     names: Sequence[str]
     noun = "sample"
-    """What messages call one of them."""
     sequential: bool = False
-    """Whether samples are best read in ascending order, as they lie one after the other in large
-    files.
-    """
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,24 +54,18 @@ class SampleSet(ABC):
 
     @abstractmethod
     def content_hash(self, index: int) -> int:
-        """Read sample ``index``, and return the hash of its content; that of nothing where it
-        cannot be read.
-        """
+        """Return the hash of the content of sample ``index``; ``NOTHING`` if it is unreadable."""
 
     def place(self, index: int) -> str:
         """Return where sample ``index`` is, for messages, on one line."""
         return printable(self.names[index])
 
     def mark(self, index: int) -> tuple[int, ...] | int:
-        """Return what is cheap to compute and changes with the content; by default the content's
-        hash.
-        """
+        """Return a cheap value that changes with the content; by default the content's hash."""
         return int(self.hashes(np.array([index]))[0])
 
     def size(self, index: int) -> int:
-        """Return the number of bytes of the content, or -1 where that is not known without reading
-        it.
-        """
+        """Return the size of the content in bytes; -1 if that is unknown before it is read."""
         return -1
 
     @cached_property
@@ -90,8 +83,13 @@ class SampleSet(ABC):
         return np.full(len(self), -1, dtype=np.int64)
 
     def hashes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the content hashes (n,) int64 of samples ``rows`` (n,), each computed when it is
-        first asked for.
+        """Return the content hashes of some samples; each is computed once.
+
+        Args:
+            rows: (n,) positions.
+
+        Returns:
+            (n,) int64.
         """
         for row in rows[self._hashes[rows] < 0].tolist():
             self._hashes[row] = self.content_hash(row)
@@ -99,7 +97,7 @@ class SampleSet(ABC):
         return known
 
     def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
-        """Take over content hashes (n,) that are known of samples ``rows`` (n,)."""
+        """Store content hashes (n,) int64 that are known already of samples ``rows`` (n,)."""
         self._hashes[rows] = hashes
 
 
@@ -117,11 +115,11 @@ class ImageSet(SampleSet):
         """
 
     def image(self, index: int, again: bool = False) -> EncodedImage:
-        """Read image ``index``, once for all that is wanted of it.
+        """Read image ``index``.
 
         Args:
             index: position of the image.
-            again: whether it will be asked for again, to be decoded.
+            again: whether it will be read again, to be decoded.
 
         Raises:
             UnreadableImage: it cannot be read.
@@ -129,10 +127,10 @@ class ImageSet(SampleSet):
         return EncodedImage(self.given(index))
 
     def content_hash(self, index: int) -> int:
-        """Read image ``index``, and return its hash; that of nothing where it cannot be read."""
+        """Return the hash of the content of image ``index``; ``NOTHING`` if it is unreadable."""
         try:
             return self.image(index, again=True).hash
-        except UnreadableImage:  # it is reported when it is to be decoded
+        except UnreadableImage:  # it is reported when it is decoded
             return NOTHING
 
 
@@ -151,6 +149,17 @@ class Grouping:
     val: np.ndarray
 
 
+class SampleGroups(NamedTuple):
+    """The groups of the samples of one set, before it is divided: see :class:`Grouping`."""
+
+    names: list[str]
+    numbers: np.ndarray  # (n,) int64, position of each sample's group in ``names``
+
+    def divided(self, val: np.ndarray) -> Grouping:
+        """Return the groups of the samples outside and inside of a mask ``val`` (n,) bool."""
+        return Grouping(self.names, self.numbers[~val], self.numbers[val])
+
+
 @dataclass
 class Source:
     """A training and a validation set over the same classes.
@@ -160,11 +169,11 @@ class Source:
         train, val: the two sets.
         domains: the session, place or camera of each sample, where the source knows it.
         tasks: the task that the source itself assigns to each sample, where it does.
-        groups: (n,) int64, equal for training samples that the user said belong together.
+        groups: (n,) int64, equal for training samples of one group that the user named.
         val_groups: (m,) int64, the same of validation samples that were held out.
         notes: sentences for the user about how the two sets were made.
-        held_out: whether ``val`` is a share of the data that was held out here, as they have no
-            such part.
+        held_out: whether ``val`` is a held-out split, made here because the data have no test
+            split.
     """
 
     class_names: list[str]
@@ -178,20 +187,23 @@ class Source:
     held_out: bool = False
 
     def untested(self) -> Source:
-        """Return the source with the files that were held out among those to learn, and none to
-        test.
-        """
+        """Return the source with all files in the training set, and an empty validation set."""
         train = cast(FileSet, self.train)
         val = cast(FileSet, self.val)
-        whole = FileSet(
-            train.root, [*train.names, *val.names], [*train.labels, *val.labels], train.contents
-        )
+        names = [*train.names, *val.names]
+        labels = [*train.labels, *val.labels]
+        whole = FileSet(train.root, names, labels, train.contents)
         return Source(self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes)
 
 
 class FileSet(ImageSet):
-    """Images in files below ``root``, a folder or a Zip archive; ``contents`` are those of files
-    looked at already.
+    """Images in files.
+
+    Args:
+        root: the folder or Zip archive that the files are in.
+        names: (n,) path of each file below ``root``.
+        labels: (n,) class position of each image.
+        contents: contents of files that were read already.
     """
 
     def __init__(
@@ -207,17 +219,20 @@ class FileSet(ImageSet):
         self.labels = np.asarray(labels, dtype=np.int64)
 
     def image(self, index: int, again: bool = False) -> EncodedImage:
-        """Read a file once, although it may be asked for ``again``; UnreadableImage where it cannot
-        be read.
+        """Read a file, and keep its content if it will be read ``again``.
+
+        Raises:
+            UnreadableImage: it cannot be read.
         """
-        return (self.contents.keep if again else self.contents.take)(self.given(index))
+        if again:
+            return self.contents.keep(self.given(index))
+        return self.contents.take(self.given(index))
 
     def look(self, rows: np.ndarray) -> list[Look]:
-        """Look at files ``rows`` (n,), which are to be decoded later, and note their content
-        hashes.
-        """
+        """Read hash, time and thumbnail of files ``rows`` (n,), and keep their contents."""
         looks = looks_at([self.given(row) for row in rows], self.contents.keep)
-        self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+        hashes = [look.hash for look in looks]
+        self.note_hashes(rows, np.array(hashes, dtype=np.int64))
         return looks
 
     def given(self, index: int) -> Path:
@@ -229,16 +244,16 @@ class FileSet(ImageSet):
         return printable(str(self.given(index)))
 
     def subset(self, rows: np.ndarray) -> FileSet:
-        """Return the files at positions ``rows``, with what is known of their hashes."""
-        files = FileSet(
-            self.root, [self.names[i] for i in rows], self.labels[rows].tolist(), self.contents
-        )
+        """Return the files at positions ``rows``, with their hashes as far as they are known."""
+        names = [self.names[i] for i in rows]
+        files = FileSet(self.root, names, self.labels[rows].tolist(), self.contents)
         files.note_hashes(np.arange(len(rows)), self._hashes[rows])
         return files
 
     def mark(self, index: int) -> tuple[int, ...]:
-        """Return the size, inode and times of modification and of change: the last cannot be set
-        back by a program.
+        """Return size, inode, and times of modification and of change.
+
+        No program can set back the last.
         """
         return identity(self.given(index))
 
@@ -248,16 +263,15 @@ class FileSet(ImageSet):
 
 
 class ArraySet(ImageSet):
-    """Images that a function reads: from memory, from another data set's object, or from a place in
-    a large file.
+    """Images that a function reads: from memory, from a data set's object, or from a large file.
 
     Args:
         read: position in the data → decoded image, or bytes of an image file; several threads call
             it.
         labels: (n,) class position of each image.
-        names: (n,) what each image is called; by default its position.
+        names: (n,) name of each image; by default its position.
         rows: (n,) position of each image in the data; by default 0, 1, …
-        where: what stands before an image's name in messages.
+        where: prefix of an image's name in messages.
         sequential: whether images are best read in ascending order.
     """
 
@@ -274,21 +288,16 @@ class ArraySet(ImageSet):
         self.where = where
         self.sequential = sequential
         self.labels = np.asarray(labels, dtype=np.int64)
-        if rows is None:
-            self.rows = np.arange(len(self.labels))
-        else:
-            self.rows = np.asarray(rows, dtype=np.int64)
-        if names is None:
-            self.names = [str(i) for i in self.rows.tolist()]
-        else:
-            self.names = names
+        positions = range(len(self.labels)) if rows is None else rows
+        self.rows = np.asarray(positions, dtype=np.int64)
+        self.names = [str(i) for i in self.rows.tolist()] if names is None else names
 
     def given(self, index: int) -> Image.Image | bytes:
         """Return the image.
 
         Raises:
-            CifnetError: the data are damaged or changed, as the reader says.
-            UnreadableImage: the reader failed in another way.
+            CifnetError: the reader says that the data are damaged or were changed.
+            UnreadableImage: the reader failed otherwise.
         """
         try:
             return self.read(int(self.rows[index]))
@@ -310,12 +319,11 @@ class ArraySet(ImageSet):
 
 
 def picture(image: Any, where: str) -> Image.Image:
-    """Return an image of Pillow, or an array (h, w), (h, w, 3) or (3, h, w) of uint8, as an image
-    of Pillow.
+    """Convert an array or tensor of pixels to an image of Pillow.
 
     Args:
-        image: also a tensor.
-        where: the image is, for messages.
+        image: (h, w), (h, w, 3) or (3, h, w) uint8, or an image of Pillow, which stays as it is.
+        where: the image's place, for messages.
 
     Raises:
         DataError: another shape or dtype.
@@ -325,21 +333,23 @@ def picture(image: Any, where: str) -> Image.Image:
     pixels = np.asarray(image)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, -1)
-    else:
-        pixels = pixels
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        hint = ""
         if pixels.dtype.kind == "f":
             hint = "; leave ToTensor and Normalize out of the transform"
-        else:
-            hint = ""
         found = f"shape {pixels.shape} and dtype {pixels.dtype}"
         raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
     return Image.fromarray(pixels.squeeze())
 
 
 def item_of(dataset: Any, index: int) -> Image.Image:
-    """Return the image of an item (image, …) of a torch data set; DataError where it is none."""
+    """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
     return picture(dataset[index][0], f"item {index}")
+
+
+def array_image(pixels: np.ndarray, index: int) -> Image.Image:
+    """Return an image of an array (n, h, w), (n, h, w, 3) or (n, 3, h, w) uint8."""
+    return picture(pixels[index], f"X[{index}]")
 
 
 @dataclass(frozen=True)
@@ -348,11 +358,11 @@ class SourceOptions:
 
     Attributes:
         root: folder or file of the data.
-        val_fraction: share of each class that is held out if the data have no test part.
+        val_fraction: share of each class that is held out if the data have no test split.
         split_seed: seed of that split.
         download: whether data may be fetched.
         own: options of one source alone.
-        group: how images that are held out together are found (:mod:`cifnet_pl.data.splitting`).
+        group: kind of the groups that are held out together (:mod:`cifnet_pl.data.splitting`).
     """
 
     root: Path | None = None
@@ -372,38 +382,23 @@ def classes_of(
     """Find the classes of a list of labels.
 
     Args:
-        labels: integers or texts.
+        labels: (n,) integers or texts.
         where: the data, for messages.
-        names: of the integers 0, 1, …, if the data have names; names that do not occur are left
-            out.
+        names: names of the integers 0, 1, …, if the data have them; names that do not occur are
+            left out.
 
     Returns:
-        The names of all classes in the order of their labels, and the position (n,) of each label
-        among them.
+        The names of all classes in the order of their labels, and the position (n,) int64 of each
+        label among them.
 
     Raises:
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             with control characters or of two classes.
     """
-    wrong = next(
-        (
-            i
-            for i, label in enumerate(labels)
-            if isinstance(label, bool) or not isinstance(label, int | str)
-        ),
-        None,
-    )
-    if wrong is not None:
-        label = labels[wrong]
-        if label is None:
-            given = "missing"
-        else:
-            given = f"{printable(str(label)[:60])} ({type(label).__name__})"
-        raise DataError(
-            f"{where}: the label in row {wrong} (counted from 0) is {given}, expected integers or"
-            " names"
-        )
-    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    for row, label in enumerate(labels):
+        if isinstance(label, bool) or not isinstance(label, int | str):
+            raise _no_label(label, row, where)
+    distinct = sorted(set(labels), key=_label_order)
     class_names = []
     for label in distinct:
         if names is None or isinstance(label, str):
@@ -411,25 +406,38 @@ def classes_of(
         elif 0 <= label < len(names):
             class_names.append(names[label])
         else:
+            last = len(names) - 1
+            raise DataError(f"{where}: a label is {label}, but there are names of 0 to {last}")
+    for name, count in Counter(class_names).items():
+        if count > 1 or not name or has_controls(name):
             raise DataError(
-                f"{where}: a label is {label}, but there are names of 0 to {len(names) - 1}"
+                f"{where}: '{printable(name)}' cannot be the name of a class, or is that of two:"
+                " rename it"
             )
-    strange = [name for name in class_names if not name or has_controls(name)]
-    if strange or len(set(class_names)) < len(distinct):
-        shown = (strange or [name for name in class_names if class_names.count(name) > 1])[0]
-        raise DataError(
-            f"{where}: '{printable(shown)}' cannot be the name of a class, or is that of two:"
-            " rename it"
-        )
     position = {label: i for i, label in enumerate(distinct)}
     return class_names, np.array([position[label] for label in labels], dtype=np.int64)
 
 
-# ---------------------------------------------------------------------- parts
+def _label_order(label: int | str) -> tuple[bool, int | str]:
+    """Return a key that sorts numbers before texts."""
+    return isinstance(label, str), label
+
+
+def _no_label(label: Any, row: int, where: str) -> DataError:
+    if label is None:
+        found = "missing"
+    else:
+        found = f"{printable(str(label)[:60])} ({type(label).__name__})"
+    return DataError(
+        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
+    )
+
+
+# ---------------------------------------------------------------------- splits
 
 TRAIN = ("train", "training")
 TEST = ("test", "val", "validation", "valid", "eval")
-"""What data sets call their parts; of several for testing the first one here is taken."""
+"""Names of splits; of several for testing the first one in this list is used."""
 
 
 def in_parts(
@@ -438,17 +446,18 @@ def in_parts(
     test: np.ndarray | None,
     options: SourceOptions,
     where: str,
-    **groups: tuple[list[str], np.ndarray],
+    domains: SampleGroups | None = None,
+    tasks: SampleGroups | None = None,
 ) -> Source:
-    """Return the source with the test part of the data, or with one that is held out by seed.
+    """Return a source with the test split of the data, or with a held-out split by seed.
 
     Args:
         class_names: names of the classes.
         whole: all samples.
-        test: (n,) bool, which are for testing, or None if the data do not say.
+        test: (n,) bool, which samples are in the test split; None if the data have none.
         options: share and seed.
         where: the data, for messages.
-        groups: as for :func:`in_two`.
+        domains, tasks: groups of the samples, where the data have them.
 
     Raises:
         DataError: no sample, or as :func:`checked`.
@@ -456,27 +465,28 @@ def in_parts(
     if not len(whole):
         raise DataError(f"{where}: there is no {whole.noun} in it")
     if test is None:
-        return split_by_seed(class_names, whole, options, **groups)
-    return checked(in_two(class_names, whole, test, **groups), where)
+        return split_by_seed(class_names, whole, options, domains, tasks)
+    return checked(in_two(class_names, whole, test, domains, tasks), where)
 
 
 def split_by_seed(
     class_names: list[str],
     whole: SampleSet,
     options: SourceOptions,
-    **groups: tuple[list[str], np.ndarray],
+    domains: SampleGroups | None = None,
+    tasks: SampleGroups | None = None,
 ) -> Source:
-    """Hold back a share of the samples of each class for validation.
+    """Hold out a share of the samples of each class for validation.
 
     Args:
         class_names: names of the classes.
         whole: all samples.
         options: share and seed.
-        groups: as for :func:`in_two`.
+        domains, tasks: groups of the samples, where the data have them.
     """
     one = np.zeros(len(whole), dtype=np.int64)
     held = held_out_rows(whole, one, options.val_fraction, options.split_seed)
-    return replace(in_two(class_names, whole, held, **groups), held_out=True)
+    return replace(in_two(class_names, whole, held, domains, tasks), held_out=True)
 
 
 def of_parts(
@@ -486,11 +496,10 @@ def of_parts(
     where: str,
     names: Sequence[str] | None = None,
 ) -> Source:
-    """Return a source of data in one part, of which a share is held out, or in two, to learn and to
-    test with.
+    """Return a source of data in one part, to be split by seed, or in two: training and test.
 
     Args:
-        labels: of the samples of each part, as :func:`classes_of` takes them.
+        labels: labels of the samples of each part, as :func:`classes_of` takes them.
         make: number of a part and class positions (n,) of its samples → the samples.
         options: share and seed.
         where, names: as for :func:`classes_of`.
@@ -498,12 +507,12 @@ def of_parts(
     Raises:
         DataError: as :func:`classes_of` and :func:`checked`.
     """
-    class_names, positions = classes_of([label for part in labels for label in part], where, names)
-    ends = np.cumsum([len(part) for part in labels])[:-1]
-    sets = [make(number, part) for number, part in enumerate(np.split(positions, ends))]
-    if len(sets) == 1:
-        return split_by_seed(class_names, sets[0], options)
-    return checked(Source(class_names, sets[0], sets[1]), where)
+    class_names, positions = classes_of(list(chain.from_iterable(labels)), where, names)
+    train_count = len(labels[0])
+    train = make(0, positions[:train_count])
+    if len(labels) == 1:
+        return split_by_seed(class_names, train, options)
+    return checked(Source(class_names, train, make(1, positions[train_count:])), where)
 
 
 def checked(source: Source, where: str) -> Source:
@@ -513,7 +522,7 @@ def checked(source: Source, where: str) -> Source:
         DataError: there is no test sample, or no training sample of a class.
     """
     if not len(source.val):
-        raise DataError(f"{where}: the test part has no {source.val.noun}")
+        raise DataError(f"{where}: the test split has no {source.val.noun}")
     for label, name in enumerate(source.class_names):
         if label not in source.train.rows_of:
             raise DataError(
@@ -526,23 +535,26 @@ def in_two(
     class_names: list[str],
     whole: SampleSet,
     val: np.ndarray,
-    **groups: tuple[list[str], np.ndarray],
+    domains: SampleGroups | None = None,
+    tasks: SampleGroups | None = None,
 ) -> Source:
-    """Return a source of the samples that are not marked in ``val`` (n,), and of those that are.
+    """Divide samples into a training and a validation set.
 
     Args:
         class_names: names of the classes.
         whole: all samples.
-        val: (n,) bool.
-        groups: ``domains`` and ``tasks``, where there are some: their names, and (n,) the position
-            of each sample's.
+        val: (n,) bool, which are for validation.
+        domains, tasks: groups of the samples, where the data have them.
     """
-    source = Source(
-        class_names, whole.subset(np.flatnonzero(~val)), whole.subset(np.flatnonzero(val))
+    train_set = whole.subset(np.flatnonzero(~val))
+    val_set = whole.subset(np.flatnonzero(val))
+    return Source(
+        class_names,
+        train_set,
+        val_set,
+        domains and domains.divided(val),
+        tasks and tasks.divided(val),
     )
-    for kind, (names, group) in groups.items():
-        setattr(source, kind, Grouping(names, group[~val], group[val]))
-    return source
 
 
 def held_out_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
@@ -552,13 +564,15 @@ def held_out_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed:
         samples: all samples.
         groups: (n,) number of each sample's group.
         fraction: share to choose.
-        seed: of the choice.
+        seed: seed of the choice.
 
     Returns:
         (n,) bool.
     """
     chosen = np.zeros(len(samples), dtype=bool)
     for rows in samples.rows_of.values():
-        for part in (rows[groups[rows] == group] for group in np.unique(groups[rows])):
-            chosen[part] = held_out([samples.names[i] for i in part], fraction, seed)
+        for group in np.unique(groups[rows]):
+            members = rows[groups[rows] == group]
+            names = [samples.names[i] for i in members]
+            chosen[members] = held_out(names, fraction, seed)
     return chosen

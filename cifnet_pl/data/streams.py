@@ -1,4 +1,4 @@
-"""Divide training samples among tasks by the kind of stream. Pure NumPy, no images and no torch.
+"""Divide training samples among tasks by the kind of stream; pure NumPy, no images and no torch.
 
 A new kind is one subclass of :class:`Stream`; ``--data.stream`` finds it by its name.
 """
@@ -37,17 +37,22 @@ class Classes:
 
     def rows(self, labels: Sequence[int]) -> np.ndarray:
         """Return the positions of all training samples of classes ``labels``, class by class."""
-        none = np.zeros(0, dtype=np.int64)
-        return np.concatenate(
-            [none, *(self.source.train.rows_of.get(label, none) for label in labels)]
-        )
+        rows = [np.zeros(0, dtype=np.int64)]
+        for label in labels:
+            if label in self.source.train.rows_of:
+                rows.append(self.source.train.rows_of[label])
+        return np.concatenate(rows)
+
+    def shuffled(self, seed: int, label: int) -> np.ndarray:
+        """Return the positions of all training samples of a class, in an order by seed."""
+        return self.random(seed, label).permutation(self.rows([label]))
 
     def random(self, seed: int, label: int) -> np.random.Generator:
         """Return a random number generator for one class that does not depend on other classes.
 
         Args:
-            seed: of all classes.
-            label: of the class.
+            seed: seed of all classes.
+            label: label of the class.
         """
         name = self.source.class_names[label].encode("utf-8", "surrogateescape")
         return np.random.default_rng([seed, crc32(name)])
@@ -60,9 +65,7 @@ class Stream(ABC):
     """Whether a class may bring samples in tasks after the one that introduces it."""
 
     def evaluated(self, source: Source) -> Grouping | None:
-        """Return the domains that are evaluated one by one; None to evaluate the classes of each
-        task.
-        """
+        """Return the domains to evaluate one by one; None to evaluate the classes of each task."""
         return None
 
     @abstractmethod
@@ -88,9 +91,9 @@ class Returning(Stream):
     """Every class comes back in later tasks with samples that were not there before.
 
     Args:
-        share: of a class's samples that come after the task which introduces it, in equal parts in
-            all later tasks.
-        seed: of the choice.
+        share: share of a class's samples that come after the task which introduces it, in equal
+            parts in all later tasks.
+        seed: seed of the choice.
     """
 
     def __init__(self, share: float = 0.5, seed: int = 0):
@@ -104,26 +107,25 @@ class Returning(Stream):
         for k, task in enumerate(classes.tasks):
             later = len(classes.tasks) - 1 - k
             for label in task:
-                rows = classes.random(self.seed, label).permutation(classes.rows([label]))
-                if later:
-                    first = max(1, len(rows) - round(self.share * len(rows)))
-                else:
-                    first = len(rows)
+                rows = classes.shuffled(self.seed, label)
+                if not later:
+                    parts[k].append(np.sort(rows))
+                    continue
+                first = max(1, len(rows) - round(self.share * len(rows)))
                 parts[k].append(np.sort(rows[:first]))
-                for i, chunk in enumerate(np.array_split(rows[first:], later) if later else []):
-                    parts[k + 1 + i].append(np.sort(chunk))
+                for i, chunk in enumerate(np.array_split(rows[first:], later), k + 1):
+                    parts[i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
 
 
 class Blurry(Stream):
-    """i-Blurry (Koh et al., ICLR 2022): some classes stay in one task, the others also appear in
-    all others.
+    """i-Blurry (Koh et al., ICLR 2022): some classes stay in one task, the others appear in all.
 
     Args:
         disjoint: percentage N of the classes that stay in one task.
         blurry: percentage M of the samples of each other class that are spread over the other
             tasks, earlier ones too.
-        seed: of all choices.
+        seed: seed of all choices.
         every: samples between two solves, those of each task shuffled, so that the mean of A_k is
             the paper's A_AUC; null to solve after each task.
     """
@@ -131,8 +133,9 @@ class Blurry(Stream):
     def __init__(
         self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0, every: int | None = None
     ):
-        for name, value in (("disjoint", disjoint), ("blurry", blurry)):
-            check_that(0 <= value <= 100, name, value, "a percentage from 0 to 100")
+        expected = "a percentage from 0 to 100"
+        check_that(0 <= disjoint <= 100, "disjoint", disjoint, expected)
+        check_that(0 <= blurry <= 100, "blurry", blurry, expected)
         check_every(every)
         self.disjoint = disjoint
         self.blurry = blurry
@@ -151,17 +154,14 @@ class Blurry(Stream):
             for label in task:
                 random = classes.random(self.seed, label)
                 rows = random.permutation(classes.rows([label]))
-                if label in stay or tasks == 1:
-                    leaving = 0
-                else:
-                    leaving = round(self.blurry / 100 * len(rows))
+                leaving = round(self.blurry / 100 * len(rows))
+                if label in stay or tasks == 1 or not leaving:
+                    parts[k].append(np.sort(rows))
+                    continue
                 parts[k].append(np.sort(rows[leaving:]))
-                if leaving:
-                    goes_to = random.choice(others, leaving)
-                else:
-                    goes_to = np.zeros(0, dtype=np.int64)
+                destinations = random.choice(others, leaving)
                 for other in others:
-                    parts[other].append(np.sort(rows[:leaving][goes_to == other]))
+                    parts[other].append(np.sort(rows[:leaving][destinations == other]))
         whole = [np.concatenate(chunks) for chunks in parts]
         if self.every is None:
             return whole
@@ -176,7 +176,7 @@ class TaskFree(Stream):
 
     Args:
         every: samples between two solves.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
     """
 
     def __init__(self, every: int = 500, seed: int = 0):
@@ -196,9 +196,10 @@ def check_every(every: int | None) -> None:
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
     """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
-    rows = np.concatenate(
-        [np.random.default_rng([seed, k]).permutation(task) for k, task in enumerate(tasks)]
-    )
+    shuffled = []
+    for k, task in enumerate(tasks):
+        shuffled.append(np.random.default_rng([seed, k]).permutation(task))
+    rows = np.concatenate(shuffled)
     return [rows[start : start + every] for start in range(0, len(rows), every)]
 
 
@@ -206,22 +207,22 @@ SizeOrder = Literal["shuffled", "descending"]
 
 
 class LongTailed(Stream):
-    """Class sizes that fall exponentially, ``n_r = n_max · ratio^(−r/(C−1))`` for the class of rank
-    r; disjoint tasks.
+    """Class sizes that fall exponentially, in disjoint tasks.
+
+    The class of rank r of C classes has ``n_r = n_max · ratio^(−r/(C−1))`` samples.
 
     Args:
         ratio: size of the largest class divided by that of the smallest.
-        order: "descending", the largest classes are learned first; or "shuffled", sizes are dealt
-            out by seed.
-        seed: of the sizes and of the choice of samples.
+        order: "descending", the largest classes are learned first; or "shuffled", sizes are drawn
+            by seed.
+        seed: seed of the sizes and of the choice of samples.
     """
 
     samples_return = False
 
     def __init__(self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0):
-        check_that(
-            ratio >= 1, "ratio", ratio, "at least 1: the largest class divided by the smallest"
-        )
+        expected = "at least 1: the largest class divided by the smallest"
+        check_that(ratio >= 1, "ratio", ratio, expected)
         check_choice("order of a long-tailed stream", order, SizeOrder)
         self.ratio = ratio
         self.order = order
@@ -235,17 +236,19 @@ class LongTailed(Stream):
         else:
             ranked = np.random.default_rng(self.seed).permutation(order).tolist()
         largest = max(len(classes.rows([label])) for label in order)
+        last_rank = max(1, len(order) - 1)
         rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
-            rows = classes.random(self.seed, label).permutation(classes.rows([label]))
-            size = round(largest * self.ratio ** (-rank / max(1, len(order) - 1)))
-            rows_of[label] = np.sort(rows[: max(1, size)])
-        return [np.concatenate([rows_of[label] for label in task]) for task in classes.tasks]
+            size = round(largest * self.ratio ** (-rank / last_rank))
+            rows_of[label] = np.sort(classes.shuffled(self.seed, label)[: max(1, size)])
+        tasks = []
+        for task in classes.tasks:
+            tasks.append(np.concatenate([rows_of[label] for label in task]))
+        return tasks
 
 
 class Domains(Stream):
-    """Domain-incremental: each task is one domain (a session, place or camera) with all its
-    classes.
+    """Domain-incremental: each task is one domain (a session, place or camera), with its classes.
 
     Args:
         order: names of the domains in the order of learning, or null for the source's order.
@@ -255,19 +258,18 @@ class Domains(Stream):
         self.order = order
 
     def evaluated(self, source: Source) -> Grouping | None:
-        """Return the domains, in the order of learning; those that no task learns come after
-        them.
-        """
+        """Return the domains in the order of learning, then those that no task learns."""
         domains = _grouping(source.domains, "domains")
         order = self._order(domains)
-        return _reordered(domains, order + [name for name in domains.names if name not in order])
+        order += [name for name in domains.names if name not in order]
+        position = np.array([order.index(name) for name in domains.names])
+        return Grouping(order, position[domains.train], position[domains.val])
 
     def _order(self, domains: Grouping) -> list[str]:
-        present = [name for i, name in enumerate(domains.names) if (domains.train == i).any()]
+        present = _trained_groups(domains)
         if self.order is None:
-            chosen = present
-        else:
-            chosen = [str(name) for name in self.order]
+            return present
+        chosen = [str(name) for name in self.order]
         if sorted(chosen) != sorted(present):
             raise UsageError(
                 f"the order of domains is {', '.join(chosen)}, expected each of"
@@ -282,16 +284,12 @@ class Domains(Stream):
 
 
 class Listed(Stream):
-    """The tasks that the source itself lists, such as the column ``task`` of a manifest, in sorted
-    order.
-    """
+    """The tasks of the source itself, such as the column ``task`` of a manifest, sorted."""
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the positions of the training samples of each task."""
         tasks = _grouping(classes.source.tasks, "tasks")
-        return _divided(
-            classes, tasks, [name for i, name in enumerate(tasks.names) if (tasks.train == i).any()]
-        )
+        return _divided(classes, tasks, _trained_groups(tasks))
 
 
 def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
@@ -303,18 +301,20 @@ def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
     return grouping
 
 
+def _trained_groups(grouping: Grouping) -> list[str]:
+    """Return the names of the groups that have training samples."""
+    return [grouping.names[i] for i in np.unique(grouping.train)]
+
+
 def _divided(classes: Classes, groups: Grouping, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     rows = classes.rows(classes.order)
-    domains = [rows[groups.train[rows] == groups.names.index(name)] for name in order]
-    empty = [name for name, domain_rows in zip(order, domains, strict=True) if not len(domain_rows)]
-    if empty:
-        raise DataError(
-            f"no training sample of the chosen classes is in '{empty[0]}': leave it out"
-        )
-    return domains
-
-
-def _reordered(groups: Grouping, order: list[str]) -> Grouping:
-    position = np.array([order.index(name) for name in groups.names])
-    return Grouping(order, position[groups.train], position[groups.val])
+    tasks = []
+    for name in order:
+        task = rows[groups.train[rows] == groups.names.index(name)]
+        if not len(task):
+            raise DataError(
+                f"no training sample of the chosen classes is in '{name}': leave it out"
+            )
+        tasks.append(task)
+    return tasks

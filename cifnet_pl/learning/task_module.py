@@ -389,7 +389,7 @@ class TaskModule(LightningModule):
         if self.data.plan.kind.samples_return:
             self.check_returning()
         self.outside_code()  # the hashes are kept from here on, whatever is edited while the run goes on
-        _ = self.data.copies  # found before the first task is counted
+        _ = self.data.found_duplicates  # found before the first task is counted
         trainer = self.trainer
         tasks = len(self.data.stream(self.learned_tasks))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:

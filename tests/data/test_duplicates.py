@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import cifnet_pl
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import find_duplicates
+from cifnet_pl.data.duplicates import find_duplicates
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage
@@ -65,8 +65,8 @@ def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
         assert torch.equal(tensor, ours["state_dict"][key]), key
     assert not (clean / "duplicates.csv").exists()
     told = [tuple(row.values()) for row in rows(folder / "duplicates.csv")]
-    assert ("copy", "bee/x 2.png", "bee/4.png") in told
-    assert ("learned and tested", "ant/again.png", "ant/2.png") in told
+    assert ("duplicate", "bee/x 2.png", "bee/4.png") in told
+    assert ("training and test", "ant/again.png", "ant/2.png") in told
     assert cifnet_pl.load(folder).counts["bee"] == 9
 
 
@@ -104,21 +104,21 @@ def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(ima
     found = find_duplicates(source, [np.arange(len(source.train))])
     train = source.train.names
     val = source.val.names
-    assert [(val[a], val[b]) for a, b in found.tested_twice] == [
+    assert [(val[a], val[b]) for a, b in found.test] == [
         ("bee/a.png", "bee/9.png"),
         ("bee/b.png", "bee/9.png"),
     ]
-    assert {val[row] for row in found.tested_undecided} == {
+    assert {val[row] for row in found.ambiguous_test} == {
         "ant/10.png",
         "dog/wrong.png",
         "dog/cow.png",
     }
-    assert {train[row] for row in found.undecided} == {"cow/3.png"}
-    assert (found.twice, found.tested) == ([], [])
+    assert {train[row] for row in found.ambiguous} == {"cow/3.png"}
+    assert (found.train, found.across) == ([], [])
     learned_out, tested_out = found.left_out(source)
     assert (int(learned_out.sum()), int(tested_out.sum())) == (1, 5)
     assert ("two classes", "dog/wrong.png", "ant") in found.table(source)
-    assert ("copy", "bee/b.png", "bee/9.png") in found.table(source)
+    assert ("duplicate", "bee/b.png", "bee/9.png") in found.table(source)
     (task,) = CIFNetDataModule("folder", str(images), classes_per_task=4, image_size=4)
     assert sum(len(labels) for _, labels in task.test) == len(val) - 5
 
@@ -160,7 +160,7 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     first = names.index("ant/5.png")
     for tasks in ([[first], [copy]], [[copy], [first]]):
         found = find_duplicates(source, [np.array(task) for task in tasks])
-        assert found.twice == [(tasks[1][0], tasks[0][0])]
+        assert found.train == [(tasks[1][0], tasks[0][0])]
 
 
 def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_names_that_are_not_text(tmp_path, capsys, caplog):
     assert r"K\udce4tzchen (" in said
     assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
     (table,) = logs.glob("default/version_*/duplicates.csv")
-    assert b"copy,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
+    assert b"duplicate,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
 
 
 # ---------------------------------------------------------------------- one unreadable image

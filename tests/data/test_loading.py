@@ -19,7 +19,9 @@ from cifnet_pl.data.loading import (
     EmbeddingBatch,
     ImageBatch,
     ImageLoader,
+    PlannedBatch,
     StoredLoader,
+    planned_batches,
     shard_batches,
 )
 from cifnet_pl.data.sets import FileSet, ImageSet
@@ -94,7 +96,7 @@ def test_a_fault_of_ours_is_not_taken_for_a_bad_image() -> None:
 
 def test_decoding_starts_with_the_first_batch() -> None:
     images = Numbers(4)
-    plan = [(np.array([0, 1]), None), (np.array([2]), None)]
+    plan = planned_batches(np.arange(3), 2, None)
     loader = StoredLoader(images, plan, ImageLoader(images, 2, 1.0, 0), learned=True)
     iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
     assert images.decoded == 0
@@ -135,7 +137,7 @@ def test_unreadable_images_are_named_at_once(
     ]
     text = loading.name_unreadable(broken[1:], [loader])
     assert text.startswith(f"cannot read these images: {broken[1]}; {broken[0]}: repair")
-    monkeypatch.setattr(loading, "NAMED", 1)
+    monkeypatch.setattr(loading, "UNREADABLE_SHOWN", 1)
     assert "; and more" in loading.name_unreadable([], [loader])
     assert loading.name_unreadable(["x: y"], []).startswith("cannot read image x: y")
 
@@ -173,13 +175,13 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
     decoder = ImageLoader(images, 2, 1.0, 0)
     plan = [
-        (np.array([6, 4]), None),
-        (np.array([1, 0]), memory),
-        (np.array([7]), None),
-        (np.array([3]), memory),
+        PlannedBatch(np.array([6, 4]), None),
+        PlannedBatch(np.array([1, 0]), memory),
+        PlannedBatch(np.array([7]), None),
+        PlannedBatch(np.array([3]), memory),
     ]
     loader = StoredLoader(images, plan, decoder, learned=True)
-    other = StoredLoader(images, [(np.array([5]), None)], decoder, learned=False)
+    other = StoredLoader(images, [PlannedBatch(np.array([5]), None)], decoder, learned=False)
     assert (len(loader), len(other)) == (4, 1)
     for _ in range(2):  # a loader can be run through again, whatever was made since
         batches = list(loader)

@@ -111,11 +111,11 @@ def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
     assert sum(name.startswith("ant") for name in train) == 6
     notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group="folder")).notes
     assert (
-        "note: all images of class ant belong together by --data.group folder, so that none is"
+        "note: all images of class ant are one group by --data.group folder, so that none is"
         " held out" in notes
     )
     notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group="name:")).notes
-    assert "each of the classes ant, bee belong together by --data.group name:, so" in notes[0]
+    assert "each of the classes ant, bee are one group by --data.group name:, so" in notes[0]
 
 
 def test_the_share_of_images_is_met_although_groups_are_uneven(tmp_path: Path):

@@ -77,7 +77,7 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
         ),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
-        ({"split": np.array(["train"] * 30)}, "the test part has no sample"),
+        ({"split": np.array(["train"] * 30)}, "the test split has no sample"),
         (
             {"split": np.where(np.arange(30) % 3 == 1, "test", "train")},
             "class '1' has no training sample",
@@ -193,14 +193,14 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(tmp_pat
         ("path,label\n", "lists no image"),
         ("path,label\nblue/0.png\n", "row 1 has 1 cells, the header has 2: blue/0.png"),
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
-        ('path,label\n"blue/0.png","a\nb"\n', r"row 1 has control characters, 'a\\nb' for label"),
+        ('path,label\n"blue/0.png","a\nb"\n', r"row 1 has control characters for label, 'a\\nb'"),
         ("path,label\nblue/0.png,a\nblue/0.png,b\n", r"lists an image twice \(blue/0.png\)"),
         (
             "path,label\nblue/0.png,a\nblue/99.png,b\n",
             "lists 1 files that are not there, the first is .*blue/99.png",
         ),
         ("path,label,split\nblue/0.png,a,dev\n", "has split 'dev', expected train or test"),
-        ("path,label,split\nblue/0.png,a,train\n", "the test part has no image"),
+        ("path,label,split\nblue/0.png,a,train\n", "the test split has no image"),
         (
             "path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n",
             "class 'a' has no training image",

@@ -1,6 +1,4 @@
-"""Read benchmarks as they are handed out: the sets of torchvision, ImageNet, Tiny-ImageNet, CORe50,
-CIFAR-100.
-"""
+"""Read benchmarks as they are distributed: torchvision, ImageNet, CORe50, CIFAR-100 and others."""
 
 from __future__ import annotations
 
@@ -8,22 +6,27 @@ import csv
 import inspect
 import json
 import re
+from collections import Counter
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cifnet_pl.data.sets import (
     ArraySet,
     FileSet,
+    SampleGroups,
     Source,
     SourceOptions,
+    array_image,
     checked,
     held_out_rows,
     in_two,
     item_of,
     of_parts,
+    split_by_seed,
 )
 from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
@@ -40,8 +43,9 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
     "Places365": ({"split": "train-standard"}, {"split": "val"}),
 }
-"""Arguments for the training and the validation part, where they are not train=True|False or
-split="train"|"test".
+"""Arguments of the training and the test split, where these are not the usual ones.
+
+The usual ones are ``train=True`` and ``False``, or ``split="train"`` and ``"test"``.
 """
 
 DEFAULT_ROOT = Path("data")
@@ -58,31 +62,34 @@ def set_names() -> list[str]:
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
+def digits(options: SourceOptions) -> Source:
+    """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    class_names = [str(digit) for digit in range(10)]
+    return split_by_seed(class_names, ArraySet(partial(array_image, images), labels), options)
+
+
+# ---------------------------------------------------------------------- torchvision
+
+
 def torchvision_set(name: str, options: SourceOptions) -> Source:
-    """Load a classification set of torchvision: its own two parts, or a split by seed if it has one
-    part.
+    """Load a classification set of torchvision: its two splits, or a split by seed of its only one.
 
     Args:
-        name: of the class in ``torchvision.datasets``.
-        options: of the source.
+        name: name of the class in ``torchvision.datasets``.
+        options: options of the source.
 
     Raises:
         UsageError: the set is not one of images with one class each.
         DataError: it is not on this machine, or damaged.
     """
-    from torchvision import datasets
-
-    parameters = inspect.signature(getattr(datasets, name)).parameters
-    parts: tuple[dict[str, Any], ...] = ({},)
-    if name in PARTS:
-        parts = PARTS[name]
-    elif "train" in parameters:
-        parts = ({"train": True}, {"train": False})
-    elif "split" in parameters:
-        parts = ({"split": "train"}, {"split": "test"})
-    opened = [_open(name, options, part) for part in parts]
-    first, last = (getattr(dataset, "classes", None) for dataset in (opened[0], opened[-1]))
-    if first != last:
+    opened = [_open(name, options, arguments) for arguments in _split_arguments(name)]
+    train_classes = getattr(opened[0], "classes", None)
+    test_classes = getattr(opened[-1], "classes", None)
+    if train_classes != test_classes:
         raise DataError(
             f"torchvision's {name} has other classes for testing than for training: fetch it again"
         )
@@ -90,16 +97,32 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
     def make(part: int, labels: np.ndarray) -> ArraySet:
         return ArraySet(partial(item_of, opened[part]), labels)
 
-    return of_parts(
-        [_labels(part) for part in opened],
-        make,
-        options,
-        f"torchvision's {name}",
-        _class_names(opened[0]),
-    )
+    labels = [_labels(part) for part in opened]
+    return of_parts(labels, make, options, f"torchvision's {name}", _class_names(opened[0]))
+
+
+def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
+    """Return the arguments that a torchvision set takes for each of its splits."""
+    from torchvision import datasets
+
+    parameters = inspect.signature(getattr(datasets, name)).parameters
+    if name in PARTS:
+        return PARTS[name]
+    if "train" in parameters:
+        return ({"train": True}, {"train": False})
+    if "split" in parameters:
+        return ({"split": "train"}, {"split": "test"})
+    return ({},)
 
 
 def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
+    """Construct a torchvision set.
+
+    Args:
+        name: name of the class in ``torchvision.datasets``.
+        options: options of the source.
+        arguments: arguments of one split.
+    """
     from torchvision import datasets
 
     builder = getattr(datasets, name)
@@ -109,26 +132,19 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
         keywords["download"] = options.download
-    wanted = [
-        p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-    ]
-    if set(wanted) - keywords.keys():
-        raise _unsuitable(name, f"needs {', '.join(sorted(set(wanted) - keywords.keys()))}")
+    for parameter in parameters.values():
+        optional_one = parameter.default is not parameter.empty
+        variable = parameter.kind is parameter.VAR_KEYWORD
+        if parameter.name not in keywords and not optional_one and not variable:
+            raise _unsuitable(name, f"needs {parameter.name}")
+    absent = f"torchvision's {name} is not in {place(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download true"
     )
-    missing = explained(
-        DataError,
-        f"torchvision's {name} is not in {place(root)}",
-        RuntimeError,
-        OSError,
-        end=remedies,
-    )
+    unmet = f"torchvision's {name} needs a package that is not installed"
     with (
-        missing,
-        explained(
-            UsageError, f"torchvision's {name} needs a package that is not installed", ImportError
-        ),
+        explained(DataError, absent, RuntimeError, OSError, end=remedies),
+        explained(UsageError, unmet, ImportError),
     ):
         try:
             return builder(**keywords)
@@ -144,11 +160,15 @@ def _unsuitable(name: str, reason: str) -> UsageError:
 
 
 def _labels(dataset: Any) -> list[int]:
-    """Return the label of each image, read without decoding any."""
-    candidates = [
-        getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels", "y")
-    ]
-    values = next((v for v in candidates if v is not None), None)
+    """Return the label of each image, read without decoding any.
+
+    Raises:
+        UsageError: the set does not list them.
+    """
+    values = None
+    for attribute in ("targets", "labels", "_labels", "y"):
+        if values is None:
+            values = getattr(dataset, attribute, None)
     if values is None and hasattr(dataset, "_samples"):
         values = [sample[1] for sample in dataset._samples]
     if values is None or not len(values):
@@ -160,21 +180,27 @@ def _labels(dataset: Any) -> list[int]:
 
 
 def _class_names(dataset: Any) -> list[str]:
-    """Return the name of each label; a name that occurs twice (ImageNet has two cranes) gets its
-    label behind it.
+    """Return the name of each label.
+
+    A name that occurs twice (ImageNet has two cranes) gets its label behind it.
     """
     declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
         return [str(label) for label in range(max(_labels(dataset)) + 1)]
-    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in declared]
-    return [
-        name if names.count(name) == 1 else f"{name} ({label})" for label, name in enumerate(names)
-    ]
+    names = []
+    for name in declared:
+        names.append(", ".join(name) if isinstance(name, tuple) else str(name))
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name} ({label})" for label, name in enumerate(names)]
 
+
+# ---------------------------------------------------------------------- ImageNet
 
 CLASSES = 100
 IMAGENET_CLASSES = 1000
 USUAL_SEED = 1993
+"""Seed of the class orders of the literature."""
+
 IMAGENET = (
     "the folder of ImageNet (ILSVRC 2012, from image-net.org) with train/<class>/*.JPEG and"
     " val/<class>/*.JPEG, the validation images sorted into class folders"
@@ -189,8 +215,8 @@ TINY = (
 def imagenet100(options: SourceOptions) -> Source:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
-    Of ImageNet's 1000 those are taken that the literature draws, with NumPy's legacy generator and
-    the seed 1993; of a tree of 100 classes all.
+    Of ImageNet's 1000 classes those are used that the literature draws, with NumPy's legacy
+    generator and the seed 1993; of a tree of 100 classes all.
 
     Raises:
         DataError: no such tree, one of another number of classes, or one without validation images
@@ -198,9 +224,11 @@ def imagenet100(options: SourceOptions) -> Source:
     """
     with listing():
         root = existing(options, IMAGENET)
-        if not ((root / "train").is_dir() and (root / "val").is_dir()):
+        train = root / "train"
+        val = root / "val"
+        if not (train.is_dir() and val.is_dir()):
             raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
-        names = [path.name for path in sub_folders(root / "train")]
+        names = [path.name for path in sub_folders(train)]
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
             rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[:CLASSES]
@@ -209,13 +237,12 @@ def imagenet100(options: SourceOptions) -> Source:
             raise DataError(
                 f"{place(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}"
             )
-        missing = [name for name in names if not (root / "val" / name).is_dir()]
-        if missing:
-            raise DataError(
-                f"class '{missing[0]}' is not in val of {place(root)}: --data.root must be"
-                f" {IMAGENET}"
-            )
-        return Source(names, file_set(root / "train", names), file_set(root / "val", names))
+        for name in names:
+            if not (val / name).is_dir():
+                raise DataError(
+                    f"class '{name}' is not in val of {place(root)}: --data.root must be {IMAGENET}"
+                )
+        return Source(names, file_set(train, names), file_set(val, names))
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
@@ -227,42 +254,55 @@ def tinyimagenet(options: SourceOptions) -> Source:
         DataError: no such tree, or a validation image that is listed but not there.
     """
     with listing():
-        root = existing(options, TINY)
-        if (root / "tiny-imagenet-200").is_dir():
-            root = root / "tiny-imagenet-200"
-        else:
-            root = root
+        root = _inner_folder(existing(options, TINY), "tiny-imagenet-200")
         annotations = root / "val" / "val_annotations.txt"
-        if not ((root / "train").is_dir() and annotations.is_file()):
-            if annotations.is_file():
-                lacking = "train"
-            else:
-                lacking = "val/val_annotations.txt"
-            raise DataError(f"{place(root)} has no {lacking}: set --data.root to {TINY}")
+        if not annotations.is_file():
+            raise DataError(
+                f"{place(root)} has no val/val_annotations.txt: set --data.root to {TINY}"
+            )
+        if not (root / "train").is_dir():
+            raise DataError(f"{place(root)} has no train: set --data.root to {TINY}")
         names = [path.name for path in sub_folders(root / "train")]
         return Source(names, file_set(root / "train", names), _validation(annotations, names))
 
 
-def _validation(annotations: Path, names: list[str]) -> FileSet:
-    """Return the validation images of the classes ``names``, in the order of their annotations."""
-    images = annotations.parent / "images"
-    if images.is_dir():
-        there = {path.name for path in images.iterdir()}
-    else:
-        there = set()
-    position = {name: i for i, name in enumerate(names)}
-    with annotations.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t") if len(row) > 1]
-    files = [(row[0], position[row[1]]) for row in rows if row[1] in position]
-    missing = [name for name, _ in files if name not in there]
-    if missing or not files:
-        if missing:
-            listed = f"{missing[0]}, which is not in {place(images)}"
-        else:
-            listed = "no image of the classes in train"
-        raise DataError(f"{place(annotations)} lists {listed}: unpack the data set again")
-    return FileSet(images, [name for name, _ in files], [label for _, label in files])
+def _inner_folder(root: Path, name: str) -> Path:
+    """Return the folder ``name`` in ``root`` if there is one, else ``root``."""
+    inner = root / name
+    if inner.is_dir():
+        return inner
+    return root
 
+
+def _validation(annotations: Path, class_names: list[str]) -> FileSet:
+    """Return the validation images of some classes, in the order of their annotations.
+
+    Raises:
+        DataError: no image of the classes, or one that is listed but not there.
+    """
+    images = annotations.parent / "images"
+    present = {path.name for path in images.iterdir()} if images.is_dir() else set()
+    position = {name: i for i, name in enumerate(class_names)}
+    names: list[str] = []
+    labels: list[int] = []
+    with annotations.open(newline="", encoding="utf-8") as file:
+        for row in csv.reader(file, delimiter="\t"):
+            if len(row) < 2 or row[1] not in position:
+                continue
+            if row[0] not in present:
+                raise _incomplete(annotations, f"{row[0]}, which is not in {place(images)}")
+            names.append(row[0])
+            labels.append(position[row[1]])
+    if not names:
+        raise _incomplete(annotations, "no image of the classes in train")
+    return FileSet(images, names, labels)
+
+
+def _incomplete(annotations: Path, content: str) -> DataError:
+    return DataError(f"{place(annotations)} lists {content}: unpack the data set again")
+
+
+# ---------------------------------------------------------------------- CORe50
 
 WHAT_CORE50 = (
     "the unpacked core50_128x128.zip from vlomonaco.github.io/core50, that is the folder"
@@ -272,9 +312,17 @@ FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
 TEST_SESSIONS = {3, 7, 10}
 
 
+class Frame(NamedTuple):
+    """An image of CORe50: its session, object and number there, and its path below the root."""
+
+    session: int
+    object: int
+    number: int
+    path: str
+
+
 def core50(options: SourceOptions) -> Source:
-    """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, ``o1`` …
-    ``o50``.
+    """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, o1 to o50.
 
     Sessions 3, 7 and 10 are for testing, as usual.
 
@@ -287,50 +335,46 @@ def core50(options: SourceOptions) -> Source:
         UsageError: a stride that makes no sense.
     """
     stride = options.own.get("stride", 10)
-    check_that(
-        type(stride) is int and stride > 0,
-        "stride",
-        stride,
-        "1 or more: keep every stride-th frame",
-    )
+    expected = "1 or more: keep every stride-th frame"
+    check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     with listing():
-        root = existing(options, WHAT_CORE50)
-        if (root / "core50_128x128").is_dir():
-            root = root / "core50_128x128"
-        else:
-            root = root
+        root = _inner_folder(existing(options, WHAT_CORE50), "core50_128x128")
         frames = _frames(root)
-    sessions = {session for session, *_ in frames}
-    if not sessions > TEST_SESSIONS:
-        present = ", ".join(f"s{session}" for session in sorted(sessions)) or "no frame"
+    sessions = sorted({frame.session for frame in frames})
+    if not set(sessions) > TEST_SESSIONS:
+        present = ", ".join(f"s{session}" for session in sessions) or "no frame"
         raise DataError(
             f"{place(root)} holds {present}, expected s1 to s11: set --data.root to {WHAT_CORE50}"
         )
-    objects = sorted({number for _, number, *_ in frames})
+    objects = sorted({frame.object for frame in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
-    numbers = sorted(sessions)
     frames = frames[stride - 1 :: stride]
-    whole = FileSet(
-        root, [name for *_, name in frames], [objects.index(number) for _, number, *_ in frames]
+    labels = [objects.index(frame.object) for frame in frames]
+    whole = FileSet(root, [frame.path for frame in frames], labels)
+    session_numbers = [sessions.index(frame.session) for frame in frames]
+    domains = SampleGroups(
+        [f"s{session}" for session in sessions], np.array(session_numbers, dtype=np.int64)
     )
-    session_of = np.array([numbers.index(session) for session, *_ in frames], dtype=np.int64)
-    held = np.array([session in TEST_SESSIONS for session, *_ in frames], dtype=bool)
-    domains = [f"s{session}" for session in numbers], session_of
-    source = in_two([f"o{number}" for number in objects], whole, held, domains=domains)
+    test = np.array([frame.session in TEST_SESSIONS for frame in frames], dtype=bool)
+    source = in_two([f"o{number}" for number in objects], whole, test, domains)
     return checked(source, f"{place(root)} with stride {stride}")
 
 
-def _frames(root: Path) -> list[tuple[int, int, int, str]]:
-    """Return (session, object, frame, path below ``root``) of all frames, in that order."""
+def _frames(root: Path) -> list[Frame]:
+    """Return all frames in the order of session, object and number."""
     frames = []
     for session in root.glob("s[0-9]*"):
         for home in session.glob("o[0-9]*"):
-            matches = [FRAME.fullmatch(path.name) for path in home.iterdir()]
-            for match in (match for match in matches if match is not None):
-                name = f"{session.name}/{home.name}/{match[0]}"
-                frames.append((int(match[1]), int(match[2]), int(match[3]), name))
+            for path in home.iterdir():
+                match = FRAME.fullmatch(path.name)
+                if match is not None:
+                    session_number, object_number, number = map(int, match.groups())
+                    name = f"{session.name}/{home.name}/{path.name}"
+                    frames.append(Frame(session_number, object_number, number, name))
     return sorted(frames)
 
+
+# ---------------------------------------------------------------------- domains
 
 WHAT_DOMAINS = (
     "a folder with one sub-folder per domain, each with one sub-folder of images per class"
@@ -348,38 +392,38 @@ def domains(options: SourceOptions) -> Source:
     """
     with listing():
         root = existing(options, WHAT_DOMAINS)
-        domain_classes = {
-            home.name: [path.name for path in sub_folders(home)] for home in sub_folders(root)
-        }
-        require_classes(list(domain_classes), root)
-        for name, classes in domain_classes.items():
-            require_classes(classes, root / name)
-        class_names = sorted({name for classes in domain_classes.values() for name in classes})
+        domain_names = [home.name for home in sub_folders(root)]
+        require_classes(domain_names, root)
+        classes_of_domain: dict[str, list[str]] = {}
+        for domain in domain_names:
+            classes = [path.name for path in sub_folders(root / domain)]
+            require_classes(classes, root / domain)
+            classes_of_domain[domain] = classes
+        class_names = sorted(set(chain.from_iterable(classes_of_domain.values())))
         names: list[str] = []
         labels: list[int] = []
-        groups: list[int] = []
-        for i, (domain, classes) in enumerate(domain_classes.items()):
-            domain_set = file_set(root / domain, classes)
-            names += [f"{domain}/{name}" for name in domain_set.names]
-            labels += [class_names.index(classes[label]) for label in domain_set.labels]
-            groups += [i] * len(domain_set)
+        numbers: list[int] = []
+        for number, (domain, classes) in enumerate(classes_of_domain.items()):
+            images = file_set(root / domain, classes)
+            names += [f"{domain}/{name}" for name in images.names]
+            labels += [class_names.index(classes[label]) for label in images.labels]
+            numbers += [number] * len(images)
     whole = FileSet(root, names, labels)
-    domain_of = np.array(groups)
-    held = held_out_rows(whole, domain_of, options.val_fraction, options.split_seed)
-    return in_two(class_names, whole, held, domains=(list(domain_classes), domain_of))
+    groups = SampleGroups(domain_names, np.array(numbers))
+    held = held_out_rows(whole, groups.numbers, options.val_fraction, options.split_seed)
+    return in_two(class_names, whole, held, groups)
 
+
+# ---------------------------------------------------------------------- CIFAR-100
 
 PARQUET = ("train.parquet", "test.parquet")
 IMAGE = "img"
 LABEL = "fine_label"
-"""Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the number of its
-class.
-"""
+"""Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the class's number."""
 
 
 def cifar100(options: SourceOptions) -> Source:
-    """Read CIFAR-100; its classes are in the order of their names, which is that of torchvision's
-    fine labels.
+    """Read CIFAR-100; its classes are sorted by name, as torchvision's fine labels are.
 
     ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them;
     or class folders in ``train`` and ``test``; or else what torchvision fetches.
@@ -405,17 +449,16 @@ def cifar100(options: SourceOptions) -> Source:
     def make(part: int, positions: np.ndarray) -> ArraySet:
         return ArraySet(parts[part], positions, where=f"{place(files[part])}#")
 
-    return of_parts(
-        [part.labels for part in parts], make, options, place(root), parts[0].class_names
-    )
+    labels = [part.labels for part in parts]
+    return of_parts(labels, make, options, place(root), parts[0].class_names)
 
 
 class ParquetImages:
     """The images of one Parquet file, as the bytes of image files, in memory.
 
     Attributes:
-        file: where they are from.
-        labels: of each image, as the file has it.
+        file: the Parquet file.
+        labels: label of each image, as the file has it.
         class_names: name of class 0, 1, …, or None where the file does not tell them.
 
     Raises:
@@ -427,12 +470,10 @@ class ParquetImages:
         self.file = file
         self._images = table.array(IMAGE)
         self.labels: list[Any] = table.array(LABEL).tolist()
-        about = json.loads(
-            (import_pyarrow().parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}")
-        )
-        self.class_names: list[str] | None = (
-            about.get("info", {}).get("features", {}).get(LABEL, {}).get("names")
-        )
+        metadata = import_pyarrow().parquet.read_schema(file).metadata or {}
+        description = json.loads(metadata.get(b"huggingface", b"{}"))
+        features = description.get("info", {}).get("features", {})
+        self.class_names: list[str] | None = features.get(LABEL, {}).get("names")
 
     def __call__(self, row: int) -> bytes:
         """Return the content of an image's file; DataError if there is none."""

@@ -1,6 +1,4 @@
-"""Read data sets of the Hugging Face hub, and local Parquet and image folders, with the package
-``datasets``.
-"""
+"""Read data sets of the Hugging Face hub, and local files of its formats, with ``datasets``."""
 
 from __future__ import annotations
 
@@ -21,53 +19,55 @@ USUAL = {
     "image": ("image", "img", "image", "picture"),
     "label": ("label", "labels", "fine_label", "class", "target"),
 }
-"""Names of columns that are tried where their kinds do not tell which is which."""
+"""Names of columns that are tried where the features do not tell which is which."""
 
-KINDS = {"image": "Image", "label": "ClassLabel"}
+FEATURES = {"image": "Image", "label": "ClassLabel"}
+"""Meaning of a column → the feature of ``datasets`` that has it."""
 
 
 def hugging_face(name: str, options: SourceOptions) -> Source:
-    """Read a data set of images: ``hf:NAME`` from the hub, or ``hf`` with a local folder or Parquet
-    file as the root.
+    """Read a data set of images: ``hf:NAME`` of the hub, or ``hf`` with a local folder or file.
 
-    What is on this machine is used without the network; anything else is fetched only with
+    Data on this machine is used without the network. Other data is fetched only with
     ``--data.download true``.
 
     Args:
-        name: of the data set; "" for the root.
-        options: of the source.
+        name: name of the data set; "" for the root.
+        options: options of the source.
 
     Options:
-        image, label: names of the columns; found by their kind and name if they are not given.
-        train, test: names of the splits; if there is none for testing, a share of each class is
-            held out by seed.
-        config: of a data set with several.
+        image, label: names of the columns; found by their features and names if not given.
+        train, test: names of the splits; without a test split a share of each class is held out by
+            seed.
+        config: name of the configuration, of a data set with several.
 
     Raises:
         UsageError: neither a name nor a folder, or a package that is missing.
         DataError: a data set, split or column that is not there.
     """
-    if name:
-        where = f"hf:{printable(name)}"
-    else:
-        where = printable(str(options.root))
-    parts = _load(name, options, where)
-    splits = [(word, _split(parts, word, options, where)) for word in ("train", "test")]
-    chosen = [split for _, split in splits if split is not None]
-    sets = [parts[split] for split in chosen]
-    image, label = (_column(sets[0], kind, options, where) for kind in ("image", "label"))
-    sizes = [len(dataset) for dataset in sets]
-    labels = [value for dataset in sets for value in dataset.select_columns([label])[label]]
-    names = [f"{split}/{i}" for split, size in zip(chosen, sizes, strict=True) for i in range(size)]
+    where = f"hf:{printable(name)}" if name else printable(str(options.root))
+    splits = _load(name, options, where)
+    chosen = [_train_split(splits, options, where)]
+    test_split = _test_split(splits, options, where)
+    if test_split is not None:
+        chosen.append(test_split)
+    parts = [splits[split] for split in chosen]
+    image = _column(parts[0], "image", options, where)
+    label = _column(parts[0], "label", options, where)
+    labels: list[Any] = []
+    names: list[str] = []
+    for split, part in zip(chosen, parts, strict=True):
+        labels += part.select_columns([label])[label]
+        names += [f"{split}/{i}" for i in range(len(part))]
     described = f"{where}: column '{printable(label)}'"
-    class_names, positions = classes_of(
-        labels, described, getattr(sets[0].features[label], "names", None)
-    )
-    whole = ArraySet(
-        row_reader(sets, image, where), positions, names, where=f"{where}#", sequential=True
-    )
-    held = np.arange(len(names)) >= sizes[0] if len(sets) > 1 else None
-    return in_parts(class_names, whole, held, options, where)
+    label_names = getattr(parts[0].features[label], "names", None)
+    class_names, positions = classes_of(labels, described, label_names)
+    reader = row_reader(parts, image, where)
+    whole = ArraySet(reader, positions, names, where=f"{where}#", sequential=True)
+    test = None
+    if test_split is not None:
+        test = np.arange(len(names)) >= len(parts[0])
+    return in_parts(class_names, whole, test, options, where)
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -78,15 +78,14 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
             "no data set was given: --data.source hf:NAME, or hf with --data.root FOLDER"
         )
     config = options.own.get("config")
-    if options.download or not name:
-        hint = ""
-    else:
+    hint = ""
+    if name and not options.download:
         hint = "; allow the download with --data.download true"
     with network(options.download), explained(DataError, f"cannot load {where}", end=hint):
-        if name:
-            cache = str(expanded(options.root)) if options.root is not None else None
-            return dict(datasets.load_dataset(name, config, cache_dir=cache))
-        return dict(_local(datasets, expanded(options.root or Path()), config))
+        if not name:
+            return dict(_local(datasets, expanded(options.root or Path()), config))
+        cache = str(expanded(options.root)) if options.root is not None else None
+        return dict(datasets.load_dataset(name, config, cache_dir=cache))
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
@@ -96,76 +95,104 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
         )
     if root.is_file():
         return datasets.load_dataset("parquet", data_files={"train": str(root)})
-    if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
-        dataset = datasets.load_from_disk(str(root))
-        if isinstance(dataset, dict):
-            return dataset
-        return {"train": dataset}
+    if (root / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(str(root))
+    if (root / "state.json").is_file():
+        return {"train": datasets.load_from_disk(str(root))}
     return datasets.load_dataset(str(root), config)
 
 
 @contextmanager
 def network(allowed: bool) -> Iterator[None]:
-    """Within the block, allow the packages to use the network or not, and hide their progress
-    bars.
-    """
+    """Within the block, let the packages use the network or not, and hide their progress bars."""
     import datasets
     import huggingface_hub.constants as hub
 
     loud = datasets.is_progress_bar_enabled()
-    before = datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE
+    datasets_offline = datasets.config.HF_HUB_OFFLINE
+    hub_offline = hub.HF_HUB_OFFLINE
     datasets.disable_progress_bars()
     if not allowed:
-        datasets.config.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True
+        hub.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE = datasets_offline
+        hub.HF_HUB_OFFLINE = hub_offline
         if loud:
             datasets.enable_progress_bars()
 
 
-def _split(parts: dict[str, Any], kind: str, options: SourceOptions, where: str) -> str | None:
-    """Return the name of the split for training or testing, or None where there is none for
-    testing.
+def _train_split(splits: dict[str, Any], options: SourceOptions, where: str) -> str:
+    """Return the name of the training split.
+
+    Raises:
+        DataError: there is none.
     """
-    chosen = options.own.get(kind)
-    listed = ", ".join(printable(str(name)) for name in parts)
-    if chosen is not None:
-        if chosen not in parts:
-            raise DataError(f"{where} has no split '{printable(str(chosen))}', it has {listed}")
-        return str(chosen)
-    split = next((name for name in (TRAIN if kind == "train" else TEST) if name in parts), None)
-    if split is None and kind == "train":
+    split = _split(splits, "train", TRAIN, options, where)
+    if split is None:
+        known = ", ".join(map(printable, splits))
         raise DataError(
-            f"{where} has no split train, it has {listed}: name one with --data.options.train"
+            f"{where} has no split train, it has {known}: name one with --data.options.train"
         )
     return split
 
 
-def _column(dataset: Any, kind: str, options: SourceOptions, where: str) -> str:
-    """Return the name of the column of a kind: "image" or "label"."""
-    kinds = {name: type(feature).__name__ for name, feature in (dataset.features or {}).items()}
-    listed = ", ".join(f"{printable(name)} ({column_kind})" for name, column_kind in kinds.items())
-    column = options.own.get(kind)
-    if column is not None and column not in kinds:
-        raise DataError(f"{where} has no column '{printable(str(column))}', it has {listed}")
-    candidates = [name for name, column_kind in kinds.items() if column_kind == KINDS[kind]]
-    candidates += [name for name in USUAL[kind] if name in kinds]
-    if column is None and not candidates:
-        raise DataError(
-            f"{where} has no column of {kind}s, it has {listed}: name it with --data.options.{kind}"
-        )
-    return str(column or candidates[0])
+def _test_split(splits: dict[str, Any], options: SourceOptions, where: str) -> str | None:
+    """Return the name of the test split, or None."""
+    return _split(splits, "test", TEST, options, where)
+
+
+def _split(
+    splits: dict[str, Any], kind: str, usual: tuple[str, ...], options: SourceOptions, where: str
+) -> str | None:
+    """Return the split that an option names, or the first of the usual names that exists."""
+    chosen = options.own.get(kind)
+    if chosen is None:
+        found = [name for name in usual if name in splits]
+        return found[0] if found else None
+    if chosen not in splits:
+        known = ", ".join(map(printable, splits))
+        raise DataError(f"{where} has no split '{printable(str(chosen))}', it has {known}")
+    return str(chosen)
+
+
+def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
+    """Return the name of the column of a meaning: "image" or "label".
+
+    Raises:
+        DataError: no such column; names those that exist.
+    """
+    features: dict[str, str] = {}
+    for name, feature in (dataset.features or {}).items():
+        features[name] = type(feature).__name__
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
+    column = options.own.get(meaning)
+    if column is not None:
+        if column not in features:
+            raise DataError(f"{where} has no column '{printable(str(column))}', it has {known}")
+        return str(column)
+    for name, kind in features.items():
+        if kind == FEATURES[meaning]:
+            return name
+    for name in USUAL[meaning]:
+        if name in features:
+            return name
+    raise DataError(
+        f"{where} has no column of {meaning}s, it has {known}: name it with"
+        f" --data.options.{meaning}"
+    )
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:
-    """Return a function that reads the image of one row as the bytes of its file; DataError where
-    there is none.
+    """Return a function that reads the image of a row as the bytes of its file.
+
+    The function raises DataError where there is none.
 
     Args:
         parts: data sets of ``datasets``, whose rows are counted one after the other.
-        column: of the images.
+        column: name of the column of images.
         where: the data, for messages.
     """
     from datasets import Image, concatenate_datasets

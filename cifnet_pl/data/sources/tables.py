@@ -22,6 +22,7 @@ from cifnet_pl.data.sets import (
     TEST,
     TRAIN,
     FileSet,
+    SampleGroups,
     SampleSet,
     Source,
     SourceOptions,
@@ -32,14 +33,14 @@ from cifnet_pl.images.files import expanded, place
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import has_controls, printable
+from cifnet_pl.utilities.text import has_controls, listed, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
 
 
 @dataclass
-class Table:
+class SampleTable:
     """Named arrays of one file; each is read when it is asked for.
 
     Attributes:
@@ -58,10 +59,7 @@ class Table:
         Raises:
             DataError: there is none; names those that exist.
         """
-        if name in self.columns:
-            column = name
-        else:
-            column = ALIASES.get(name, name)
+        column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
             known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
@@ -76,7 +74,7 @@ class Table:
         """
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise self._unlike(
+            raise self._wrong_shape(
                 name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats"
             )
         return array
@@ -89,32 +87,32 @@ class Table:
         """
         array = self.array(name)
         if array.shape != (length,):
-            raise self._unlike(name, f"{array.shape}, expected ({length},)")
+            raise self._wrong_shape(name, f"{array.shape}, expected ({length},)")
         return array
 
-    def _unlike(self, name: str, shape: str) -> DataError:
+    def _wrong_shape(self, name: str, shape: str) -> DataError:
         return DataError(f"{place(self.path)}: '{printable(name)}' has shape {shape}")
 
     def samples(self, z: np.ndarray, labels: np.ndarray, ids: str | None = None) -> EmbeddingSet:
-        """Return embeddings z (n, d) of this file as samples.
+        """Return embeddings of this file as samples.
 
         Args:
-            z: one of the arrays.
+            z: (n, d), one of the arrays.
             labels: (n,) class positions.
             ids: name of the array of the samples' identities; None for "ids", if there is one.
 
         Raises:
             DataError: two samples have the same identity.
         """
-        identities = None
-        if ids is not None or {"ids", "id"} & set(self.columns):
-            identities = self.vector(ids or "ids", len(z))
-            values, counts = np.unique(identities, return_counts=True)
-            if len(values) < len(z):
-                again = printable(str(values[int(counts.argmax())]))
-                raise DataError(
-                    f"{place(self.path)}: id '{again}' stands there twice, expected one per sample"
-                )
+        if ids is None and not {"ids", "id"} & set(self.columns):
+            return EmbeddingSet(z, labels, self.path)
+        identities = self.vector(ids or "ids", len(z))
+        values, counts = np.unique(identities, return_counts=True)
+        if len(values) < len(z):
+            duplicate = printable(str(values[counts.argmax()]))
+            raise DataError(
+                f"{place(self.path)}: id '{duplicate}' stands there twice, expected one per sample"
+            )
         return EmbeddingSet(z, labels, self.path, ids=identities)
 
     def labelled(
@@ -143,61 +141,62 @@ def readable(path: Path) -> Any:
     return explained(DataError, f"cannot read {place(path)}")
 
 
-def _npz(path: Path) -> Table:
+def _npz(path: Path) -> SampleTable:
     with zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
     def read(name: str) -> np.ndarray:
-        info = members[name]
-        mapped = (
-            _mapped_npy(path, info.header_offset)
-            if info.compress_type == zipfile.ZIP_STORED
-            else None
-        )
-        if mapped is not None:
-            return mapped
+        member = members[name]
+        if member.compress_type == zipfile.ZIP_STORED:
+            mapped = _mapped_npy(path, member.header_offset)
+            if mapped is not None:
+                return mapped
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
-    return Table(path, list(members), read)
+    return SampleTable(path, list(members), read)
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed array in a zip archive, whose local header is at ``offset``; None for an
-    empty one.
+    """Map an uncompressed array in a zip archive; None for an empty one.
+
+    Args:
+        path: the archive.
+        offset: position of the array's local header, whose layout is that of APPNOTE.TXT, 4.3.7.
+
+    Raises:
+        DataError: an array of Python objects.
     """
     with path.open("rb") as file:
         file.seek(offset + 26)
-        name, extra = struct.unpack("<HH", file.read(4))
-        file.seek(offset + 30 + name + extra)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        file.seek(offset + 30 + name_length + extra_length)
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            read_header = np.lib.format.read_array_header_1_0
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         else:
-            read_header = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(file)
-        if dtype.hasobject:
-            raise DataError(
-                f"{place(path)} holds Python objects, which are never loaded: save plain arrays of"
-                " text"
-            )
-        if 0 not in shape:
-            return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise DataError(
+            f"{place(path)} holds Python objects, which are never loaded: save plain arrays of text"
+        )
+    if 0 in shape:
         return None
+    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> SampleTable:
     parquet = import_pyarrow().parquet
-    columns = parquet.read_schema(path).names
-    return Table(
-        path,
-        columns,
-        lambda name: _column(parquet.read_table(path, columns=[name])[name], path, name),
-    )
+
+    def read(name: str) -> np.ndarray:
+        return _column(parquet.read_table(path, columns=[name])[name], path, name)
+
+    return SampleTable(path, parquet.read_schema(path).names, read)
 
 
 def import_pyarrow() -> Any:
-    """Import pyarrow with what reads Parquet files; UsageError if it is missing."""
+    """Import pyarrow with its reader of Parquet files; UsageError if it is missing."""
     pyarrow = optional("pyarrow", "a Parquet file", "tables")
     for part in ("compute", "parquet"):
         import_module(f"pyarrow.{part}")
@@ -206,38 +205,41 @@ def import_pyarrow() -> Any:
 
 def _column(column: Any, path: Path, name: str) -> np.ndarray:
     """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
-    pyarrow = import_pyarrow()
+    types = import_pyarrow().types
     kind = column.type
-    if not (
-        pyarrow.types.is_list(kind)
-        or pyarrow.types.is_large_list(kind)
-        or pyarrow.types.is_fixed_size_list(kind)
-    ):
-        # NumPy's integers have no missing ones: it would make floats of all.
-        return np.asarray(
-            np.array(column.to_pylist(), dtype=object) if column.null_count else column.to_numpy()
-        )
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _list_column(column, path, name)
+    if column.null_count:  # NumPy's integers cannot be missing: all would become floats
+        return np.array(column.to_pylist(), dtype=object)
+    return np.asarray(column.to_numpy())
+
+
+def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
+    """Return a column of lists as (n, d) floats.
+
+    Raises:
+        DataError: lists of different lengths, or of other things than floats.
+    """
+    pyarrow = import_pyarrow()
     whole = column.combine_chunks()
     if isinstance(whole, pyarrow.ChunkedArray):
         whole = whole.chunk(0)
-    else:
-        whole = whole
-    numbers = whole.flatten()
+    values = whole.flatten()
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
-    if len(lengths) > 1 or numbers.null_count or not pyarrow.types.is_floating(numbers.type):
+    if len(lengths) > 1 or values.null_count or not pyarrow.types.is_floating(values.type):
         raise DataError(
             f"{place(path)}: rows of '{printable(name)}' are not all floats, the same number in"
             " each row"
         )
-    return np.asarray(numbers.to_numpy()).reshape(len(whole), -1)
+    return np.asarray(values.to_numpy()).reshape(len(whole), -1)
 
 
-READERS: dict[str, Callable[[Path], Table]] = {".npz": _npz, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
 TEST_WORDS = {*TEST, "1", "true"}
-"""What a column ``split`` calls the samples that are held out."""
+"""Values of a column ``split`` that mean the test split."""
 
 
 class EmbeddingSet(SampleSet):
@@ -264,7 +266,8 @@ class EmbeddingSet(SampleSet):
         self.ids = ids
         self.file = file
         self.rows = np.arange(len(labels)) if rows is None else rows
-        self.names = [str(name) for name in (self.rows if ids is None else ids[self.rows]).tolist()]
+        identities = self.rows if ids is None else ids[self.rows]
+        self.names = [str(name) for name in identities.tolist()]
 
     @property
     def root(self) -> Path:
@@ -282,23 +285,20 @@ class EmbeddingSet(SampleSet):
         Raises:
             DataError: some of them hold NaN or infinity; names their rows in the file.
         """
-        where = self.rows[rows]
-        # A view of consecutive rows is read from the file in one piece.
-        together = len(where) and (np.diff(where) == 1).all()
-        if together:
-            part = self.embeddings[where[0] : where[-1] + 1]
+        file_rows = self.rows[rows]
+        if len(file_rows) and (np.diff(file_rows) == 1).all():
+            # A view of consecutive rows is read from the file in one piece.
+            part = self.embeddings[file_rows[0] : file_rows[-1] + 1]
         else:
-            part = self.embeddings[where]
-        with np.errstate(over="ignore"):  # what is too large becomes infinity
+            part = self.embeddings[file_rows]
+        with np.errstate(over="ignore"):  # values too large become infinity
             z = torch.from_numpy(np.array(part, dtype=np.float32, order="C"))
-        broken = where[(~torch.isfinite(z)).any(dim=1).numpy()].tolist()
-        if broken:
-            listed = ", ".join(map(str, broken[:5])) + (
-                f", … ({len(broken)} in this part)" if len(broken) > 5 else ""
-            )
+        finite = torch.isfinite(z).all(dim=1).numpy()
+        if not finite.all():
+            broken = [str(row) for row in file_rows[~finite]]
             raise DataError(
-                f"{place(self.file)}: no finite float32 in row{'s' * (len(broken) > 1)} {listed} of"
-                " the embeddings (counted from 0): repair or remove them"
+                f"{place(self.file)}: no finite float32 in row {listed(broken)} of the embeddings"
+                " (counted from 0): repair or remove them"
             )
         return z
 
@@ -320,8 +320,8 @@ class EmbeddingSet(SampleSet):
 def embeddings(options: SourceOptions) -> Source:
     """Read embeddings and their labels from one file.
 
-    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional: ``ids``
-    (n,), the identity of each sample, and ``split`` (n,), "train" or "test". Without a test part a
+    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
+    (n,), the identity of each sample, and ``split`` (n,), "train" or "test". Without a test split a
     share of each class is held out by seed.
 
     Options:
@@ -336,17 +336,15 @@ def embeddings(options: SourceOptions) -> Source:
     names = {key: str(value) for key, value in options.own.items()}
     split = names.pop("split", "split" if "split" in table.columns else None)
     class_names, whole = table.labelled(**names)
-    held = None
+    test = None
     if split is not None:
-        held = np.array(
-            [str(word).lower() in TEST_WORDS for word in table.vector(split, len(whole))],
-            dtype=bool,
-        )
-    return in_parts(class_names, whole, held, options, place(table.path))
+        words = [str(word).lower() for word in table.vector(split, len(whole))]
+        test = np.isin(words, list(TEST_WORDS))
+    return in_parts(class_names, whole, test, options, place(table.path))
 
 
-def open_table(root: Path | None) -> Table:
-    """Open a file of arrays; its ending says the format, and none of them is read yet.
+def open_table(root: Path | None) -> SampleTable:
+    """Open a file of arrays without reading them; its ending says the format.
 
     Raises:
         UsageError: no file was given, one with another ending, or a package that is needed and
@@ -389,11 +387,10 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def manifest(options: SourceOptions) -> Source:
     """Read the images that a table lists; ``--data.root`` is the table.
 
-    Columns: ``path``, relative to the table's folder; ``label``, the name of the class; and if
-        wanted ``split`` (train
-    or test), ``task`` and ``domain``. Tasks are learned with ``--data.stream Listed``, in sorted
-    order, numbers as numbers; domains with ``--data.stream Domains``. Without a split a share of
-    each class is held out by seed.
+    Columns are ``path``, relative to the table's folder; ``label``, the name of the class; and, if
+    wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are learned with
+    ``--data.stream Listed``, in sorted order, numbers as numbers; domains with ``--data.stream
+    Domains``. Without a split a share of each class is held out by seed.
 
     Options:
         path, label, split, task, domain: names of the columns, where they have other ones.
@@ -405,24 +402,36 @@ def manifest(options: SourceOptions) -> Source:
     if options.root is None:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
-    table = _columns(file)
     where = place(options.root)
-    columns = {
-        key: str(options.own.get(key, key)) for key in ("path", "label", "split", "task", "domain")
-    }
-    for key, name in columns.items():
-        if name not in table and (key in ("path", "label") or key in options.own):
-            listed = ", ".join(printable(column) for column in table)
-            raise DataError(f"{where} has no column '{printable(name)}', it has {listed}")
-    cells = {key: table[name] for key, name in columns.items() if name in table}
+    cells = _manifest_cells(_columns(file), options, where)
     _check_cells(cells, file.parent, where)
     class_names, labels = classes_of(cells["label"], where)
     whole = FileSet(file.parent, cells["path"], labels.tolist())
-    held = None
+    test = None
     if "split" in cells:
-        held = np.array([word.lower() in TEST for word in cells["split"]], dtype=bool)
-    groups = {f"{key}s": _groups(cells[key]) for key in ("task", "domain") if key in cells}
-    return in_parts(class_names, whole, held, options, where, **groups)
+        test = np.array([word.lower() in TEST for word in cells["split"]], dtype=bool)
+    domains = _groups(cells["domain"]) if "domain" in cells else None
+    tasks = _groups(cells["task"]) if "task" in cells else None
+    return in_parts(class_names, whole, test, options, where, domains, tasks)
+
+
+def _manifest_cells(
+    table: dict[str, list[str]], options: SourceOptions, where: str
+) -> dict[str, list[str]]:
+    """Return the columns of a manifest by their meaning: path, label, split, task and domain.
+
+    Raises:
+        DataError: the table lacks ``path`` or ``label``, or a column that was named.
+    """
+    cells = {}
+    for meaning in ("path", "label", "split", "task", "domain"):
+        name = str(options.own.get(meaning, meaning))
+        if name in table:
+            cells[meaning] = table[name]
+        elif meaning in ("path", "label") or meaning in options.own:
+            known = ", ".join(map(printable, table))
+            raise DataError(f"{where} has no column '{printable(name)}', it has {known}")
+    return cells
 
 
 def _columns(path: Path) -> dict[str, list[str]]:
@@ -431,53 +440,57 @@ def _columns(path: Path) -> dict[str, list[str]]:
         raise DataError(f"no file {place(path)}: set --data.root to {WHAT_MANIFEST}")
     ending = path.suffix.lower()
     if ending == ".parquet":
-        table = open_table(path)
-        columns = {name: table.array(name) for name in table.columns}
-        return {
-            name: ["" if cell is None else str(cell) for cell in column]
-            for name, column in columns.items()
-        }
+        return _parquet_texts(open_table(path))
     if ending not in DELIMITERS:
-        raise unknown_name(
-            f"kind of table in {place(path)}", path.suffix or "no ending", [*DELIMITERS, ".parquet"]
-        )
-    with (
-        explained(DataError, f"cannot read {place(path)}"),
-        path.open(newline="", encoding="utf-8-sig") as file,
-    ):
-        header, *rows = [row for row in csv.reader(file, delimiter=DELIMITERS[ending]) if row] or [
-            []
-        ]
+        known = [*DELIMITERS, ".parquet"]
+        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", known)
+    with readable(path), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, delimiter=DELIMITERS[ending])
+        header, *rows = [row for row in reader if row] or [[]]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
             raise DataError(f"{place(path)}: {cells}: {printable(row[0])}")
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    columns = {}
+    for i, name in enumerate(header):
+        columns[name] = [row[i] for row in rows]
+    return columns
+
+
+def _parquet_texts(table: SampleTable) -> dict[str, list[str]]:
+    columns = {}
+    for name in table.columns:
+        cells = table.array(name)
+        columns[name] = ["" if cell is None else str(cell) for cell in cells]
+    return columns
 
 
 def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     """Check the cells of a table.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, a part that is neither for
+        DataError: no rows, a cell that is empty or cannot be shown, a split that is neither for
             training nor for testing, an image that is listed twice or is not there.
     """
-    if not cells["path"]:
+    paths = cells["path"]
+    if not paths:
         raise DataError(f"{where} lists no image")
-    for key, column in cells.items():
+    for meaning, column in cells.items():
         for number, cell in enumerate(column, 1):
-            if not cell or has_controls(cell):
-                if not cell:
-                    content = "nothing"
-                else:
-                    content = f"control characters, '{printable(cell)}'"
-                raise DataError(f"{where}: row {number} has {content} for {key}")
-            if key == "split" and cell.lower() not in TRAIN + TEST:
-                raise DataError(f"{where} has split '{cell}', expected train or test")
-    name, times = Counter(cells["path"]).most_common(1)[0]
+            if not cell:
+                raise DataError(f"{where}: row {number} has nothing for {meaning}")
+            if has_controls(cell):
+                raise DataError(
+                    f"{where}: row {number} has control characters for {meaning},"
+                    f" '{printable(cell)}'"
+                )
+    for word in cells.get("split", ()):
+        if word.lower() not in TRAIN + TEST:
+            raise DataError(f"{where} has split '{word}', expected train or test")
+    name, times = Counter(paths).most_common(1)[0]
     if times > 1:
         raise DataError(f"{where} lists an image twice ({name}): an image has one row")
-    missing = [path for path in cells["path"] if not (root / path).is_file()]
+    missing = [path for path in paths if not (root / path).is_file()]
     if missing:
         raise DataError(
             f"{where} lists {len(missing)} files that are not there, the first is"
@@ -485,13 +498,15 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
         )
 
 
-def _groups(column: list[str]) -> tuple[list[str], np.ndarray]:
-    """Return the sorted names in a column, numbers as numbers, and (n,) the position of each
-    row's.
-    """
-    names = sorted(
-        set(column),
-        key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
-    )
+def _groups(column: list[str]) -> SampleGroups:
+    """Return the groups that a column names, sorted, numbers as numbers."""
+    names = sorted(set(column), key=_number_order)
     position = {name: i for i, name in enumerate(names)}
-    return names, np.array([position[name] for name in column], dtype=np.int64)
+    return SampleGroups(names, np.array([position[name] for name in column], dtype=np.int64))
+
+
+def _number_order(name: str) -> tuple[bool, int, str]:
+    """Return a key that sorts numbers by their value, and before other names."""
+    if name.isdecimal():
+        return (False, int(name), name)
+    return (True, 0, name)

@@ -1,5 +1,4 @@
-"""Read WebDataset's format as a data source: tar files with an image and its label for every
-sample.
+"""Read WebDataset's format: tar files with an image and its label for every sample.
 
 The headers are read once; then every image is read from its place in its shard. So shards of any
 number and size are divided over processes and workers as exactly as files in folders, and no sample
@@ -24,17 +23,21 @@ from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.text import printable
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "img")
+"""Endings of a sample's image."""
+
 LABELS = ("cls", "txt", "json")
-"""Endings of a sample's members: the image, and its label as a number, a text, or {"label": …}."""
+"""Endings of a sample's label: a number, a text, or {"label": …}."""
+
+Members = dict[str, tarfile.TarInfo]
+"""Ending of a name → the member of one sample."""
 
 
 def webdataset(options: SourceOptions) -> Source:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
-        ``.txt`` (a name) or
-    ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``, or whose names begin
-    so, are that part; without both a share of each class is held out by seed.
+    ``.txt`` (a name) or ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``,
+    or whose names begin so, are that split; without both a share of each class is held out by seed.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -55,12 +58,11 @@ def webdataset(options: SourceOptions) -> Source:
         )
     class_names, labels = classes_of(reader.labels, where, _class_list(options))
     whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
-    parts = [part_of(shard) for shard in reader.shards]
-    test = (
-        np.array([parts[number] == "test" for number in reader.shard])
-        if {"train", "test"} <= set(parts)
-        else None
-    )
+    splits = [part_of(shard) for shard in reader.shards]
+    test = None
+    if "train" in splits and "test" in splits:
+        is_test = np.array([split == "test" for split in splits])
+        test = is_test[reader.shard]
     return in_parts(class_names, whole, test, options, where)
 
 
@@ -71,7 +73,7 @@ def find_shards(options: SourceOptions) -> list[str]:
         options: ``root`` is a folder or a pattern.
 
     Raises:
-        UsageError: none was given.
+        UsageError: no root.
         DataError: there are no shards.
     """
     if options.root is None:
@@ -79,19 +81,20 @@ def find_shards(options: SourceOptions) -> list[str]:
             "no shards were given: set --data.root to a folder of .tar files or a pattern"
         )
     path = expanded(options.root)
-    files = glob.glob(str(path / "**" / "*.tar") if path.is_dir() else str(path), recursive=True)
+    pattern = str(path / "**" / "*.tar") if path.is_dir() else str(path)
+    files = glob.glob(pattern, recursive=True)
     if not files:
         raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
     return sorted(files)
 
 
 def part_of(shard: str) -> str | None:
-    """Return "train" or "test" if the name of a shard or of its folder says so, else None."""
+    """Return "train" or "test" if the name of a shard or of its folder begins so, else None."""
     for name in reversed(shard.rsplit("/", 2)[-2:]):
         word = re.match(r"[a-z]*", name.lower())
-        if word is not None and word[0] in TRAIN + TEST:
-            if word[0] in TRAIN:
-                return "train"
+        if word is not None and word[0] in TRAIN:
+            return "train"
+        if word is not None and word[0] in TEST:
             return "test"
     return None
 
@@ -107,25 +110,21 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-Members = dict[str, tarfile.TarInfo]
-"""Ending of a name → the member of one sample."""
-
-
 def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
-    """Return the members of each sample of a shard, by the samples' keys; ``shard`` is
-    printable.
+    """Return the members of each sample of a shard, by the samples' keys.
+
+    Args:
+        file: the shard.
+        shard: its path, for messages.
+
+    Raises:
+        DataError: the shard is cut off, has no samples, or one with two members of one ending.
     """
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        for member in (member for member in archive if member.isreg()):
-            folder, _, last = member.name.rpartition("/")
-            key, _, ending = last.partition(".")
-            key = f"{folder}/{key}" if folder else key
-            if samples.setdefault(key, {}).setdefault(ending.lower(), member) is not member:
-                raise DataError(
-                    f"{shard}: sample {printable(key)} has two members .{printable(ending)}:"
-                    " rename one"
-                )
+        for member in archive:
+            if member.isreg():
+                _add_member(samples, member, shard)
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise DataError(f"shard {shard} is cut off: it has no end mark")
@@ -134,15 +133,33 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     return samples
 
 
+def _add_member(samples: dict[str, Members], member: tarfile.TarInfo, shard: str) -> None:
+    """Add a member to its sample, whose key is the name up to the first dot."""
+    folder, slash, last = member.name.rpartition("/")
+    stem, _, ending = last.partition(".")
+    key = folder + slash + stem
+    members = samples.setdefault(key, {})
+    if ending.lower() in members:
+        raise DataError(
+            f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one"
+        )
+    members[ending.lower()] = member
+
+
 def _listed(members: Members) -> str:
-    return ", ".join(printable(ending) for ending in members)
+    return ", ".join(map(printable, members))
 
 
 def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
-    if name in members:
-        ending: str | None = name
-    else:
-        ending = next((e for e in LABELS if e in members), None)
+    """Read the label of a sample.
+
+    Args:
+        file: the shard.
+        members: members of the sample.
+        name: entry of the .json member, or the ending of the member with the label.
+        where: the sample, for messages.
+    """
+    ending = _first_ending(members, (name, *LABELS))
     if ending is None:
         raise DataError(f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}")
     member = members[ending]
@@ -156,6 +173,13 @@ def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
     return text
 
 
+def _first_ending(members: Members, endings: tuple[str, ...]) -> str | None:
+    for ending in endings:
+        if ending in members:
+            return ending
+    return None
+
+
 class ShardReader:
     """Read the headers of tar files once, then the image of any sample.
 
@@ -164,10 +188,10 @@ class ShardReader:
         label: entry of the .json member, or the ending of another member with the label.
 
     Attributes:
-        marks: of each tar file, what changes with its content: size and times.
-        shard, offset, size: (n,) of each image: its tar file, and its place in it in bytes.
-        names, labels: (n,) of each sample: its tar file's name with its key, and what its label
-            member says.
+        marks: size and times of each tar file, which change with its content.
+        shard, offset, size: (n,) the tar file of each image, and its place there in bytes.
+        names: (n,) the tar file's name with the key of each sample.
+        labels: (n,) content of each sample's label member.
 
     Raises:
         DataError: a shard that cannot be read, is cut off or no tar file; a sample without an image
@@ -181,7 +205,6 @@ class ShardReader:
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
-            short = shard.rsplit("/", 1)[-1]
             shown = printable(shard)
             with (
                 explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
@@ -189,11 +212,12 @@ class ShardReader:
             ):
                 for key, members in _samples(file, shown).items():
                     where = f"{shown}: sample {printable(key)}"
-                    image = next((members[ending] for ending in IMAGES if ending in members), None)
-                    if image is None:
+                    ending = _first_ending(members, IMAGES)
+                    if ending is None:
                         raise DataError(f"{where} has no image, it has {_listed(members)}")
+                    image = members[ending]
                     self.labels.append(_label(file, members, label, where))
-                    self.names.append(f"{short}/{key}")
+                    self.names.append(f"{Path(shard).name}/{key}")
                     places.append((number, image.offset_data, image.size))
         self.shard, self.offset, self.size = np.array(places, dtype=np.int64).T
 
@@ -201,18 +225,18 @@ class ShardReader:
         """Return the bytes of an image.
 
         Raises:
-            DataError: its shard cannot be read, or changed since it was indexed.
+            DataError: its shard cannot be read, or was changed since its headers were read.
         """
         number = int(self.shard[row])
         shard = self.shards[number]
-        mark = self.marks[number]
+        size = int(self.size[row])
         with (
             explained(DataError, f"cannot read shard {printable(shard)}"),
             open(shard, "rb") as file,
         ):
             file.seek(int(self.offset[row]))
-            content = file.read(int(self.size[row]))
-            if identity(Path(shard)) != mark or len(content) != self.size[row]:
+            content = file.read(size)
+            if identity(Path(shard)) != self.marks[number] or len(content) != size:
                 raise DataError(
                     f"shard {printable(shard)} changed while it was read: start the run again"
                 )

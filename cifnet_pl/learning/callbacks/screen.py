@@ -60,11 +60,11 @@ class DuplicatesReport(Callback):
                 messages.append(spellings)
         for message in messages:
             rank_zero_info(message)
-        if not (trainer.is_global_zero and data.duplicates and data.copies):
+        if not (trainer.is_global_zero and data.duplicates and data.found_duplicates):
             return
-        for sentence in data.copies.sentences(data.source, data.duplicates):
+        for sentence in data.found_duplicates.sentences(data.source, data.duplicates):
             rank_zero_info(sentence)
-        rows = data.copies.table(data.source)
+        rows = data.found_duplicates.table(data.source)
         if folder is not None:
             path = folder / DUPLICATES_FILE
             write_text(path, to_csv(["what", "image", "other"], rows))

@@ -1,0 +1,205 @@
+"""Find the duplicates among all samples of a source: of training, of test, and across the two.
+
+Which one of several duplicates is learned depends on the plan of the tasks alone. So it is the same
+whatever the batches and the processes, and wherever a run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from cifnet_pl.data.sets import SampleSet, Source
+from cifnet_pl.images.duplicates import Duplicates, about_copies, about_labels, find_repeats
+from cifnet_pl.images.image import NOTHING
+from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.text import is_or_are, listed, printable
+
+DUPLICATE = "duplicate"
+TWO_CLASSES = "two classes"
+IN_BOTH_SPLITS = "training and test"
+"""Kinds of duplicates, as the table of a run calls them."""
+
+
+class DuplicatePair(NamedTuple):
+    """Rows of two samples with the same content."""
+
+    duplicate: int
+    original: int
+
+
+class DuplicateRow(NamedTuple):
+    """A row of the table of duplicates.
+
+    Attributes:
+        kind: ``DUPLICATE``, ``TWO_CLASSES`` or ``IN_BOTH_SPLITS``.
+        sample: name of the sample.
+        other: name of the sample that it duplicates, or of the other class.
+    """
+
+    kind: str
+    sample: str
+    other: str
+
+
+@dataclass(frozen=True)
+class SourceDuplicates:
+    """Samples of a source with the same content, by their rows.
+
+    Attributes:
+        train: pairs of training samples of one class; the original is the one that is learned.
+        test: pairs of test samples of one class; the original is the one that is tested.
+        across: pairs of a test sample and a training sample of one class.
+        ambiguous: training sample → label of another class that has it, too; it is not learned.
+        ambiguous_test: the same of test samples, which are not tested.
+    """
+
+    train: list[DuplicatePair] = field(default_factory=list)
+    test: list[DuplicatePair] = field(default_factory=list)
+    across: list[DuplicatePair] = field(default_factory=list)
+    ambiguous: dict[int, int] = field(default_factory=dict)
+    ambiguous_test: dict[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Return masks (n,) and (m,) bool of the training and test samples that are left out.
+
+        These are duplicates of an earlier sample, and samples in two classes.
+        """
+        train = np.zeros(len(source.train), dtype=bool)
+        train[[pair.duplicate for pair in self.train]] = True
+        train[list(self.ambiguous)] = True
+        test = np.zeros(len(source.val), dtype=bool)
+        test[[pair.duplicate for pair in self.test]] = True
+        test[list(self.ambiguous_test)] = True
+        return train, test
+
+    def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
+        """Return one note for the user about each kind of duplicates that occurs.
+
+        Args:
+            source: source of the samples.
+            duplicates: whether duplicates are left out.
+        """
+        repeated = []
+        ambiguous = []
+        across = []
+        for row in self.table(source):
+            sample = printable(row.sample)
+            other = printable(row.other)
+            if row.kind == DUPLICATE:
+                repeated.append(sample)
+            elif row.kind == TWO_CLASSES:
+                ambiguous.append(f"{sample} (also in {other})")
+            else:
+                across.append(f"{sample} (learned as {other})")
+        sentences = []
+        for sentence in (about_copies(repeated, duplicates), about_labels(ambiguous, duplicates)):
+            if sentence:
+                sentences.append(sentence)
+        if across:
+            sentences.append(
+                f"note: {listed(across)} {is_or_are(len(across))} in training and test: the"
+                " accuracy flatters"
+            )
+        return sentences
+
+    def table(self, source: Source) -> list[DuplicateRow]:
+        """Return a row for each sample that has a duplicate."""
+        train = source.train.names
+        val = source.val.names
+        classes = source.class_names
+        rows = []
+        for pair in self.train:
+            rows.append(DuplicateRow(DUPLICATE, train[pair.duplicate], train[pair.original]))
+        for pair in self.test:
+            rows.append(DuplicateRow(DUPLICATE, val[pair.duplicate], val[pair.original]))
+        for row, label in self.ambiguous.items():
+            rows.append(DuplicateRow(TWO_CLASSES, train[row], classes[label]))
+        for row, label in self.ambiguous_test.items():
+            rows.append(DuplicateRow(TWO_CLASSES, val[row], classes[label]))
+        for pair in self.across:
+            rows.append(DuplicateRow(IN_BOTH_SPLITS, val[pair.duplicate], train[pair.original]))
+        return rows
+
+
+def duplicates_of_originals(pairs: Iterable[DuplicatePair]) -> dict[int, list[int]]:
+    """Return the duplicates of each original."""
+    duplicates: dict[int, list[int]] = {}
+    for pair in pairs:
+        duplicates.setdefault(pair.original, []).append(pair.duplicate)
+    return duplicates
+
+
+def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplicates:
+    """Compare all samples of a source with each other.
+
+    Samples of classes that no task learns yet count, too: which samples are in two classes must not
+    depend on where a run stops.
+
+    Args:
+        source: source of the samples.
+        tasks: rows of the training samples of each task; of several duplicates the first one is
+            learned.
+    """
+    train = source.train
+    val = source.val
+    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
+    train_rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
+    val_rows = np.arange(len(val))
+    train_sizes = np.array([train.size(row) for row in train_rows.tolist()])
+    val_sizes = np.array([val.size(row) for row in val_rows.tolist()])
+    count = len(train)  # test samples are numbered after the training samples
+    hashes = _candidate_hashes(train, train_rows, train_sizes, val_sizes)
+    for row, value in _candidate_hashes(val, val_rows, val_sizes, train_sizes):
+        hashes.append((count + row, value))
+    repeats = find_repeats(hashes, np.concatenate([train.labels, val.labels]))
+    found = SourceDuplicates()
+    tested_as: dict[int, int] = {}  # training sample → its first duplicate among the test samples
+    for row, first in sorted(repeats.twice.items()):
+        if row < count:
+            found.train.append(DuplicatePair(row, first))
+        elif first < count and first not in tested_as:
+            found.across.append(DuplicatePair(row - count, first))
+            tested_as[first] = row
+        else:
+            original = tested_as.get(first, first)
+            found.test.append(DuplicatePair(row - count, original - count))
+    for row, label in sorted(repeats.undecided.items()):
+        if row < count:
+            found.ambiguous[row] = label
+        else:
+            found.ambiguous_test[row - count] = label
+    return found
+
+
+def _candidate_hashes(
+    samples: SampleSet, rows: np.ndarray, sizes: np.ndarray, other_sizes: np.ndarray
+) -> list[tuple[int, int]]:
+    """Hash the samples that may be a duplicate of another one.
+
+    Samples of a size that no other sample has are not read. With several processes each reads a
+    share of the samples; all must call this.
+
+    Args:
+        samples: the set.
+        rows: (n,) positions of the samples to compare.
+        sizes: (n,) their sizes in bytes; -1 where that is not known without reading.
+        other_sizes: (m,) sizes of the samples of the other set.
+
+    Returns:
+        Row and hash of those that can be read, in the order of ``rows``.
+    """
+    values, counts = np.unique(np.concatenate([sizes, other_sizes]), return_counts=True)
+    candidates = rows[np.isin(sizes, values[(counts > 1) | (values < 0)])]
+    rank, world = rank_and_world()
+    share = candidates[rank::world]
+    for known, hashes in of_all_processes((share, samples.hashes(share))):
+        samples.note_hashes(known, hashes)
+    pairs = zip(candidates.tolist(), samples.hashes(candidates).tolist(), strict=True)
+    return [(row, value) for row, value in pairs if value != NOTHING]

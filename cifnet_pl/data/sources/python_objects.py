@@ -1,0 +1,137 @@
+"""Sources of Python objects: arrays, tensors and torch data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cifnet_pl.data.sets import (
+    ArraySet,
+    SampleSet,
+    Source,
+    SourceOptions,
+    array_image,
+    item_of,
+    of_parts,
+    picture,
+)
+from cifnet_pl.data.sources.tables import EmbeddingSet
+from cifnet_pl.utilities.errors import UsageError, explained
+
+EXPECTED = (
+    "expected a name, arrays (X, y), a torch Dataset of (image, label), or a pair of these to learn"
+    " and test with"
+)
+
+
+@dataclass(frozen=True)
+class LabelledObject:
+    """One part of the data as Python programs hold it.
+
+    Attributes:
+        labels: label of each sample.
+        class_names: names of the labels 0, 1, …, where the data have them.
+        make: function of class positions (n,) that makes the sample set.
+    """
+
+    labels: Sequence[Any]
+    class_names: Sequence[str] | None
+    make: Callable[[np.ndarray], SampleSet]
+
+
+def source_of(given: Any, options: SourceOptions) -> Source:
+    """Return a source of Python objects.
+
+    Args:
+        given: arrays (X, y), with X embeddings (n, d) of floats or images (n, h, w, 3) or (n, 3, h,
+            w) of uint8, and y (n,) integers or names; a torch ``Dataset`` whose items are (image,
+            label), an image being one of Pillow or an array of uint8; or a pair of either, to learn
+            and to test with.
+        options: share and seed of the held-out split where there is nothing to test with.
+
+    Raises:
+        UsageError: something else.
+        DataError: labels that do not fit, or a class without a training sample.
+    """
+    if isinstance(given, Source):
+        return given
+    if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given):
+        parts = [_read(part) for part in given]
+    else:
+        parts = [_read(given)]
+
+    def make(part: int, positions: np.ndarray) -> SampleSet:
+        return parts[part].make(positions)
+
+    labels = [part.labels for part in parts]
+    return of_parts(labels, make, options, "the data", parts[0].class_names)
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2
+
+
+def _is_data_set(given: Any) -> bool:
+    if isinstance(given, tuple) or hasattr(given, "shape"):
+        return False
+    return hasattr(given, "__getitem__") and hasattr(given, "__len__")
+
+
+def _read(part: Any) -> LabelledObject:
+    """Inspect a pair of arrays or a torch data set."""
+    tensors = getattr(part, "tensors", ())  # of a TensorDataset
+    if len(tensors) == 2:
+        return _read_arrays(*tensors)
+    if _is_pair(part):
+        return _read_arrays(*part)
+    if not _is_data_set(part):
+        raise UsageError(f"the data source is a {type(part).__name__}, {EXPECTED}")
+    return _read_data_set(part)
+
+
+def _read_arrays(samples: Any, labels: Any) -> LabelledObject:
+    """Read arrays X and y.
+
+    Raises:
+        UsageError: shapes or dtypes that are neither those of images nor those of embeddings.
+    """
+    x = np.asarray(samples)
+    y = np.asarray(labels)
+    if y.shape != x.shape[:1]:
+        raise UsageError(
+            f"X has shape {x.shape} and y {y.shape}, expected a label for each sample: {EXPECTED}"
+        )
+    if x.ndim == 2 and x.dtype.kind == "f":
+
+        def make_embeddings(positions: np.ndarray) -> SampleSet:
+            return EmbeddingSet(x, positions, Path("X"))
+
+        return LabelledObject(y.tolist(), None, make_embeddings)
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        raise UsageError(
+            f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3)"
+            " uint8"
+        )
+    return LabelledObject(y.tolist(), None, partial(ArraySet, partial(array_image, x)))
+
+
+def _read_data_set(dataset: Any) -> LabelledObject:
+    """Read the labels of a torch data set: its ``targets``, or those of all items.
+
+    Raises:
+        UsageError: its items are no pairs of image and label.
+    """
+    problem = "the data are no pairs of sample and label"
+    with explained(UsageError, problem, TypeError, IndexError, KeyError, end=f": {EXPECTED}"):
+        targets = getattr(dataset, "targets", None)
+        if targets is None:
+            targets = [dataset[i][1] for i in range(len(dataset))]
+        picture(dataset[0][0], "the first item of the data set")
+    labels = [label.item() if hasattr(label, "item") else label for label in targets]
+    class_names = getattr(dataset, "classes", None)
+    return LabelledObject(labels, class_names, partial(ArraySet, partial(item_of, dataset)))

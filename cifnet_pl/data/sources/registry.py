@@ -1,0 +1,142 @@
+"""The registry of data sources. A new source is one function, and one line in ``SOURCES``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.sources.benchmarks import (
+    cifar100,
+    core50,
+    digits,
+    domains,
+    imagenet100,
+    set_names,
+    tinyimagenet,
+    torchvision_set,
+)
+from cifnet_pl.data.sources.folders import folder
+from cifnet_pl.data.sources.hugging_face import hugging_face
+from cifnet_pl.data.sources.python_objects import source_of
+from cifnet_pl.data.sources.tables import embeddings, manifest
+from cifnet_pl.data.sources.tar_shards import webdataset
+from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered
+
+SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
+    "digits": digits,
+    "folder": folder,
+    "cifar100": cifar100,
+    "core50": core50,
+    "domains": domains,
+    "embeddings": embeddings,
+    "hf": partial(hugging_face, ""),
+    "imagenet100": imagenet100,
+    "manifest": manifest,
+    "tinyimagenet": tinyimagenet,
+    "webdataset": webdataset,
+}
+"""Name → function that builds the source.
+
+Other names are looked up in ``torchvision.datasets``, in any case.
+"""
+
+OWN_IMAGES = {"folder", "domains", "manifest"}
+"""Sources of the user's own images, which may hold duplicates.
+
+Benchmark sets are learned as the literature learns them, duplicates included.
+"""
+
+OWN_OPTIONS: dict[str, tuple[str, ...]] = {
+    "core50": ("stride",),
+    "embeddings": ("embeddings", "labels", "ids", "split"),
+    "hf": ("image", "label", "train", "test", "config"),
+    "manifest": ("path", "label", "split", "task", "domain"),
+    "webdataset": ("label", "classes"),
+}
+"""Name → options that this source alone has."""
+
+HUB_PREFIX = "hf:"
+TORCHVISION_PREFIX = "torchvision:"
+
+
+def build_source(name: str | Any, options: SourceOptions) -> Source:
+    """Build a source by its name, or of Python objects as :func:`source_of`.
+
+    A name is one of ``SOURCES``, ``torchvision:<class>``, ``hf:<name>``, or that of a plug-in: a
+    dotted import path of a function like those of ``SOURCES``, or an entry point of an installed
+    package in the group ``cifnet_pl.sources``.
+
+    Args:
+        name: name of the source, or a Python object.
+        options: options of the source.
+
+    Raises:
+        UsageError: unknown name, or an option that is missing or unknown.
+        DataError: data that is missing or has no classes.
+    """
+    if not isinstance(name, str):
+        return source_of(name, options)
+    plugin = _plugin_path(name)
+    if plugin is not None:
+        return _from_plugin(plugin, options)
+    _check_options(name, options)
+    if name.startswith(HUB_PREFIX):
+        return hugging_face(name.removeprefix(HUB_PREFIX), options)
+    if name in SOURCES:
+        return SOURCES[name](options)
+    return torchvision_set(_torchvision_class(name), options)
+
+
+def _plugin_path(name: str) -> str | None:
+    """Return the import path of a source from outside the package, or None."""
+    if name in SOURCES or name.startswith((HUB_PREFIX, TORCHVISION_PREFIX)):
+        return None
+    if names_import(name):
+        return name
+    return entry_point("sources", name)
+
+
+def _from_plugin(name: str, options: SourceOptions) -> Source:
+    make = import_part(name)
+    with naming(f"data source {name}"):
+        source = make(options)
+    if not isinstance(source, Source):
+        raise UsageError(
+            f"data source {name} gives a {type(source).__name__}, not a Source (docs/plugins.md)"
+        )
+    return source
+
+
+def _check_options(name: str, options: SourceOptions) -> None:
+    """Raise UsageError for an option that the source ``name`` does not have."""
+    if options.group is not None and name != "folder":
+        raise UsageError(
+            f"--data.group is for images in class folders: leave it out for data source {name}"
+        )
+    kind = "hf" if name.startswith(HUB_PREFIX) else name
+    known = OWN_OPTIONS.get(kind, ())
+    unknown = [option for option in options.own if option not in known]
+    if unknown and known:
+        raise unknown_name(f"option of data source {name}", unknown[0], known)
+    if unknown:
+        raise UsageError(
+            f"data source {name} has no options of its own: leave --data.options.{unknown[0]} out"
+        )
+
+
+def _torchvision_class(name: str) -> str:
+    """Return the name of a class of ``torchvision.datasets``, given in any case.
+
+    Raises:
+        UsageError: there is no such class.
+    """
+    prefix = TORCHVISION_PREFIX if name.startswith(TORCHVISION_PREFIX) else ""
+    classes = {plain.lower(): plain for plain in set_names()}
+    plain = classes.get(name.removeprefix(prefix).lower())
+    if plain is None:
+        torchvision_names = [prefix + class_name for class_name in classes.values()]
+        raise unknown_name("data source", name, [*SOURCES, *offered("sources"), *torchvision_names])
+    return plain
