@@ -87,14 +87,14 @@ def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     """
     import numpy as np
 
-    from cifnet_pl.data.sources.folders import parts_of
+    from cifnet_pl.data.sources.folders import split_folders
     from cifnet_pl.images.files import expanded, is_folder
 
     root = expanded(images)
     if not is_folder(root):
         return {"ids": np.array([utf8(file.as_posix()) for file in files])}
     columns = {"ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])}
-    parts = parts_of(root)
+    parts = split_folders(root)
     homes = [
         next((part for part in parts or (root,) if part in file.parents), file.parent)
         for file in files

@@ -443,7 +443,7 @@ class CIFNetDataModule(LightningDataModule):
     # ------------------------------------------------------------------ loaders
 
     def training_batches(self, task: int) -> StoredLoader:
-        """Return this process's exact share of a task; stored embeddings come in the same batches."""
+        """Return this process's exact share of a task; stored embeddings come in like batches."""
         samples = self.source.train
         cache = self._train_cache
         size = self.batch_size

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, SampleGroups, Source, held_out_rows, in_two
+from cifnet_pl.data.sets import Grouping, SampleGroups, Source, held_out_rows, source_by_mask
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 
@@ -386,7 +386,7 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
     chosen = held_out_rows(train, numbers, fraction, seed + 1)
-    return in_two(source.class_names, train, chosen, domains, tasks)
+    return source_by_mask(source.class_names, train, chosen, domains, tasks)
 
 
 def _training_groups(grouping: Grouping | None) -> SampleGroups | None:

@@ -318,7 +318,7 @@ class ArraySet(ImageSet):
         )
 
 
-def picture(image: Any, where: str) -> Image.Image:
+def pillow_image(image: Any, where: str) -> Image.Image:
     """Convert an array or tensor of pixels to an image of Pillow.
 
     Args:
@@ -342,14 +342,14 @@ def picture(image: Any, where: str) -> Image.Image:
     return Image.fromarray(pixels.squeeze())
 
 
-def item_of(dataset: Any, index: int) -> Image.Image:
+def dataset_image(dataset: Any, index: int) -> Image.Image:
     """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
-    return picture(dataset[index][0], f"item {index}")
+    return pillow_image(dataset[index][0], f"item {index}")
 
 
 def array_image(pixels: np.ndarray, index: int) -> Image.Image:
     """Return an image of an array (n, h, w), (n, h, w, 3) or (n, 3, h, w) uint8."""
-    return picture(pixels[index], f"X[{index}]")
+    return pillow_image(pixels[index], f"X[{index}]")
 
 
 @dataclass(frozen=True)
@@ -440,7 +440,7 @@ TEST = ("test", "val", "validation", "valid", "eval")
 """Names of splits; of several for testing the first one in this list is used."""
 
 
-def in_parts(
+def source_with_split(
     class_names: list[str],
     whole: SampleSet,
     test: np.ndarray | None,
@@ -460,13 +460,13 @@ def in_parts(
         domains, tasks: groups of the samples, where the data have them.
 
     Raises:
-        DataError: no sample, or as :func:`checked`.
+        DataError: no sample, or as :func:`checked_source`.
     """
     if not len(whole):
         raise DataError(f"{where}: there is no {whole.noun} in it")
     if test is None:
         return split_by_seed(class_names, whole, options, domains, tasks)
-    return checked(in_two(class_names, whole, test, domains, tasks), where)
+    return checked_source(source_by_mask(class_names, whole, test, domains, tasks), where)
 
 
 def split_by_seed(
@@ -486,10 +486,10 @@ def split_by_seed(
     """
     one = np.zeros(len(whole), dtype=np.int64)
     held = held_out_rows(whole, one, options.val_fraction, options.split_seed)
-    return replace(in_two(class_names, whole, held, domains, tasks), held_out=True)
+    return replace(source_by_mask(class_names, whole, held, domains, tasks), held_out=True)
 
 
-def of_parts(
+def source_of_splits(
     labels: Sequence[Sequence[Any]],
     make: Callable[[int, np.ndarray], SampleSet],
     options: SourceOptions,
@@ -505,17 +505,17 @@ def of_parts(
         where, names: as for :func:`classes_of`.
 
     Raises:
-        DataError: as :func:`classes_of` and :func:`checked`.
+        DataError: as :func:`classes_of` and :func:`checked_source`.
     """
     class_names, positions = classes_of(list(chain.from_iterable(labels)), where, names)
     train_count = len(labels[0])
     train = make(0, positions[:train_count])
     if len(labels) == 1:
         return split_by_seed(class_names, train, options)
-    return checked(Source(class_names, train, make(1, positions[train_count:])), where)
+    return checked_source(Source(class_names, train, make(1, positions[train_count:])), where)
 
 
-def checked(source: Source, where: str) -> Source:
+def checked_source(source: Source, where: str) -> Source:
     """Return ``source``.
 
     Raises:
@@ -531,7 +531,7 @@ def checked(source: Source, where: str) -> Source:
     return source
 
 
-def in_two(
+def source_by_mask(
     class_names: list[str],
     whole: SampleSet,
     val: np.ndarray,

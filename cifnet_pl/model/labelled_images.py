@@ -15,11 +15,11 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import (
-    about_nesting,
-    about_strays,
     file_set,
-    parts_of,
+    nesting_message,
     require_classes,
+    split_folders,
+    strays_message,
 )
 from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
@@ -88,7 +88,7 @@ class LabelledImages:
             root, option, "a folder or Zip archive with one sub-folder of images per class"
         )
         with listing():
-            parts = parts_of(root)
+            parts = split_folders(root)
             notes = []
             if parts is not None:
                 root = parts[tested]
@@ -98,7 +98,7 @@ class LabelledImages:
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
             class_names(names, place(root), DataError)
-            strays = about_strays(root)
+            strays = strays_message(root)
             return cls(names, file_set(root, names), notes=(*notes, *([strays] if strays else [])))
 
     def of(self, wanted: set[str]) -> LabelledImages:
@@ -285,7 +285,7 @@ def duplicates_among(
     copies = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
     sentences = [
         (
-            about_nesting(images.files, images.class_names)
+            nesting_message(images.files, images.class_names)
             if isinstance(images.files, FileSet)
             else None
         ),

@@ -13,7 +13,7 @@ import pytest
 
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.folders import about_nesting
+from cifnet_pl.data.sources.folders import nesting_message
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.utilities.errors import DataError
 from tests.data.tree import COLOURS, class_tree, fill, image, run, summary
@@ -143,10 +143,10 @@ def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, c
     said = f"with images in 3 sub-folders: if those are the classes, name the folder {root}"
     assert said in caplog.text
     assert (
-        about_nesting(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"])
+        nesting_message(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"])
         is None
     )
-    assert about_nesting(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
+    assert nesting_message(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("held", ["val", "test"])

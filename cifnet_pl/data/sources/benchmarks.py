@@ -21,14 +21,20 @@ from cifnet_pl.data.sets import (
     Source,
     SourceOptions,
     array_image,
-    checked,
+    checked_source,
+    dataset_image,
     held_out_rows,
-    in_two,
-    item_of,
-    of_parts,
+    source_by_mask,
+    source_of_splits,
     split_by_seed,
 )
-from cifnet_pl.data.sources.folders import existing, file_set, folder, parts_of, require_classes
+from cifnet_pl.data.sources.folders import (
+    file_set,
+    folder,
+    require_classes,
+    required_root,
+    split_folders,
+)
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
 from cifnet_pl.images.files import expanded, listing, place, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
@@ -95,10 +101,10 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         )
 
     def make(part: int, labels: np.ndarray) -> ArraySet:
-        return ArraySet(partial(item_of, opened[part]), labels)
+        return ArraySet(partial(dataset_image, opened[part]), labels)
 
     labels = [_labels(part) for part in opened]
-    return of_parts(labels, make, options, f"torchvision's {name}", _class_names(opened[0]))
+    return source_of_splits(labels, make, options, f"torchvision's {name}", _class_names(opened[0]))
 
 
 def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
@@ -223,7 +229,7 @@ def imagenet100(options: SourceOptions) -> Source:
             of a class.
     """
     with listing():
-        root = existing(options, IMAGENET)
+        root = required_root(options, IMAGENET)
         train = root / "train"
         val = root / "val"
         if not (train.is_dir() and val.is_dir()):
@@ -254,7 +260,7 @@ def tinyimagenet(options: SourceOptions) -> Source:
         DataError: no such tree, or a validation image that is listed but not there.
     """
     with listing():
-        root = _inner_folder(existing(options, TINY), "tiny-imagenet-200")
+        root = _inner_folder(required_root(options, TINY), "tiny-imagenet-200")
         annotations = root / "val" / "val_annotations.txt"
         if not annotations.is_file():
             raise DataError(
@@ -338,7 +344,7 @@ def core50(options: SourceOptions) -> Source:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     with listing():
-        root = _inner_folder(existing(options, WHAT_CORE50), "core50_128x128")
+        root = _inner_folder(required_root(options, WHAT_CORE50), "core50_128x128")
         frames = _frames(root)
     sessions = sorted({frame.session for frame in frames})
     if not set(sessions) > TEST_SESSIONS:
@@ -356,8 +362,8 @@ def core50(options: SourceOptions) -> Source:
         [f"s{session}" for session in sessions], np.array(session_numbers, dtype=np.int64)
     )
     test = np.array([frame.session in TEST_SESSIONS for frame in frames], dtype=bool)
-    source = in_two([f"o{number}" for number in objects], whole, test, domains)
-    return checked(source, f"{place(root)} with stride {stride}")
+    source = source_by_mask([f"o{number}" for number in objects], whole, test, domains)
+    return checked_source(source, f"{place(root)} with stride {stride}")
 
 
 def _frames(root: Path) -> list[Frame]:
@@ -391,7 +397,7 @@ def domains(options: SourceOptions) -> Source:
         DataError: no such folders, or one without an image.
     """
     with listing():
-        root = existing(options, WHAT_DOMAINS)
+        root = required_root(options, WHAT_DOMAINS)
         domain_names = [home.name for home in sub_folders(root)]
         require_classes(domain_names, root)
         classes_of_domain: dict[str, list[str]] = {}
@@ -411,7 +417,7 @@ def domains(options: SourceOptions) -> Source:
     whole = FileSet(root, names, labels)
     groups = SampleGroups(domain_names, np.array(numbers))
     held = held_out_rows(whole, groups.numbers, options.val_fraction, options.split_seed)
-    return in_two(class_names, whole, held, groups)
+    return source_by_mask(class_names, whole, held, groups)
 
 
 # ---------------------------------------------------------------------- CIFAR-100
@@ -441,7 +447,7 @@ def cifar100(options: SourceOptions) -> Source:
             f"{place(root)} has no {missing[0]}, which belongs to the other Parquet file: add it"
         )
     if missing:
-        if parts_of(root) is not None:
+        if split_folders(root) is not None:
             return folder(options)
         return torchvision_set("CIFAR100", options)
     parts = [ParquetImages(file) for file in files]
@@ -450,7 +456,7 @@ def cifar100(options: SourceOptions) -> Source:
         return ArraySet(parts[part], positions, where=f"{place(files[part])}#")
 
     labels = [part.labels for part in parts]
-    return of_parts(labels, make, options, place(root), parts[0].class_names)
+    return source_of_splits(labels, make, options, place(root), parts[0].class_names)
 
 
 class ParquetImages:

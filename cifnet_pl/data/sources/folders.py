@@ -9,7 +9,15 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from cifnet_pl.data.sets import TEST, TRAIN, FileSet, Source, SourceOptions, in_two, split_by_seed
+from cifnet_pl.data.sets import (
+    TEST,
+    TRAIN,
+    FileSet,
+    Source,
+    SourceOptions,
+    source_by_mask,
+    split_by_seed,
+)
 from cifnet_pl.data.splitting import (
     NEAR,
     SINGLE,
@@ -53,8 +61,8 @@ def folder(options: SourceOptions) -> Source:
             split.
     """
     with listing():
-        root = existing(options, WHAT)
-        parts = parts_of(root)
+        root = required_root(options, WHAT)
+        parts = split_folders(root)
         if parts is None:
             return _class_folders(root, options)
         train, val = parts
@@ -84,7 +92,7 @@ def _class_folders(root: Path, options: SourceOptions) -> Source:
     else:
         source = _split_by_group(names, whole, options, options.group)
     notes = [*source.notes]
-    for note in (about_nesting(whole, names), about_strays(root)):
+    for note in (nesting_message(whole, names), strays_message(root)):
         if note:
             notes.append(note)
     return replace(source, notes=tuple(notes))
@@ -93,8 +101,8 @@ def _class_folders(root: Path, options: SourceOptions) -> Source:
 def class_folders(root: Path) -> list[str]:
     """Return the names of the classes that :func:`folder` finds, without opening an image."""
     with listing():
-        root = existing(SourceOptions(root), WHAT)
-        parts = parts_of(root)
+        root = required_root(SourceOptions(root), WHAT)
+        parts = split_folders(root)
         home = root if parts is None else parts[0]
         return [path.name for path in sub_folders(home)]
 
@@ -106,7 +114,7 @@ def _split_near(class_names: list[str], whole: FileSet, options: SourceOptions) 
         names = [whole.names[row] for row in rows]
         looks = whole.look(rows)
         val[rows] = held_out_together(names, looks, options.val_fraction, options.split_seed)
-    return replace(in_two(class_names, whole, val), held_out=True)
+    return replace(source_by_mask(class_names, whole, val), held_out=True)
 
 
 def _split_by_group(
@@ -148,7 +156,7 @@ def _split_by_group(
             f" {kind}, so that none is held out"
         )
     return replace(
-        in_two(class_names, whole, val),
+        source_by_mask(class_names, whole, val),
         groups=numbers[~val],
         val_groups=numbers[val],
         notes=tuple(notes),
@@ -171,7 +179,7 @@ def _single_images_message(kind: str, count: int, total: int) -> str:
     return f"note: {images} {reason}: held out one by one"
 
 
-def about_nesting(files: FileSet, class_names: Sequence[str]) -> str | None:
+def nesting_message(files: FileSet, class_names: Sequence[str]) -> str | None:
     """Ask whether the sub-folders of the only class are the classes.
 
     Args:
@@ -198,7 +206,7 @@ def about_nesting(files: FileSet, class_names: Sequence[str]) -> str | None:
     )
 
 
-def about_strays(*folders: Path) -> str | None:
+def strays_message(*folders: Path) -> str | None:
     """Say how many images lie beside class folders, and are of no class; None if none do.
 
     Args:
@@ -220,7 +228,7 @@ def about_strays(*folders: Path) -> str | None:
     )
 
 
-def parts_of(root: Path) -> tuple[Path, Path] | None:
+def split_folders(root: Path) -> tuple[Path, Path] | None:
     """Return the folders of the training and the test split, such as ``train`` and ``val``.
 
     Returns:
@@ -250,7 +258,7 @@ def _train_and_val(train: Path, val: Path) -> Source:
                 f"class '{printable(path.name)}' is in {place(val)} but not in {place(train)}: add"
                 " its training images, or take it out"
             )
-    note = about_strays(train, val)
+    note = strays_message(train, val)
     train_set = file_set(train, names)
     val_set = file_set(val, names, may_be_empty=True)
     return Source(names, train_set, val_set, notes=(note,) if note else ())
@@ -301,7 +309,7 @@ def require_classes(names: Sequence[str], root: Path) -> None:
             )
 
 
-def existing(options: SourceOptions, noun: str) -> Path:
+def required_root(options: SourceOptions, noun: str) -> Path:
     """Return the root folder.
 
     Args:

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
+from cifnet_pl.data.sets import (
+    TEST,
+    TRAIN,
+    ArraySet,
+    Source,
+    SourceOptions,
+    classes_of,
+    source_with_split,
+)
 from cifnet_pl.images.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.plugins import optional
@@ -67,7 +75,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     test = None
     if test_split is not None:
         test = np.arange(len(names)) >= len(parts[0])
-    return in_parts(class_names, whole, test, options, where)
+    return source_with_split(class_names, whole, test, options, where)
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:

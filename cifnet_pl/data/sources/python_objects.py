@@ -16,9 +16,9 @@ from cifnet_pl.data.sets import (
     Source,
     SourceOptions,
     array_image,
-    item_of,
-    of_parts,
-    picture,
+    dataset_image,
+    pillow_image,
+    source_of_splits,
 )
 from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.utilities.errors import UsageError, explained
@@ -69,7 +69,7 @@ def source_of(given: Any, options: SourceOptions) -> Source:
         return parts[part].make(positions)
 
     labels = [part.labels for part in parts]
-    return of_parts(labels, make, options, "the data", parts[0].class_names)
+    return source_of_splits(labels, make, options, "the data", parts[0].class_names)
 
 
 def _is_pair(given: Any) -> bool:
@@ -131,7 +131,7 @@ def _read_data_set(dataset: Any) -> LabelledObject:
         targets = getattr(dataset, "targets", None)
         if targets is None:
             targets = [dataset[i][1] for i in range(len(dataset))]
-        picture(dataset[0][0], "the first item of the data set")
+        pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
     class_names = getattr(dataset, "classes", None)
-    return LabelledObject(labels, class_names, partial(ArraySet, partial(item_of, dataset)))
+    return LabelledObject(labels, class_names, partial(ArraySet, partial(dataset_image, dataset)))

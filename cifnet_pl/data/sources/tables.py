@@ -27,7 +27,7 @@ from cifnet_pl.data.sets import (
     Source,
     SourceOptions,
     classes_of,
-    in_parts,
+    source_with_split,
 )
 from cifnet_pl.images.files import expanded, place
 from cifnet_pl.images.image import content_hash
@@ -340,7 +340,7 @@ def embeddings(options: SourceOptions) -> Source:
     if split is not None:
         words = [str(word).lower() for word in table.vector(split, len(whole))]
         test = np.isin(words, list(TEST_WORDS))
-    return in_parts(class_names, whole, test, options, place(table.path))
+    return source_with_split(class_names, whole, test, options, place(table.path))
 
 
 def open_table(root: Path | None) -> SampleTable:
@@ -412,7 +412,7 @@ def manifest(options: SourceOptions) -> Source:
         test = np.array([word.lower() in TEST for word in cells["split"]], dtype=bool)
     domains = _groups(cells["domain"]) if "domain" in cells else None
     tasks = _groups(cells["task"]) if "task" in cells else None
-    return in_parts(class_names, whole, test, options, where, domains, tasks)
+    return source_with_split(class_names, whole, test, options, where, domains, tasks)
 
 
 def _manifest_cells(

@@ -17,7 +17,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import TEST, TRAIN, ArraySet, Source, SourceOptions, classes_of, in_parts
+from cifnet_pl.data.sets import (
+    TEST,
+    TRAIN,
+    ArraySet,
+    Source,
+    SourceOptions,
+    classes_of,
+    source_with_split,
+)
 from cifnet_pl.images.files import expanded, identity
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.text import printable
@@ -58,12 +66,12 @@ def webdataset(options: SourceOptions) -> Source:
         )
     class_names, labels = classes_of(reader.labels, where, _class_list(options))
     whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
-    splits = [part_of(shard) for shard in reader.shards]
+    splits = [split_of_shard(shard) for shard in reader.shards]
     test = None
     if "train" in splits and "test" in splits:
         is_test = np.array([split == "test" for split in splits])
         test = is_test[reader.shard]
-    return in_parts(class_names, whole, test, options, where)
+    return source_with_split(class_names, whole, test, options, where)
 
 
 def find_shards(options: SourceOptions) -> list[str]:
@@ -88,7 +96,7 @@ def find_shards(options: SourceOptions) -> list[str]:
     return sorted(files)
 
 
-def part_of(shard: str) -> str | None:
+def split_of_shard(shard: str) -> str | None:
     """Return "train" or "test" if the name of a shard or of its folder begins so, else None."""
     for name in reversed(shard.rsplit("/", 2)[-2:]):
         word = re.match(r"[a-z]*", name.lower())
