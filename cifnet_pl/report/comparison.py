@@ -53,25 +53,22 @@ def compare_methods(study: Study, names: Sequence[str]) -> list[ReportTable]:
     """
     if len(names) != 2:
         raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
-    first_groups = _groups_named(study, names[0])
-    second_groups = _groups_named(study, names[1])
     pairs = []
-    for first in first_groups:
-        for second in second_groups:
+    for first in _groups_named(study, names[0]):
+        for second in _groups_named(study, names[1]):
             if first.setting.data == second.setting.data and first is not second:
                 pairs.append((first, second))
     if not pairs:
         raise UsageError(
-            f"{names[0]} and {names[1]} were run on different data:"
-            f" {_data_of(study, first_groups)}, and {_data_of(study, second_groups)}"
+            f"{names[0]} and {names[1]} were run on different data: compare methods of one data"
+            " set and task protocol (table runs.csv lists the settings)"
         )
     tables = [comparison_table(study, first, second) for first, second in pairs]
     tables = [table.without_empty() for table in tables if table.rows]
     if not tables:
-        first, second = pairs[0]
         raise UsageError(
-            f"{names[0]} and {names[1]} have no common seed and class order:"
-            f" {_seeds_of(first)}, and {_seeds_of(second)}"
+            f"{names[0]} and {names[1]} have no common seed and class order: run both with the"
+            " same seeds (table runs.csv lists them)"
         )
     return tables
 
@@ -94,14 +91,6 @@ def _groups_named(study: Study, name: str) -> list[Group]:
 
 def _with_backbone(group: Group) -> str:
     return f"{group.label}, {group.setting.backbone_title}"
-
-
-def _data_of(study: Study, groups: Sequence[Group]) -> str:
-    return ", ".join(dict.fromkeys(study.names[group.setting] for group in groups))
-
-
-def _seeds_of(group: Group) -> str:
-    return ", ".join(f"seed {outcome.seed}" for outcome in group.outcomes)
 
 
 # ---------------------------------------------------------------------- their differences
@@ -152,9 +141,11 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
         study: that has them.
         a, b: the groups; their backbones tell them apart where these differ.
     """
-    first, second = a.label, b.label
+    first = a.label
+    second = b.label
     if a.setting.backbone_title != b.setting.backbone_title:
-        first, second = _with_backbone(a), _with_backbone(b)
+        first = _with_backbone(a)
+        second = _with_backbone(b)
     title = study.names[a.setting] if a.setting == b.setting else a.setting.short
     columns = [Column("quantity"), Column(first), Column(second), Column("difference (points)")]
     columns += [Column("95 % from"), Column("95 % to"), Column("seeds", 0), Column("images", 0)]
@@ -186,11 +177,11 @@ def _over_seeds(a: Group, b: Group) -> Iterator[Difference]:
         first = np.array([stat_a.by_seed[seed] for seed in common])
         second = np.array([stat_b.by_seed[seed] for seed in common])
         yield Difference(
-            f"{title}, over seeds",
-            first.mean(),
-            second.mean(),
-            seed_interval(first - second),
-            len(common),
+            quantity=f"{title}, over seeds",
+            first=first.mean(),
+            second=second.mean(),
+            interval=seed_interval(first - second),
+            seeds=len(common),
             p=paired_test(first - second),
         )
 
@@ -200,25 +191,25 @@ def _over_images(predictions: Mapping[int | None, pd.DataFrame]) -> Iterator[Dif
     if len(predictions) > 1:
         frames = list(predictions.values())
         yield Difference(
-            "final accuracy A_K, over seeds and images",
-            100 * float(np.mean([frame["a"].mean() for frame in frames])),
-            100 * float(np.mean([frame["b"].mean() for frame in frames])),
-            bootstrap_interval(frames),
-            len(frames),
-            min(map(len, frames)),
+            quantity="final accuracy A_K, over seeds and images",
+            first=100 * float(np.mean([frame["a"].mean() for frame in frames])),
+            second=100 * float(np.mean([frame["b"].mean() for frame in frames])),
+            interval=bootstrap_interval(frames),
+            seeds=len(frames),
+            images=min(map(len, frames)),
         )
     for seed, frame in predictions.items():
         test = mcnemar(frame)
         yield Difference(
-            f"final accuracy A_K, over images, seed {seed}",
-            100 * frame["a"].mean(),
-            100 * frame["b"].mean(),
-            bootstrap_interval([frame]),
-            1,
-            len(frame),
-            test.only_first,
-            test.only_second,
-            test.p,
+            quantity=f"final accuracy A_K, over images, seed {seed}",
+            first=100 * frame["a"].mean(),
+            second=100 * frame["b"].mean(),
+            interval=bootstrap_interval([frame]),
+            seeds=1,
+            images=len(frame),
+            only_first=test.only_first,
+            only_second=test.only_second,
+            p=test.p,
         )
 
 
@@ -242,7 +233,8 @@ def _common_predictions(a: Group, b: Group) -> tuple[dict[int | None, pd.DataFra
     for key, outcome in _outcomes_with_predictions(a).items():
         if key not in others:
             continue
-        first, second = outcome.predictions, others[key].predictions
+        first = outcome.predictions
+        second = others[key].predictions
         assert first is not None
         assert second is not None
         frame = paired_predictions(first, second)

@@ -236,14 +236,21 @@ def trajectories(study: Study) -> list[Picture]:
     for family in study.varied(*ABLATIONS):
         reference = family[0]
         name = study.names[reference.setting]
-        file = f"{study.slug(reference.setting)}_{slug(reference.name.lower())}"
-        caption = f"{reference.label} without one of its parts: A_k after each task, {name}."
-        title = f"{reference.label}: {name}"
-        variants = [group.variant for group in family]
-        figure = LineFigure(f"ablation_curves_{file}", caption, title, family, variants)
-        requests.append(figure)
+        request = LineFigure(
+            name=_file_of_family("ablation_curves", study, reference),
+            caption=f"{reference.label} without one of its parts: A_k after each task, {name}.",
+            title=f"{reference.label}: {name}",
+            groups=family,
+            labels=[group.variant for group in family],
+        )
+        requests.append(request)
     pictures = [_draw_lines(request) for request in requests]
     return [picture for picture in pictures if picture is not None]
+
+
+def _file_of_family(kind: str, study: Study, reference: Group) -> str:
+    """Return the name of a figure of a method and its variants."""
+    return f"{kind}_{study.slug(reference.setting)}_{slug(reference.name.lower())}"
 
 
 def _trajectory(file: str, name: str, groups: list[Group]) -> LineFigure:
@@ -445,7 +452,7 @@ def ablation_bars(study: Study) -> list[Picture]:
             for variant, final in published_of("tab:ablation", setting, "A_K").items():
                 label = f"{variant or 'full method'} (published)"
                 bars.append(AccuracyBars(label, averages.get(variant), final))
-        file = f"ablation_{study.slug(setting)}_{slug(reference.name.lower())}"
+        file = _file_of_family("ablation", study, reference)
         parts = f"{reference.label} without one of its parts, {study.names[setting]}."
         pictures.append(Picture(file, f"{parts}{DEVIATION_NOTE}", draw_bars(bars, title)))
     return pictures
@@ -539,7 +546,7 @@ def calibration_maps(study: Study) -> list[Picture]:
         if len(maps) != 2:
             continue
         setting = family[0].setting
-        name = f"calibration_{study.slug(setting)}_{slug(family[0].name.lower())}"
+        name = _file_of_family("calibration", study, family[0])
         caption = (
             f"Effect of calibration, {study.names[setting]}: largest activation among the neurons"
             " of one task (columns), in percent, on average over the test images of another (rows),"
