@@ -18,11 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 LETTERS = {
-    "a": ["head_update.rows"], "b": ["fit_overhead.rows"], "d": ["projected.rows"],
-    "e": ["fit_overhead.rows"], "f": ["growth.rows"], "i": ["head_path.rows"], "j": ["gpu.rows"],
+    "a": ["head_update.rows"],
+    "b": ["fit_overhead.rows"],
+    "d": ["projected.rows"],
+    "e": ["fit_overhead.rows"],
+    "f": ["growth.rows"],
+    "i": ["head_path.rows"],
+    "j": ["gpu.rows"],
     "k": ["engines.network_rows", "bare_loop.rows"],
-    "l": ["engines.start_rows"], "m": ["serving.rows"],
-}  # fmt: skip
+    "l": ["engines.start_rows"],
+    "m": ["serving.rows"],
+}
 """Letter of a row → the functions that measure it; (b) and (e) come out of the same runs."""
 
 PLACES = list(dict.fromkeys(chain.from_iterable(LETTERS.values())))

@@ -37,10 +37,10 @@ OWN = "by the runtime's own threads"
 SPLIT = "each piece by one thread"
 """Who divides the work: ONNX Runtime, that of each layer; or the loop, the pieces."""
 
-Way = tuple[str, int]
+LoopVariant = tuple[str, int]
 """Who divides the work, and the images of a piece."""
 
-WAYS: tuple[Way, ...] = ((OWN, 64), (OWN, 8), (SPLIT, 8), (SPLIT, 4), (SPLIT, 2))
+LOOP_VARIANTS: tuple[LoopVariant, ...] = ((OWN, 64), (OWN, 8), (SPLIT, 8), (SPLIT, 4), (SPLIT, 2))
 """What the bare loop is tried with; 64 images are a batch as it is decoded."""
 
 
@@ -50,8 +50,8 @@ class BareLoop(Callback):
 
     Args:
         root: folder of the images.
-        output: file for the seconds of all tasks together: "decoding", each of ``WAYS`` for such a
-            loop, and "paused" for how long the run waited.
+        output: file for the seconds of all tasks together: "decoding", each of ``LOOP_VARIANTS``
+            for such a loop, and "paused" for how long the run waited.
     """
 
     def __init__(self, root: str, output: str):
@@ -80,12 +80,12 @@ class BareLoop(Callback):
         self.sessions = {OWN: own._session(threads), SPLIT: own._session(1)}
         self.pool = ThreadPoolExecutor(threads)
         empty = np.zeros((self.batch, self.side, self.side, 3), dtype=np.uint8)
-        for way in WAYS:
-            self.loop([empty], way)
+        for variant in LOOP_VARIANTS:
+            self.loop([empty], variant)
 
-    def loop(self, batches: list[np.ndarray], way: Way) -> None:
+    def loop(self, batches: list[np.ndarray], variant: LoopVariant) -> None:
         """Run the network."""
-        threads, size = way
+        threads, size = variant
         pieces = [
             batch[start : start + size] for batch in batches for start in range(0, len(batch), size)
         ]
@@ -106,10 +106,10 @@ class BareLoop(Callback):
         if (batch_idx + 1) % CPU.turn and not trainer.is_last_batch:
             return
         self.turns += 1
-        first = self.turns % len(WAYS)
-        for way in WAYS[first:] + WAYS[:first]:
-            once = seconds(lambda way=way: self.loop(self.decoded, way))  # type: ignore[misc]
-            self.seconds[str(way)] += once
+        first = self.turns % len(LOOP_VARIANTS)
+        for variant in LOOP_VARIANTS[first:] + LOOP_VARIANTS[:first]:
+            once = seconds(lambda variant=variant: self.loop(self.decoded, variant))  # type: ignore[misc]
+            self.seconds[str(variant)] += once
             self.seconds["paused"] += once
         self.decoded.clear()
 
@@ -131,31 +131,39 @@ def rows_of_size(setup: Setup) -> Iterator[Row]:
         output = Path(folder, "seconds.json")
         write_images(root, setup)
         ours = list[float]()
-        loops = defaultdict[Way, list[float]](list)
+        loops = defaultdict[LoopVariant, list[float]](list)
         words = ["--trainer.callbacks+=benchmarks.bare_loop.BareLoop"]
         words += [f"--trainer.callbacks.root={root}", f"--trainer.callbacks.output={output}"]
         for _ in range(setup.rounds):
             learning = fit(root, logs, setup, "auto", *words)
             taken = json.loads(output.read_text())
             ours.append(learning - taken["paused"])
-            for way in WAYS:
-                loops[way].append(taken["decoding"] + taken[str(way)])
+            for variant in LOOP_VARIANTS:
+                loops[variant].append(taken["decoding"] + taken[str(variant)])
     images = setup.classes * setup.per_class
     threads = torch.get_num_threads()
     about = (
         f"EfficientNet-Lite0, {images} JPEGs in {setup.tasks} tasks, {setup.rounds} runs, {threads}"
         " threads"
     )
-    for way in dict.fromkeys([(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]):
-        loop = f"a bare ONNX Runtime loop over {way[1]} images at once, {way[0]}"
+    for variant in dict.fromkeys([(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]):
+        loop = f"a bare ONNX Runtime loop over {variant[1]} images at once, {variant[0]}"
         label = f"(k) decoding and {loop} / fit, {setup.side} px"
-        yield Row(label, spread(ours), spread(loops[way]), ratio(loops[way], ours), "≥ 0.93", about)
+        yield Row(
+            label,
+            spread(ours),
+            spread(loops[variant]),
+            ratio(loops[variant], ours),
+            "≥ 0.93",
+            about,
+        )
 
 
-def best_of(threads: str, loops: Mapping[Way, list[float]]) -> Way:
+def best_of(threads: str, loops: Mapping[LoopVariant, list[float]]) -> LoopVariant:
     """Return the fastest of the loops in which ``threads`` divide the work."""
     return min(
-        (way for way in WAYS if way[0] == threads), key=lambda way: float(np.median(loops[way]))
+        (variant for variant in LOOP_VARIANTS if variant[0] == threads),
+        key=lambda variant: float(np.median(loops[variant])),
     )
 
 

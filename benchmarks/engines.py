@@ -139,8 +139,14 @@ def file_rows() -> Iterator[Row]:
                 decode.append(seconds(lambda files=files: list(squares(files, 224, 0.875))))  # type: ignore[misc]
             rates = [f"{64 / np.median(times):.0f}" for times in (ours, decode)]
             rate = "64 JPEGs at 224 px; images/s: {}, decoding alone {}".format(*rates)
-            yield Row(f"(k) classify / decoding alone, images of {name}", spread(ours), spread(decode),
-                      ratio(ours, decode), "", rate)  # fmt: skip
+            yield Row(
+                f"(k) classify / decoding alone, images of {name}",
+                spread(ours),
+                spread(decode),
+                ratio(ours, decode),
+                "",
+                rate,
+            )
 
 
 def _learned() -> cifnet_pl.Classifier:
@@ -183,8 +189,14 @@ def start_rows(rounds: int = 5) -> Iterator[Row]:
                 for _ in range(rounds)
             ]
             ours, rival = ([pair[i] for pair in pairs] for i in (0, 1))
-            yield Row(f"(l) cifnet {name} / import torch", spread(ours), spread(rival), ratio(ours, rival), "",
-                      f"{rounds} pairs of processes")  # fmt: skip
+            yield Row(
+                f"(l) cifnet {name} / import torch",
+                spread(ours),
+                spread(rival),
+                ratio(ours, rival),
+                "",
+                f"{rounds} pairs of processes",
+            )
 
 
 def _process(*arguments: str) -> Callable[[], object]:

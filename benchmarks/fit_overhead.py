@@ -180,11 +180,31 @@ def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], l
     are within them.
     """
     code = main(
-        ["fit", "--config", "heads/cifnet", "--data.root", str(root), "--data.image_size", str(setup.side),
-         "--data.classes_per_task", str(setup.classes // setup.tasks), "--data.batch_size", str(setup.batch),
-         "--data.num_workers", str(setup.workers), "--model.head", head, "--logs", str(logs), "--experiment", "bench",
-         "--trainer.callbacks+=benchmarks.fit_overhead.Rivals", f"--trainer.callbacks.root={root}", *setup.network]
-    )  # fmt: skip
+        [
+            "fit",
+            "--config",
+            "heads/cifnet",
+            "--data.root",
+            str(root),
+            "--data.image_size",
+            str(setup.side),
+            "--data.classes_per_task",
+            str(setup.classes // setup.tasks),
+            "--data.batch_size",
+            str(setup.batch),
+            "--data.num_workers",
+            str(setup.workers),
+            "--model.head",
+            head,
+            "--logs",
+            str(logs),
+            "--experiment",
+            "bench",
+            "--trainer.callbacks+=benchmarks.fit_overhead.Rivals",
+            f"--trainer.callbacks.root={root}",
+            *setup.network,
+        ]
+    )
     assert code == 0
     newest = max((logs / "bench").iterdir(), key=lambda path: path.stat().st_mtime)
     with (newest / "tasks.csv").open() as file:
@@ -226,12 +246,31 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
     rated = "; images/s: decoding alone {}, backbone alone {}, fit {}".format(*rates)
     size = f"at {setup.side} px"
     return [
-        Row(f"(b) fit / bare loop {size}, {head}", spread(ours), spread(loop), ratio(ours, loop), "≤ 1.05", about),
-        Row(f"(e) decoding and backbone / fit {size}, {head}", spread(ours), spread(both), ratio(both, ours), "≥ 0.95",
-            about + rated),
-        Row(f"(e) decoding and backbone / fit {size} without the solve, {head}", spread(unsolved), spread(both),
-            ratio(both, unsolved), "", about),
-    ]  # fmt: skip
+        Row(
+            f"(b) fit / bare loop {size}, {head}",
+            spread(ours),
+            spread(loop),
+            ratio(ours, loop),
+            "≤ 1.05",
+            about,
+        ),
+        Row(
+            f"(e) decoding and backbone / fit {size}, {head}",
+            spread(ours),
+            spread(both),
+            ratio(both, ours),
+            "≥ 0.95",
+            about + rated,
+        ),
+        Row(
+            f"(e) decoding and backbone / fit {size} without the solve, {head}",
+            spread(unsolved),
+            spread(both),
+            ratio(both, unsolved),
+            "",
+            about,
+        ),
+    ]
 
 
 def rows(*setups: Setup) -> Iterator[Row]:

@@ -24,7 +24,7 @@ BOUNDARY = "a-boundary-that-no-image-holds"
 
 @dataclass
 class Load:
-    """What clients saw: seconds of each answer, number of errors, seconds of all."""
+    """What clients saw: seconds of each response, number of errors, seconds of all."""
 
     times: list[float] = field(default_factory=list)
     errors: int = 0
@@ -32,11 +32,11 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Answers per second."""
+        """Responses per second."""
         return len(self.times) / self.seconds
 
     def percentile(self, percent: float) -> float:
-        """Seconds within which so many percent of the answers came."""
+        """Seconds within which so many percent of the responses came."""
         return float(np.percentile(self.times, percent))
 
 
@@ -51,7 +51,7 @@ def form(image: bytes) -> bytes:
 def ask(
     url: str, images: Sequence[bytes], requests: int, clients: int, until: Event | None = None
 ) -> Load:
-    """Ask for one image a request, each client the next one as soon as it has its answer.
+    """Ask for one image a request, each client the next one as soon as it has its response.
 
     Args:
         url: of a service on this machine.
@@ -102,15 +102,15 @@ class Process:
     number: int
 
     def post(self, path: str, **options: Any) -> Any:
-        """The answer to a change, with the options of httpx."""
+        """The response to a change, with the options of httpx."""
         return httpx.post(self.url + path, timeout=300, **options).json()
 
     def get(self, path: str) -> Any:
-        """A JSON answer."""
+        """A JSON response."""
         return httpx.get(self.url + path, timeout=300).json()
 
-    def teach(self, images: Sequence[bytes], name: str) -> Any:
-        """Begin a lesson; gives its job."""
+    def learn(self, images: Sequence[bytes], name: str) -> Any:
+        """Start an update; return its job."""
         files = [("files", (f"{i}.jpg", content)) for i, content in enumerate(images)]
         names = dict.fromkeys(self.post("/inbox", files=files)["images"], name)
         return self.post("/inbox/learn?wait=false", json={"names": names})

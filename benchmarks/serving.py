@@ -39,7 +39,7 @@ class Setup:
     classes: int = 20
     requests: int = 10_000
     rounds: int = 5
-    lesson: int = 100
+    update: int = 100
 
 
 FULL = Setup()
@@ -73,14 +73,26 @@ def save_model(folder: Path, setup: Setup) -> None:
 def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
     """The command that serves a bundle without a limit for each client."""
     return (
-        "cifnet_pl", "serve", "--model", str(bundle), "--workspace", str(workspace), "--port", "0", "--rate", "0",
-        "--keep_images", "false", "--keep_versions", "3",
-    )  # fmt: skip
+        "cifnet_pl",
+        "serve",
+        "--model",
+        str(bundle),
+        "--workspace",
+        str(workspace),
+        "--port",
+        "0",
+        "--rate",
+        "0",
+        "--keep_images",
+        "false",
+        "--keep_versions",
+        "3",
+    )
 
 
 def rows(setup: Setup = FULL) -> Iterator[Row]:
-    """Images/s, beside a direct call and beside a bare handler; the slowest answers, with and
-    without a lesson.
+    """Images/s, beside a direct call and beside a bare handler; the slowest responses, with and
+    without a update.
     """
     images = jpegs(64, setup.image)
     about = (
@@ -96,7 +108,7 @@ def rows(setup: Setup = FULL) -> Iterator[Row]:
             serving("benchmarks.bare_service", str(bundle)) as bare,
         ):
             yield from _throughput(setup, model, images, ours, bare, about)
-            yield from _lessons(setup, images, ours, about)
+            yield from _updates(setup, images, ours, about)
 
 
 def _throughput(
@@ -141,54 +153,72 @@ def _throughput(
         f"{about}; {count} requests, {errors} errors; images/s: directly {1 / median(direct):.0f},"
         f" served {1 / median(own):.0f}, bare handler {1 / median(rival):.0f}; CPU time of an"
         f" image: directly {1000 * cpu[0] / others:.1f} ms, served {1000 * cpu[1] / count:.1f} ms,"
-        f" bare handler {1000 * cpu[2] / others:.1f} ms; answers: median {p50:.0f} ms, p99"
+        f" bare handler {1000 * cpu[2] / others:.1f} ms; responses: median {p50:.0f} ms, p99"
         f" {p99:.0f} ms, of the bare handler {bare99:.0f} ms; memory {memory[0]:.0f} MB before,"
         f" after each turn {', '.join(f'{m:.0f}' for m in memory[1:])}"
     )
-    yield Row("(m) images/s of serve / of the model called directly", spread(own, 1000, "ms"),
-              spread(direct, 1000, "ms"), ratio(direct, own), "≥ 0.8", said)  # fmt: skip
-    yield Row("(m) images/s of serve / of a bare FastAPI handler", spread(own, 1000, "ms"),
-              spread(rival, 1000, "ms"), ratio(rival, own), "> 1", said)  # fmt: skip
+    yield Row(
+        "(m) images/s of serve / of the model called directly",
+        spread(own, 1000, "ms"),
+        spread(direct, 1000, "ms"),
+        ratio(direct, own),
+        "≥ 0.8",
+        said,
+    )
+    yield Row(
+        "(m) images/s of serve / of a bare FastAPI handler",
+        spread(own, 1000, "ms"),
+        spread(rival, 1000, "ms"),
+        ratio(rival, own),
+        "> 1",
+        said,
+    )
 
 
-def _lessons(setup: Setup, images: list[bytes], ours: Process, about: str) -> Iterator[Row]:
-    """The slowest answers while a class is taught, beside those without a lesson in turn."""
+def _updates(setup: Setup, images: list[bytes], ours: Process, about: str) -> Iterator[Row]:
+    """The slowest responses while a class is learning, beside those without a update in turn."""
     calm = []
     busy = []
     taking = []
     for number in range(setup.rounds):
-        lesson = jpegs(setup.lesson, setup.image, seed=1 + number)
+        update = jpegs(setup.update, setup.image, seed=1 + number)
         calm.append(
             ask(
                 ours.url, images, max(CLIENTS, setup.requests // setup.rounds // 4), CLIENTS
             ).percentile(99)
         )
         begun = time.perf_counter()
-        with taught(ours, lesson, f"new {number}") as over:
+        with learning(ours, update, f"new {number}") as over:
             busy.append(ask(ours.url, images, 10**6, CLIENTS, over).percentile(99))
         taking.append(time.perf_counter() - begun)
-    details = f"{about}; lessons of {setup.lesson} images, {np.median(taking):.1f} s each"
-    yield Row("(m) p99 of answers while a class is taught / otherwise", spread(busy, 1000, "ms"),
-              spread(calm, 1000, "ms"), ratio(busy, calm), "≤ 3", details)  # fmt: skip
+    details = f"{about}; updates of {setup.update} images, {np.median(taking):.1f} s each"
+    yield Row(
+        "(m) p99 of responses while a class is learning / otherwise",
+        spread(busy, 1000, "ms"),
+        spread(calm, 1000, "ms"),
+        ratio(busy, calm),
+        "≤ 3",
+        details,
+    )
 
 
 @contextmanager
-def taught(service: Process, images: list[bytes], name: str) -> Iterator[Event]:
-    """Teach a class meanwhile; the event is set when it is learned."""
+def learning(service: Process, images: list[bytes], name: str) -> Iterator[Event]:
+    """Learn a class meanwhile; the event is set when it is learned."""
     over = Event()
     ends = []
 
-    def teach() -> None:
-        job = service.teach(images, name)
+    def learn() -> None:
+        job = service.learn(images, name)
         while job["state"] in ("waiting", "at work"):
             time.sleep(0.5)
             job = service.get(f"/jobs/{job['job']}")
         ends.append(job["state"])
         over.set()
 
-    thread = Thread(target=teach)
+    thread = Thread(target=learn)
     thread.start()
     yield over
     thread.join()
     if ends != ["done"]:
-        raise RuntimeError(f"the lesson was {ends}")
+        raise RuntimeError(f"the update was {ends}")

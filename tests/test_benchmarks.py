@@ -112,7 +112,7 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
         good = http_load.ask(server.url, jpegs(3, (20, 16)), 40, 4)
         bad = http_load.ask(server.url, [b"no image"], 5, 2)
         process = http_load.Process(server.url, os.getpid())
-        job = process.teach(jpegs(4, (20, 16), seed=1), "new")
+        job = process.learn(jpegs(4, (20, 16), seed=1), "new")
         while job["state"] in ("waiting", "at work"):
             job = process.get(f"/jobs/{job['job']}")
     finally:

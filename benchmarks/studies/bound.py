@@ -27,9 +27,9 @@ from benchmarks.studies.images import (
     study_parser,
 )
 
-Way = Callable[[Images], tuple[Tensor, float]]
-"""Function from images to (n,) whether each validation image is named right, and the megabytes kept
-in float32.
+Method = Callable[[Images], tuple[Tensor, float]]
+"""Function of images. It returns (n,), whether the prediction of each validation image is correct,
+and the megabytes kept in float32.
 """
 
 
@@ -39,7 +39,7 @@ def default(images: Images, products: float | Literal["auto"] = 0.0) -> tuple[Te
     return head.predict(images.val_z) == images.val_y, 4e-6 * sum(head.state_elements().values())
 
 
-WAYS: dict[str, Way] = {
+METHODS: dict[str, Method] = {
     "no products": default,
     **{f"products {share}": partial(default, products=share) for share in (1.0, 1.5, 3.0)},
     "default": partial(default, products="auto"),
@@ -48,22 +48,24 @@ WAYS: dict[str, Way] = {
 
 
 def main() -> None:
-    """Print a row for each way, set and number of images."""
+    """Print a row for each method, set and number of images."""
     parser = study_parser(__doc__, roots="+")
     parser.add_argument("--counts", nargs="*", default=("all",), help="images of a class, or all")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of rows beside the first")
     options = parser.parse_args()
-    show_columns(["set", "images of a class", "way", "accuracy", "it − no products", "megabytes"])
+    show_columns(
+        ["set", "images of a class", "method", "accuracy", "it − no products", "megabytes"]
+    )
     for root in options.root:
         images = read_images(root, options, RICH)
         for count in options.counts:
             draws = drawn(images, count, range(options.draws))
             base: Tensor | None = None
-            for name, way in WAYS.items():
+            for name, method in METHODS.items():
                 if options.only and name not in ("no products", *options.only):
                     continue
-                found = [way(draw) for draw in draws]
+                found = [method(draw) for draw in draws]
                 right = (
                     100
                     * torch.stack([one for one, _ in found]).double().mean(dim=0)

@@ -3,9 +3,10 @@ with many.
 
 All learn the same images at once, on the same embeddings, and are asked about the validation
 images; in percent, mean over draws. IMAGES is a folder, or a file that ``cifnet embed`` made of
-one. ``default`` is what ``cifnet fit`` learns with: it decides by at most 2000 stored images. Those
-of scikit-learn get standardised features and choose their penalty by three-fold cross-validation
-(from ``MANY`` images on by one split); ACIL has the ridge that is best *on the validation images*.
+one. ``default`` is what ``cifnet fit`` learns with: it selects its decision rule by at most 2000
+samples of the calibration buffer. Those of scikit-learn get standardised features and choose their
+penalty by three-fold cross-validation (from ``MANY`` images on by one split); ACIL has the ridge
+that is best *on the validation images*.
 "uneven" is eight classes with at most 45 images beside four with 5; there the second number is the
 mean over classes.
 """
@@ -66,7 +67,7 @@ def new_model(width: int, products: float | Literal["auto"] = "auto") -> Classif
     )
 
 
-def teach(model: Classifier, z: Tensor, y: Tensor) -> None:
+def learn_task(model: Classifier, z: Tensor, y: Tensor) -> None:
     """Learn embeddings (n, d) of new classes y (n,), which follow those that are known."""
     labels, counts = (each.tolist() for each in y.unique(return_counts=True))
     model.begin_task([str(label) for label in labels], counts)
@@ -77,9 +78,9 @@ def teach(model: Classifier, z: Tensor, y: Tensor) -> None:
 
 
 def default_head(images: Images, products: float | Literal["auto"] = "auto") -> RidgeHead:
-    """The head of ``fit``, which decides how to score by at most 2000 stored images."""
+    """Return the head of ``fit``; its calibration buffer has at most 2000 samples."""
     model = new_model(images.z.shape[1], products)
-    teach(model, images.z, images.y)
+    learn_task(model, images.z, images.y)
     assert isinstance(model.head, RidgeHead)
     return model.head
 

@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from benchmarks.studies.few_images import PENALTIES, new_model, teach
+from benchmarks.studies.few_images import PENALTIES, learn_task, new_model
 from benchmarks.studies.images import BACKBONE, RICH, show, show_columns, study_parser
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.backbone import Backbone
@@ -37,7 +37,7 @@ from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.memory import keep_freed_memory
 
-Way = Any
+Method = Any
 """An object that can ``learn`` images of new classes and ``classify`` images."""
 
 LATER = 10
@@ -84,7 +84,7 @@ class Default:
 
     def learn(self, images: Images) -> None:
         """Learn new classes."""
-        teach(self.model, embedded(self.backbone, images.x), images.y)
+        learn_task(self.model, embedded(self.backbone, images.x), images.y)
 
     def classify(self, x: Tensor) -> Tensor:
         """(n,) classes."""
@@ -180,7 +180,7 @@ def measured(act: Callable[[], None]) -> list[str]:
 
 
 def main() -> None:
-    """Print a row for each way."""
+    """Print a row for each method."""
     parser = study_parser(__doc__)
     parser.add_argument(
         "--epochs", type=int, default=10, help="of fine-tuning, over the images of each step"
@@ -191,44 +191,48 @@ def main() -> None:
     source = build_source("folder", SourceOptions(options.root))
     classes = list(range(len(source.class_names)))
     val = decoded(source.val, options.image_size, classes)
-    ways = {
+    methods = {
         "default": Default,
         "logistic regression, last layer": Logistic,
         "fine-tuning, last block": lambda: FineTuned(len(classes), options.epochs, whole=False),
         "fine-tuning, all": lambda: FineTuned(len(classes), options.epochs, whole=True),
     }
-    show_columns(["way", "at once", "seconds", "kWh", "ten later", "old", "new", "seconds", "kWh"])
-    for name, make in ways.items():
+    show_columns(
+        ["method", "at once", "seconds", "kWh", "ten later", "old", "new", "seconds", "kWh"]
+    )
+    for name, make in methods.items():
         if options.only and name not in options.only:
             continue
-        way = make()
+        method = make()
         old = classes[:-LATER]
         new = classes[-LATER:]
-        cost = step(way, source, options, classes)
-        cells = [percent(way, val), *cost]
-        way = make()  # anew
-        step(way, source, options, old)
-        cost = step(way, source, options, new)
+        cost = step(method, source, options, classes)
+        cells = [percent(method, val), *cost]
+        method = make()  # anew
+        step(method, source, options, old)
+        cost = step(method, source, options, new)
         show(
             [
                 name,
                 *cells,
-                percent(way, val),
-                percent(way, val.of(old)),
-                percent(way, val.of(new)),
+                percent(method, val),
+                percent(method, val.of(old)),
+                percent(method, val.of(new)),
                 *cost,
             ]
         )
 
 
-def step(way: Way, source: object, options: argparse.Namespace, classes: list[int]) -> list[str]:
+def step(
+    method: Method, source: object, options: argparse.Namespace, classes: list[int]
+) -> list[str]:
     """Learn some classes: seconds and kWh."""
-    return measured(lambda: way.learn(decoded(source.train, options.image_size, classes)))
+    return measured(lambda: method.learn(decoded(source.train, options.image_size, classes)))
 
 
-def percent(way: Way, images: Images) -> str:
-    """Of images that are named right, among all classes."""
-    return f"{100 * (way.classify(images.x) == images.y).double().mean():.1f}"
+def percent(method: Method, images: Images) -> str:
+    """Return the accuracy in percent among all classes."""
+    return f"{100 * (method.classify(images.x) == images.y).double().mean():.1f}"
 
 
 if __name__ == "__main__":

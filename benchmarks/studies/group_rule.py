@@ -49,8 +49,8 @@ def measured(
     samples = CalibrationSamples(head, z, y, groups)
     calibrate(samples)
     p = head.probabilities(val_z)
-    confidence, answer = p.max(dim=1)
-    right = answer == val_y
+    confidence, predicted = p.max(dim=1)
+    right = predicted == val_y
     own = p.gather(1, val_y[:, None])
     sets = PredictionSets.of(samples, 0.95).of_probabilities(p)
     gap = (samples.accuracy() or 0) - 100 * right.double().mean().item()

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.studies.new_group_accuracy --row NAME CHECKOUT ROOT OPTIONS …``: do
-promises hold on another day?
+"""``python -m benchmarks.studies.new_groups --row NAME CHECKOUT ROOT OPTIONS …``: do the estimates
+hold on new groups?
 
 Every row is what a user gets from the commands of a checkout of the package: ``fit`` with OPTIONS
 (one word of the shell) learns ``ROOT/train``, of which it holds out a fifth; ``classify --coverage
@@ -7,11 +7,11 @@ Every row is what a user gets from the commands of a checkout of the package: ``
 ``val.npz``, embeddings with ids ``class/number``. The draws (``--draws``) differ in the fifth that
 is held out, in the order of the classes and in the buffer.
 
-A row has the accuracy that is expected (the estimate for another day, else that of the images held
-out), that on validation images, their ECE, how many percent of their sets of answers hold the right
-class and how large these are, wrong answers of more than 95 %, in percent, and images called
-unknown. The other rows are compared with the first one: differences with the 95 % interval of a
-bootstrap over the validation images, which are the same for both.
+A row has the expected accuracy (the estimate for new groups, else that of the held-out images), the
+accuracy on validation images, their ECE, coverage and size of their prediction sets, wrong
+predictions of more than 95 %, in percent, and images called unknown. The other rows are compared
+with the first one: differences with the 95 % interval of a bootstrap over the validation images,
+which are the same for both.
 """
 
 from __future__ import annotations
@@ -72,14 +72,13 @@ def part(root: Path, name: str) -> Path:
     return root / name
 
 
-def answers(checkout: Path, root: Path, options: str, seed: int) -> tuple[float, np.ndarray]:
+def predictions(checkout: Path, root: Path, options: str, seed: int) -> tuple[float, np.ndarray]:
     """Learn and ask.
 
     Returns:
-        The accuracy that is expected, in percent, and (n, 5) of each validation image, in the order
-        of their names: probability of the answer, whether it is right, whether the set holds the
-            right class, the set's size, and
-        whether the image is called unknown.
+        The expected accuracy in percent, and (n, 5) of each validation image, in the order of their
+        names: probability of the predicted class, whether it is correct, whether the prediction set
+        holds the true class, the set's size, and whether the image is called unknown.
     """
     with TemporaryDirectory() as folder:
         learned = part(root, "train")
@@ -96,7 +95,7 @@ def answers(checkout: Path, root: Path, options: str, seed: int) -> tuple[float,
         ]
         cifnet(checkout, "fit", *given, *seeds)
         run = Path(folder) / "run" / "version_0"
-        table = f"{folder}/answers.csv"
+        table = f"{folder}/predictions.csv"
         asked = [f"--coverage={COVERAGE}", f"--unknown={UNKNOWN}", f"--output={table}", "--top=1"]
         cifnet(checkout, "classify", f"--model={run}", f"--images={part(root, 'val')}", *asked)
         summary = json.loads((run / "summary.json").read_text())
@@ -106,7 +105,7 @@ def answers(checkout: Path, root: Path, options: str, seed: int) -> tuple[float,
     for row in rows:
         # FILE#class/number
         true = Path(row["file"]).parent.name.rpartition("#")[2]
-        sets = row["answers"].split("; ")
+        sets = row["prediction_set"].split("; ")
         found.append(
             [
                 float(row["probability"]),
@@ -160,7 +159,7 @@ def main() -> None:
     first: np.ndarray | None = None
     for name, checkout, root, options in asked.row:
         drawn = [
-            answers(Path(checkout), Path(root).resolve(), options, seed)
+            predictions(Path(checkout), Path(root).resolve(), options, seed)
             for seed in range(asked.draws)
         ]
         ours = np.stack([table for _, table in drawn])

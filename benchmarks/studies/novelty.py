@@ -9,7 +9,7 @@ of the classes of one folder (the mean of several splits).
 
 The second table says whether thresholds hold. It has, along a stream of ten tasks, after a class
 was removed and after more images came, the share of images of known classes that is called unknown
-where 1, 5 and 10 % was asked for, and coverage and size of sets of answers where 90 and 95 % was;
+where 1, 5 and 10 % was asked for, and coverage and size of prediction sets where 90 and 95 % was;
 the mean over three class orders.
 """
 
@@ -73,8 +73,8 @@ def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer
     return head, buffer
 
 
-def foreignness(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Tensor]:
-    """(n,) of each column: larger is more foreign."""
+def novelty_scores(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Tensor]:
+    """(n,) of each column: larger is more novel."""
     yield -head(z).max(dim=1).values
     yield -head.probabilities(z).max(dim=1).values
     distances: ClassDistances = head.distances()
@@ -86,23 +86,25 @@ def foreignness(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Te
     yield -(unit(z, dim=1) @ unit(buffer.z, dim=1).T).topk(10, dim=1).values[:, -1]
 
 
-def compare(images: Images, classes: list[int], foreign: Tensor) -> Tensor:
+def compare(images: Images, classes: list[int], unknown: Tensor) -> Tensor:
     """(6, 2) AUROC and FPR95 of each column."""
     head, buffer = learned(images, classes)
     known = images.val_z[torch.isin(images.val_y, torch.tensor(classes))]
-    pairs = zip(foreignness(head, buffer, known), foreignness(head, buffer, foreign), strict=True)
+    pairs = zip(
+        novelty_scores(head, buffer, known), novelty_scores(head, buffer, unknown), strict=True
+    )
     return torch.tensor([detection(*pair) for pair in pairs])
 
 
 def near(images: Images) -> Tensor:
     """Half of the classes are known; the mean of several splits."""
-    foreign = []
+    unknown = []
     for seed in SEEDS:
         order = torch.randperm(images.classes, generator=torch.Generator().manual_seed(seed))
         known, unknown = order.chunk(2)
         rows = torch.isin(images.val_y, unknown).nonzero().flatten()
-        foreign.append(compare(images, known.tolist(), images.val_z[drawn(rows, seed)]))
-    return torch.stack(foreign).mean(dim=0)
+        unknown.append(compare(images, known.tolist(), images.val_z[drawn(rows, seed)]))
+    return torch.stack(unknown).mean(dim=0)
 
 
 def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tensor:
@@ -163,10 +165,10 @@ def main() -> None:
     show_columns(["known", "unknown", *COLUMNS])
     for name, images in sets.items():
         everything = list(range(images.classes))
-        foreign = {other: theirs.val_z for other, theirs in sets.items() if other != name}
+        unknown = {other: theirs.val_z for other, theirs in sets.items() if other != name}
         rows = {
             other: compare(images, everything, z[drawn(torch.arange(len(z)), 0)])
-            for other, z in foreign.items()
+            for other, z in unknown.items()
         }
         rows["its other classes"] = near(images)
         for unknown, scores in rows.items():

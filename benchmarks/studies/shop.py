@@ -4,12 +4,12 @@ the week after.
 Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten images of
 each product, a quarter of the products at a time, as folders; then the other images of ``train``.
 The next week brings the first half of ``val``, by the order of its files: what is certain is
-counted, then the most doubtful are named one by one. Clicks and keys are counted as the page takes
-them: one to drop, one to name by folders, one to learn, one key for each doubtful image whose class
-is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the page
-promises after the step, mean over classes, and what the second half of ``val``, none of which is
-ever learned, shows of the known classes. They wait from the beginning, so that each version answers
-them.
+counted, then the most uncertain are named one by one. Clicks and keys are counted as the page takes
+them: one to drop, one to name by folders, one to learn, one key for each uncertain image whose
+class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
+page promises after the step, mean over classes, and what the second half of ``val``, none of which
+is ever learned, shows of the known classes. They wait from the beginning, so that each version
+answers them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Shop:
         return self.waiting(str(files[0].relative_to(self.root).parts[0]))
 
     def waiting(self, part: str) -> list[dict[str, Any]]:
-        """Images of ``train`` or ``val`` that wait, the most doubtful first, once all of them are
+        """Images of ``train`` or ``val`` that wait, the most uncertain first, once all of them are
         answered.
         """
         while True:
@@ -88,7 +88,7 @@ class Shop:
         return float(answer.json()["seconds"])
 
     def row(self, step: str, images: int, seconds: float) -> None:
-        """Print what the page promises, and what images of another day show."""
+        """Print what the page promises, and what images of new groups show."""
         look = self.http.get("/look").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
         tested = [
@@ -107,7 +107,7 @@ class Shop:
         print(f"| {' | '.join(map(str, cells))} of {len(tested)} |", flush=True)
 
     def compare(self, tested: list[dict[str, Any]]) -> None:
-        """Print what is said of each class, beside the images of another day."""
+        """Print what is said of each class, beside the images of new groups."""
         found = self.http.get("/classes/answers").json()
         held = []
         print(f"± {found['margin']}; ten more images: {found['ten_more']}")
@@ -124,7 +124,7 @@ class Shop:
 
 
 def right_of(tested: list[dict[str, Any]], name: str) -> float:
-    """Percent of the images of a class that are named right."""
+    """Percent of the images of a class that are predicted correctly."""
     answers = [image["classes"][0]["name"] == name for image in tested if image["class"] == name]
     return 100 * sum(answers) / len(answers)
 
@@ -136,8 +136,8 @@ def main(root: Path, url: str) -> None:
     shop.bring([file for files in shop.images["val"].values() for file in files])
     shop.begun = time.perf_counter()
     print(
-        "| step | classes | images | s to learn | minutes | clicks | these days % | another day % |"
-        " right % of images |"
+        "| step | classes | images | s to learn | minutes | clicks | leave-one-out % |"
+        " new groups % | right % of images |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for step in range(STEPS):
@@ -161,9 +161,11 @@ def main(root: Path, url: str) -> None:
     ]
     shop.clicks += sum(1 if easy else TYPED for easy in offered)
     seconds = shop.learn({one["image"]: one["class"] for one in label_errors})
-    shop.row(f"the {REVIEWED} most doubtful of the week", len(label_errors), seconds)
-    print(f"the week: {len(new)} images, {len(certain)} certain, {wrong} of them wrong; of the most doubtful "
-          f"{sum(offered)} were offered their class")  # fmt: skip
+    shop.row(f"the {REVIEWED} most uncertain of the week", len(label_errors), seconds)
+    print(
+        f"the week: {len(new)} images, {len(certain)} certain, {wrong} of them wrong; of the most"
+        f" uncertain {sum(offered)} were offered their class"
+    )
 
 
 def folders(shop: Shop, step: str, files: Sequence[Path]) -> None:

@@ -1,9 +1,8 @@
 """``python -m benchmarks.studies.trained RUNS``: the table of trained methods in docs/results.md.
 
-It comes from the runs of configs/sweeps/trained*.yaml.
-A row for each method: A_k after each task by the answers that count, in every class order; A_K by
-the classifier and by the nearest mean of exemplars; seconds and energy, also as a ratio to the run
-called ``--reference``.
+It comes from the runs of configs/sweeps/trained*.yaml. A row for each method: A_k after each task
+by the predictions that count, in every class order; A_K by the classifier and by the nearest mean
+of exemplars; seconds and energy, also as a ratio to the run called ``--reference``.
 """
 
 from __future__ import annotations
