@@ -109,7 +109,7 @@ def classify(
                 "--gallery needs images, but this model classifies embeddings: leave it out"
             )
         classifier.precision = precision or classifier.precision
-        table = PredictionTable(classifier, images, top, unknown, coverage)
+        table = ClassificationTable(classifier, images, top, unknown, coverage)
         write_atomic(target, table.write)
         if picture is not None:
             write_gallery(table.gallery(), picture)
@@ -129,7 +129,7 @@ class GalleryEntry(NamedTuple):
     prediction: Prediction
 
 
-class PredictionTable:
+class ClassificationTable:
     """The rows of one classification, written as they are made.
 
     Args:

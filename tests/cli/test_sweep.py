@@ -13,8 +13,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli import sweep as sweeping
-from cifnet_pl.cli.sweep import Job, Point, complete_run, read_points, reason, run_point
+from cifnet_pl.cli import sweep_jobs
+from cifnet_pl.cli.sweep_jobs import SweepJob, complete_run, reason, run_point
+from cifnet_pl.cli.sweep_points import Point, read_points
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import environment
 from tests.killing import ended, start
@@ -102,29 +103,24 @@ def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     assert "epochs" not in points[3].config["model"]["init_args"]
 
 
-def test_a_point_keeps_what_its_option_says_against_overrides(tmp_path: Path) -> None:
+def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
     model = {
         "class_path": "cifnet_pl.iterative.FinetuneModule",
         "init_args": {"backbone": "random:resnet18"},
     }
     (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
-    kept = {"config": "slow.yaml", "keep": ["model.backbone", "model.architecture"]}
-    path = write(
-        tmp_path, axes={"head": [{"label": "a"}, kept, {"label": "free", "config": "slow.yaml"}]}
-    )
+    path = write(tmp_path, axes={"head": [{"label": "a"}, {"config": "slow.yaml"}]})
     given = [
         ("model.init_args.backbone", "file:x.pth"),
         ("model.architecture", "resnet18"),
         ("model.epochs", "2"),
     ]
-    a, slow, free = read_points(path, given)
-    assert [p.config["model"]["init_args"]["backbone"] for p in (a, slow, free)] == [
-        "file:x.pth", "random:resnet18", "file:x.pth",
-    ]  # fmt: skip
-    assert slow.config["model"]["init_args"] == {"backbone": "random:resnet18", "epochs": 2}
-    assert slow.without == ["model.init_args.backbone", "model.architecture"]
-    assert (a.without, free.without) == (["model.epochs"], [])
-    assert slow.identity == read_points(path, given[2:])[1].identity
+    plain, own = read_points(path, given)
+    assert plain.config["model"]["init_args"]["backbone"] == "file:x.pth"
+    assert own.config["model"]["init_args"] == {"backbone": "random:resnet18", "epochs": 2}
+    assert own.ignored == ["model.init_args.backbone", "model.architecture"]
+    assert plain.ignored == ["model.epochs"]
+    assert own.identity == read_points(path, given[2:])[1].identity
 
 
 def test_settings_without_effect_keep_the_identity() -> None:
@@ -159,10 +155,6 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
-        (
-            {"axes": {"head": [{"label": "a", "keep": "model.backbone"}]}},
-            "axes.head.0.keep: .* list",
-        ),
         ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
     ],
 )
@@ -176,7 +168,7 @@ def test_bad_files_are_named(tmp_path: Path, sweep: dict[str, object], part: str
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
 
-def fake_run(job: Job) -> int:
+def fake_run(job: SweepJob) -> int:
     """Stands in for the process of a point: the head decides how it ends."""
     point, folder = job
     (folder / "output.log").write_text("loading\ncifnet: error: no such data\n\n")
@@ -191,7 +183,7 @@ def run(tmp_path, monkeypatch, capsys):
     """Sweep ``tmp_path/sweep.yaml`` into ``tmp_path/logs`` with points that take no time; what was
     said.
     """
-    monkeypatch.setattr(sweeping, "run_process", fake_run)
+    monkeypatch.setattr(sweep_jobs, "run_process", fake_run)
 
     def sweep(*options: str, code: int = 0) -> str:
         capsys.readouterr()
@@ -208,13 +200,13 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run):
-    def learned(job: Job) -> int:
+    def learned(job: SweepJob) -> int:
         write_run(
             job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000}
         )
         return 0
 
-    monkeypatch.setattr(sweeping, "run_process", learned)
+    monkeypatch.setattr(sweep_jobs, "run_process", learned)
     write(tmp_path, seeds=[1, 2])
     assert (
         run().count("note: 1,000 images were learned, about as many as an embedding has numbers")
@@ -250,7 +242,7 @@ class Forked:
     """A point's process, forked from one that has imported the product already."""
 
     def __init__(self, words: list[str], stdout: IO[bytes], stderr: int):
-        assert words[1:3] == ["-m", "cifnet_pl.cli.sweep"]
+        assert words[1:3] == ["-m", "cifnet_pl.cli.sweep_jobs"]
         assert stderr == subprocess.STDOUT
         self.process = start(partial(run_point, Path(words[3])), Path(stdout.name))
 
@@ -390,7 +382,7 @@ def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
             "torch.OutOfMemoryError: out of memory",
             "exit code 1: torch.OutOfMemoryError: out of memory",
         ),
-        (3, "task 1: A_k 90 %", "exit code 3, without saying why"),
+        (3, "task 1: A_k 90 %", "exit code 3, without a reason"),
     ],
 )
 def test_reasons(code: int, said: str, expected: str) -> None:

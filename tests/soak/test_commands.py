@@ -12,7 +12,7 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep import complete_run
+from cifnet_pl.cli.sweep_jobs import complete_run
 from cifnet_pl.model.bundle import CONFIG
 from tests.cli.test_sweep import write
 from tests.command_line import (
