@@ -27,7 +27,7 @@ from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.images.image import cores
+from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 
 ROUNDS = {128: 4, 224: 2}
@@ -70,7 +70,7 @@ class BareLoop(Callback):
         self.side = data.image_size
         self.batch = data.batch_size
         if data.num_workers is None:
-            workers = cores()
+            workers = decoding_cores()
         else:
             workers = data.num_workers
         self.loader = ImageLoader(self.images, self.side, 1.0, workers)

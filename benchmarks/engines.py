@@ -21,7 +21,7 @@ from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.images.image import squares
+from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
@@ -136,7 +136,7 @@ def file_rows() -> Iterator[Row]:
             decode = []
             for _ in range(3):
                 ours.append(seconds(lambda files=files: list(model.classify(files))))  # type: ignore[misc]
-                decode.append(seconds(lambda files=files: list(squares(files, 224, 0.875))))  # type: ignore[misc]
+                decode.append(seconds(lambda files=files: list(decode_images(files, 224, 0.875))))  # type: ignore[misc]
             rates = [f"{64 / np.median(times):.0f}" for times in (ours, decode)]
             rate = "64 JPEGs at 224 px; images/s: {}, decoding alone {}".format(*rates)
             yield Row(

@@ -14,10 +14,10 @@ from torchvision.models import resnet18
 
 from benchmarks import fit_overhead
 from benchmarks.measure import Row
-from cifnet_pl.images.image import cores
+from cifnet_pl.images.reader import decoding_cores
 
 SETUP = fit_overhead.Setup(
-    100, 500, 10, 224, 256, cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max
+    100, 500, 10, 224, 256, decoding_cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max
 )
 
 

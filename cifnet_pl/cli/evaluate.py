@@ -136,9 +136,9 @@ def copy_lines(evaluation: Evaluation) -> list[str]:
     """Return what is said of images that were learned already, occur twice, or are in two
     classes.
     """
-    from cifnet_pl.images.duplicates import about_labels
+    from cifnet_pl.images.duplicates import conflicting_labels_message
 
-    lines = [evaluation.learned_message(), about_labels(evaluation.mislabelled, None)]
+    lines = [evaluation.learned_message(), conflicting_labels_message(evaluation.mislabelled, None)]
     if evaluation.duplicates is not None and (twice := int(evaluation.duplicates.sum())):
         if twice == 1:
             copies = "is a copy of another one"

@@ -86,7 +86,7 @@ def watch(
         DataError: no such folder, or a table with other columns.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.images.files import NewImages, require_folder
+    from cifnet_pl.images.files import NewFiles, require_folder
     from cifnet_pl.model.store import load
 
     if webhook is not None:
@@ -100,13 +100,13 @@ def watch(
         classifier = load(model, trust=trust)
         unknown, coverage = classifier.available_shares(unknown, coverage)
         table = WatchPredictions(target)
-        waiting = NewImages(folder)
+        waiting = NewFiles(folder)
         sender = None
         if webhook is not None:
             sender = Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows())
         receiver = " and to the webhook" if sender is not None else ""
         print(f"watching {folder}; predictions in {target}{receiver}", flush=True)
-        found = waiting.found(settled=not once)
+        found = waiting.find(settled=not once)
         while True:
             new = list(islice(found, IMAGES_PER_WRITE))
             unseen = table.unseen(new)
@@ -125,7 +125,7 @@ def watch(
                 return
             if not new:
                 time.sleep(every)
-                found = waiting.found(settled=not once)
+                found = waiting.find(settled=not once)
 
 
 def check_address(webhook: str) -> None:

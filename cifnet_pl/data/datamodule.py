@@ -50,7 +50,8 @@ from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.data.splitting import NEAR, SINGLE
 from cifnet_pl.data.streams import Disjoint, Stream
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.image import LARGEST_IMAGE, cores
+from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
+from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
@@ -146,8 +147,8 @@ class CIFNetDataModule(LightningDataModule):
         check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
         valid_workers = num_workers is None or num_workers >= 0
         check_that(valid_workers, "num_workers", num_workers, "at least 0")
-        valid_size = image_size is None or 1 <= image_size <= LARGEST_IMAGE
-        check_that(valid_size, "image_size", image_size, f"1 to {LARGEST_IMAGE} pixels, or null")
+        valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
+        check_that(valid_size, "image_size", image_size, f"1 to {IMAGE_SIZE_LIMIT} pixels, or null")
         folder = Path(root) if root else None
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
@@ -261,7 +262,7 @@ class CIFNetDataModule(LightningDataModule):
     def _workers(self, processes: int) -> int:
         """Return the number of decoding threads of each of some processes."""
         if self.num_workers is None:
-            return cores(processes)
+            return decoding_cores(processes)
         return self.num_workers
 
     @property

@@ -13,8 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cifnet_pl.data.sets import SampleSet, Source
-from cifnet_pl.images.duplicates import Duplicates, about_copies, about_labels, find_repeats
-from cifnet_pl.images.image import NOTHING
+from cifnet_pl.images.duplicates import (
+    Duplicates,
+    conflicting_labels_message,
+    duplicates_message,
+    find_repeats,
+)
+from cifnet_pl.images.image import UNREADABLE_HASH
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
@@ -99,7 +104,10 @@ class SourceDuplicates:
             else:
                 across.append(f"{sample} (learned as {other})")
         sentences = []
-        for sentence in (about_copies(repeated, duplicates), about_labels(ambiguous, duplicates)):
+        for sentence in (
+            duplicates_message(repeated, duplicates),
+            conflicting_labels_message(ambiguous, duplicates),
+        ):
             if sentence:
                 sentences.append(sentence)
         if across:
@@ -202,4 +210,4 @@ def _candidate_hashes(
     for known, hashes in of_all_processes((share, samples.hashes(share))):
         samples.note_hashes(known, hashes)
     pairs = zip(candidates.tolist(), samples.hashes(candidates).tolist(), strict=True)
-    return [(row, value) for row, value in pairs if value != NOTHING]
+    return [(row, value) for row, value in pairs if value != UNREADABLE_HASH]

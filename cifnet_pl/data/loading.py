@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
-from cifnet_pl.images.image import UnreadableImage, decoded
+from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.images.reader import PixelBatch, decode_batches
 from cifnet_pl.utilities.errors import DataError
 
 AHEAD = 2
@@ -85,6 +86,13 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
+class HashOrReason(NamedTuple):
+    """The content hash of an image, or the reason why it cannot be read."""
+
+    hash: int
+    reason: str | None
+
+
 class ImageLoader:
     """Decode batches of images in threads.
 
@@ -116,26 +124,25 @@ class ImageLoader:
         ahead = AHEAD * self._workers
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
         pinned = self._device == "cuda"
-        made = decoded(self._pool, rows, self._size, self._read, ahead, alternate, pinned)
+        made = decode_batches(self._pool, rows, self._size, self._read, ahead, alternate, pinned)
         return map(self._batch, made)
 
-    def _read(self, row: int, pixels: np.ndarray) -> tuple[int, str | None]:
-        """Decode an image; return its content hash, and the reason if it cannot be read."""
+    def _read(self, row: int, pixels: np.ndarray) -> HashOrReason:
+        """Decode an image; return its content hash, or the reason why it cannot be read."""
         try:
             image = self._images.image(row)
             pixels[:] = image.square(self._size, self._crop_ratio)
-            return image.hash, None
+            return HashOrReason(image.hash, None)
         except UnreadableImage as error:
-            return 0, f"{self._images.place(row)}: {error}"
+            return HashOrReason(0, f"{self._images.place(row)}: {error}")
 
-    def _batch(
-        self, batch: tuple[Sequence[int], Tensor, list[tuple[int, str | None]]]
-    ) -> ImageBatch:
-        given, pixels, outcomes = batch
-        readable = np.array([reason is None for _, reason in outcomes], dtype=bool)
-        unreadable = tuple(reason for _, reason in outcomes if reason is not None)
-        rows = np.array(given, dtype=np.int64)[readable]
-        hashes = np.array([value for value, _ in outcomes], dtype=np.int64)[readable]
+    def _batch(self, batch: PixelBatch[int, HashOrReason]) -> ImageBatch:
+        pixels = batch.pixels
+        results = batch.results()
+        readable = np.array([result.reason is None for result in results], dtype=bool)
+        unreadable = tuple(result.reason for result in results if result.reason is not None)
+        rows = np.array(batch.items, dtype=np.int64)[readable]
+        hashes = np.array([result.hash for result in results], dtype=np.int64)[readable]
         if unreadable:
             pixels = pixels[torch.from_numpy(readable)]
         return ImageBatch(

@@ -15,16 +15,9 @@ import numpy as np
 from PIL import Image
 
 from cifnet_pl.data.splitting import held_out
-from cifnet_pl.images.files import file_size, identity
-from cifnet_pl.images.image import (
-    NOTHING,
-    Contents,
-    EncodedImage,
-    ImageLike,
-    Look,
-    UnreadableImage,
-    looks_at,
-)
+from cifnet_pl.images.files import file_identity, file_size
+from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look, UnreadableImage
+from cifnet_pl.images.reader import ContentMemory, look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.text import first_line, has_controls, printable
 
@@ -131,7 +124,7 @@ class ImageSet(SampleSet):
         try:
             return self.image(index, again=True).hash
         except UnreadableImage:  # it is reported when it is decoded
-            return NOTHING
+            return UNREADABLE_HASH
 
 
 @dataclass(frozen=True)
@@ -211,11 +204,11 @@ class FileSet(ImageSet):
         root: Path,
         names: Sequence[str],
         labels: Sequence[int],
-        contents: Contents | None = None,
+        contents: ContentMemory | None = None,
     ):
         self.root = root
         self.names = list(names)
-        self.contents = contents or Contents()
+        self.contents = contents or ContentMemory()
         self.labels = np.asarray(labels, dtype=np.int64)
 
     def image(self, index: int, again: bool = False) -> EncodedImage:
@@ -225,12 +218,12 @@ class FileSet(ImageSet):
             UnreadableImage: it cannot be read.
         """
         if again:
-            return self.contents.keep(self.given(index))
-        return self.contents.take(self.given(index))
+            return self.contents.read(self.given(index))
+        return self.contents.release(self.given(index))
 
     def look(self, rows: np.ndarray) -> list[Look]:
         """Read hash, time and thumbnail of files ``rows`` (n,), and keep their contents."""
-        looks = looks_at([self.given(row) for row in rows], self.contents.keep)
+        looks = look_at_images([self.given(row) for row in rows], self.contents.read)
         hashes = [look.hash for look in looks]
         self.note_hashes(rows, np.array(hashes, dtype=np.int64))
         return looks
@@ -255,7 +248,7 @@ class FileSet(ImageSet):
 
         No program can set back the last.
         """
-        return identity(self.given(index))
+        return file_identity(self.given(index))
 
     def size(self, index: int) -> int:
         """Return the file's size."""

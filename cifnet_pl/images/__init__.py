@@ -1,3 +1,1 @@
-"""An image in a file: its bytes, hash, time and pixels, read once. Plain Python, no labels or
-tasks.
-"""
+"""An image in a file: its bytes, hash, time and pixels, read once, without labels or tasks."""

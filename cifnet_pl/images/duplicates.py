@@ -15,20 +15,23 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from cifnet_pl.images.image import NOTHING, SIDE, Look
+from cifnet_pl.images.image import THUMBNAIL_SIDE, UNREADABLE_HASH, Look
 from cifnet_pl.utilities.text import listed
 
 Duplicates = Literal["leave_out", "keep"]
-"""What becomes of copies: they are left out, or learned all the same."""
+"""What becomes of duplicates: they are left out, or learned nevertheless."""
 
-SIMILAR = 0.95
-"""Correlation of two thumbnails from which their images are held out together."""
+NEAR_DUPLICATE_CORRELATION = 0.95
+"""Correlation of two thumbnails above which their images are near-duplicates."""
 
-BURST = 2.0
-"""Longest pause between two images of one burst, in seconds."""
+NEAR_DUPLICATE_PAUSE = 2.0
+"""Longest pause between two images of one burst, in seconds, that makes them near-duplicates."""
+
+CORRELATIONS_SIDE = 1024
+"""Images whose thumbnails are compared with as many others at once."""
 
 
-# ---------------------------------------------------------------------- copies
+# ---------------------------------------------------------------------- duplicates
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Repeats:
 
     Attributes:
         learned: those that were learned before in the same class.
-        twice: copy → the first one of its class, which is learned.
-        undecided: image → label of another class in which it lies, too, or was learned before.
+        twice: duplicate → the first image of its class with this content, which is learned.
+        undecided: image → label of another class that holds the same content, or learned it before.
     """
 
     learned: list[int]
@@ -54,21 +57,24 @@ def find_repeats(
     """Compare images with each other, and with those that were learned before.
 
     Args:
-        hashes: row and content hash of each image, in the order of learning; those of nothing are
-            never copies.
+        hashes: row and content hash of each image, in the order of learning. Images that cannot be
+            read are never duplicates.
         labels: row → class.
         learned: hash → labels of the classes in which it was learned before.
     """
-    places: dict[int, dict[int, list[int]]] = {}  # hash → label → rows
-    for row, value in hashes:
-        if value != NOTHING:
-            places.setdefault(value, {}).setdefault(int(labels[row]), []).append(row)
+    rows_by_hash: dict[int, dict[int, list[int]]] = {}  # hash → label → rows
+    for row, content_hash in hashes:
+        if content_hash != UNREADABLE_HASH:
+            rows_by_label = rows_by_hash.setdefault(content_hash, {})
+            rows_by_label.setdefault(int(labels[row]), []).append(row)
+    if learned is None:
+        learned = {}
     repeats = Repeats([], {}, {})
-    for value, rows_of in places.items():
-        before = sorted((learned or {}).get(value, ()))
-        for label, rows in rows_of.items():
-            others = [other for other in (*before, *rows_of) if other != label]
-            if label in before:
+    for content_hash, rows_by_label in rows_by_hash.items():
+        labels_before = sorted(learned.get(content_hash, ()))
+        for label, rows in rows_by_label.items():
+            others = [other for other in (*labels_before, *rows_by_label) if other != label]
+            if label in labels_before:
                 repeats.learned.extend(rows)
             elif others:
                 repeats.undecided.update(dict.fromkeys(rows, others[0]))
@@ -77,8 +83,13 @@ def find_repeats(
     return repeats
 
 
-def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
-    """Describe copies in one sentence; None if there are none."""
+def duplicates_message(names: Sequence[str], duplicates: Duplicates) -> str | None:
+    """Return a sentence about duplicates; None if there are none.
+
+    Args:
+        names: of the images.
+        duplicates: what becomes of them.
+    """
     if not names:
         return None
     if duplicates == "leave_out":
@@ -88,8 +99,8 @@ def about_copies(names: Sequence[str], duplicates: Duplicates) -> str | None:
     return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
 
 
-def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | None:
-    """Return what is said of images that lie in two classes; None if there are none.
+def conflicting_labels_message(names: Sequence[str], duplicates: Duplicates | None) -> str | None:
+    """Return a sentence about images that are in two classes; None if there are none.
 
     Args:
         names: of the images.
@@ -106,64 +117,79 @@ def about_labels(names: Sequence[str], duplicates: Duplicates | None) -> str | N
     return f"note: {listed(names)} in two classes: {treatment}"
 
 
-# ---------------------------------------------------------------------- groups
+# ---------------------------------------------------------------------- near-duplicates
 
 
-def patterns(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
-    """Take the mean brightness and colour out of thumbnails, and their contrast.
+def standardised_thumbnails(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
+    """Remove the mean brightness and colour of thumbnails, and their contrast.
 
     Args:
-        thumbnails: n of (SIDE, SIDE, 3) uint8.
+        thumbnails: n of (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8.
 
     Returns:
-        (n, 3 · SIDE²) float32 of length 1, so that products are correlations; zeros for images of a
-        single colour.
+        (n, 3 · THUMBNAIL_SIDE²) float32 of length 1, whose products are correlations; zeros for
+        images of a single colour.
     """
-    pixels = np.array(thumbnails, dtype=np.float32).reshape(-1, SIDE**2, 3)
-    pixels = (pixels - pixels.mean(axis=1, keepdims=True)).reshape(-1, 3 * SIDE**2)
-    length = np.linalg.norm(pixels, axis=1, keepdims=True)
-    return np.where(length > SIDE, pixels / np.maximum(length, SIDE), np.float32(0))
+    pixels = np.array(thumbnails, dtype=np.float32).reshape(-1, THUMBNAIL_SIDE**2, 3)
+    centred = pixels - pixels.mean(axis=1, keepdims=True)
+    vectors = centred.reshape(-1, 3 * THUMBNAIL_SIDE**2)
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    smallest = THUMBNAIL_SIDE  # a shorter vector is noise
+    return np.where(length > smallest, vectors / np.maximum(length, smallest), np.float32(0))
 
 
 def similar_groups(looks: Sequence[Look]) -> np.ndarray:
-    """Join images of a class that look alike, and those of one burst.
+    """Group near-duplicates of one class: images that look alike, and those of one burst.
 
     Args:
-        looks: at the images of one class.
+        looks: at the images.
 
     Returns:
-        (n,) int, one number from 0 for each group; -1 for images that cannot be read.
+        (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
-    readable = [i for i, look in enumerate(looks) if look.thumbnail is not None]
     groups = np.full(len(looks), -1)
-    if readable:
-        pairs = _similar(patterns([looks[i].thumbnail for i in readable]))  # type: ignore[misc]
-        pairs += bursts([looks[i] for i in readable], BURST)
-        ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        count = len(readable)
-        graph = coo_array(
-            (np.ones(len(ends), dtype=bool), (ends[:, 0], ends[:, 1])), shape=(count, count)
-        )
-        groups[readable] = connected_components(graph, directed=False)[1]
+    readable = [i for i, look in enumerate(looks) if look.thumbnail is not None]
+    if not readable:
+        return groups
+    readable_looks = [looks[i] for i in readable]
+    thumbnails = [look.thumbnail for look in readable_looks if look.thumbnail is not None]
+    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
+    pairs += bursts(readable_looks, NEAR_DUPLICATE_PAUSE)
+    ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    edges = np.ones(len(ends), dtype=bool)
+    count = len(readable)
+    graph = coo_array((edges, (ends[:, 0], ends[:, 1])), shape=(count, count))
+    _, groups[readable] = connected_components(graph, directed=False)
     return groups
 
 
 def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
-    """Return the positions of each image and the next one that was taken, at most ``pause`` seconds
-    later.
+    """Pair each image with the next one that was taken, at most ``pause`` seconds later.
+
+    Args:
+        looks: at the images.
+        pause: in seconds.
+
+    Returns:
+        Positions of the earlier and the later image of each pair.
     """
     timed = sorted((look.taken, i) for i, look in enumerate(looks) if look.taken is not None)
-    return [(i, j) for (a, i), (b, j) in pairwise(timed) if (b - a).total_seconds() <= pause]
-
-
-def _similar(seen: np.ndarray, block: int = 1024) -> list[tuple[int, int]]:
     pairs = []
-    for start in range(0, len(seen), block):
-        for other in range(0, start + 1, block):
-            near = seen[start : start + block] @ seen[other : other + block].T > SIMILAR
-            pairs += [
-                (start + a, other + b)
-                for a, b in np.argwhere(near).tolist()
-                if start + a > other + b
-            ]
+    for (earlier_time, earlier), (later_time, later) in pairwise(timed):
+        if (later_time - earlier_time).total_seconds() <= pause:
+            pairs.append((earlier, later))
+    return pairs
+
+
+def _similar_pairs(vectors: np.ndarray) -> list[tuple[int, int]]:
+    """Return the positions of images whose vectors (n, p) of length 1 are alike, block by block."""
+    pairs: list[tuple[int, int]] = []
+    side = CORRELATIONS_SIDE
+    for row_start in range(0, len(vectors), side):
+        rows = vectors[row_start : row_start + side]
+        for column_start in range(0, row_start + 1, side):
+            columns = vectors[column_start : column_start + side]
+            alike = np.argwhere(rows @ columns.T > NEAR_DUPLICATE_CORRELATION)
+            alike += (row_start, column_start)
+            pairs += [(row, column) for row, column in alike.tolist() if row > column]
     return pairs

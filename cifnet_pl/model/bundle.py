@@ -32,7 +32,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
-from cifnet_pl.images.image import LARGEST_IMAGE
+from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
@@ -104,7 +104,7 @@ class BackboneTable(Table):
 class ImagesTable(Table):
     """How images are prepared; ``held_out`` are the share and the seed of the run's own split."""
 
-    image_size: int = Field(ge=1, le=LARGEST_IMAGE)
+    image_size: int = Field(ge=1, le=IMAGE_SIZE_LIMIT)
     crop_ratio: Number = Field(gt=0, le=1)
     held_out: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(
         strict=False

@@ -22,7 +22,8 @@ from cifnet_pl.data.loading import Batches, Task
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
-from cifnet_pl.images.image import DecodedBatch, ImageLike, images_of, place_of, squares
+from cifnet_pl.images.image import ImageLike
+from cifnet_pl.images.reader import DecodedBatch, decode_images, image_location, iterate_images
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES, BufferSamples, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
@@ -332,7 +333,7 @@ class Classifier:
         Raises:
             NonFiniteError: an embedding holds NaN or infinity; names the image.
         """
-        return self.embed(batch.image, lambda row: place_of(batch.readable[row]))
+        return self.embed(batch.images, lambda row: image_location(batch.readable[row]))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the calibrated probabilities of images.
@@ -375,7 +376,7 @@ class Classifier:
     def _classify_images(
         self, images: ImageLike | str | Iterable[ImageLike | str], top: int, judge: Judge
     ) -> Iterator[Prediction]:
-        for batch in squares(images_of(images), self.image_size, self.crop_ratio):
+        for batch in decode_images(iterate_images(images), self.image_size, self.crop_ratio):
             files = [image if isinstance(image, Path) else None for image in batch.readable]
             readable = self._predict(self.embed_batch(batch), files, top, judge)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.images.image import ImageLike, images_of, place_of, squares
+from cifnet_pl.images.image import ImageLike
+from cifnet_pl.images.reader import decode_images, image_location, iterate_images
 from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings
 from cifnet_pl.utilities.text import counted
 
@@ -100,15 +101,15 @@ def embed(
     embeddings = [torch.zeros(0, backbone.features)]
     files = list[Path | None]()
     unreadable = dict[str, str]()
-    batches = squares(images_of(images), image_size, crop_ratio)
+    batches = decode_images(iterate_images(images), image_size, crop_ratio)
     if progress:
         batches = counted(batches, "embedding")
     for batch in batches:
         for image, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
-                unreadable[place_of(image)] = reason
-        names = [place_of(image) for image in batch.readable]
-        z = embed_squares(backbone, batch.image.to(device), names.__getitem__)
+                unreadable[image_location(image)] = reason
+        names = [image_location(image) for image in batch.readable]
+        z = embed_squares(backbone, batch.images.to(device), names.__getitem__)
         embeddings.append(z.cpu())
         for image in batch.readable:
             files.append(image if isinstance(image, Path) else None)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.images.files import find_images
-from cifnet_pl.images.image import SKIPPED, EncodedImage, squares
+from cifnet_pl.images.image import EncodedImage
+from cifnet_pl.images.reader import LEFT_OUT, decode_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
@@ -159,13 +160,13 @@ def _subtract(
     found = dict[int, Tensor]()
     others = set[Path]()
     shape = model.image_size, model.crop_ratio
-    for batch in squares(
+    for batch in decode_images(
         files, *shape, EncodedImage.identify, lambda _, value: value not in wanted
     ):
         unreadable += unreadable_of(batch)
         z = iter(model.embed_batch(batch))
-        for file, reason, seen in zip(batch.files, batch.unreadable, batch.seen, strict=True):
-            if reason == SKIPPED:
+        for file, reason, seen in zip(batch.files, batch.unreadable, batch.looks, strict=True):
+            if reason == LEFT_OUT:
                 others.add(cast(Path, file))
             elif seen is not None:
                 found[seen.hash] = next(z)

@@ -26,20 +26,13 @@ from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images.duplicates import (
     Duplicates,
     Repeats,
-    about_copies,
-    about_labels,
+    conflicting_labels_message,
+    duplicates_message,
 )
 from cifnet_pl.images.duplicates import find_repeats as compared
-from cifnet_pl.images.files import expanded, listing, place, require_folder, sub_folders
-from cifnet_pl.images.image import (
-    NOTHING,
-    SKIPPED,
-    DecodedBatch,
-    EncodedImage,
-    Look,
-    batch_size,
-    squares,
-)
+from cifnet_pl.images.files import expanded, listing, require_folder, shown_path, sub_folders
+from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
+from cifnet_pl.images.reader import LEFT_OUT, DecodedBatch, decode_images, decoding_batch_size
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
@@ -97,7 +90,7 @@ class LabelledImages:
                 )
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
-            class_names(names, place(root), DataError)
+            class_names(names, shown_path(root), DataError)
             strays = strays_message(root)
             return cls(names, file_set(root, names), notes=(*notes, *([strays] if strays else [])))
 
@@ -137,7 +130,7 @@ class LabelledImages:
         if isinstance(self.files, EmbeddingSet):
             return held_out(names, share, 0)
         return held_out_together(
-            names, [self.looks[i] or Look(NOTHING, None, None) for i in rows], share, 0
+            names, [self.looks[i] or Look(UNREADABLE_HASH, None, None) for i in rows], share, 0
         )
 
     def embedded(
@@ -169,17 +162,17 @@ class LabelledImages:
             return
         start = 0
         files = [self.files.root / name for name in self.files.names]
-        batches = squares(files, model.image_size, model.crop_ratio, look, skip)
+        batches = decode_images(files, model.image_size, model.crop_ratio, look, skip)
         self.looks.clear()
-        size = batch_size(model.image_size)
+        size = decoding_batch_size(model.image_size)
         for batch in counted(batches, title, -(-len(files) // size)) if progress else batches:
             readable = np.array([reason is None for reason in batch.unreadable])
             unreadable += unreadable_of(batch)
             known = [
-                (start + i, seen.hash) for i, seen in enumerate(batch.seen) if seen is not None
+                (start + i, seen.hash) for i, seen in enumerate(batch.looks) if seen is not None
             ]
             self.files.note_hashes(*np.array(known, dtype=np.int64).reshape(-1, 2).T)
-            self.looks.extend(batch.seen)
+            self.looks.extend(batch.looks)
             yield start + np.flatnonzero(readable), model.embed_batch(batch)
             start += len(batch.files)
 
@@ -190,7 +183,7 @@ def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
     return [
         Unreadable(cast(Path, file), reason)
         for file, reason in pairs
-        if reason not in (None, SKIPPED)
+        if reason not in (None, LEFT_OUT)
     ]
 
 
@@ -289,8 +282,8 @@ def duplicates_among(
             if isinstance(images.files, FileSet)
             else None
         ),
-        about_labels(list(undecided.values()), duplicates),
-        about_copies([_shown(images, row) for row in copies.tolist()], duplicates),
+        conflicting_labels_message(list(undecided.values()), duplicates),
+        duplicates_message([_shown(images, row) for row in copies.tolist()], duplicates),
     ]
     if duplicates == "leave_out" and len(copies) + len(undecided) == len(images.files):
         also = " or lies in two classes" if undecided else ""

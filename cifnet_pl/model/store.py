@@ -19,7 +19,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
 from cifnet_pl.heads.base import fits
 from cifnet_pl.heads.samples import Samples
-from cifnet_pl.images.files import about_unsafe
+from cifnet_pl.images.archives import unsafe_entry_message
 from cifnet_pl.model.bundle import (
     CONFIG,
     BackboneTable,
@@ -403,7 +403,8 @@ def _unpack(path: Path, folder: Path) -> None:
     with explained(CheckpointError, f"cannot unpack {path}"), zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         if any(
-            entry.filename != Path(entry.filename).name or about_unsafe(entry) for entry in entries
+            entry.filename != Path(entry.filename).name or unsafe_entry_message(entry)
+            for entry in entries
         ):
             raise CheckpointError(
                 f"{path} holds more than a model: unpack it, and give the model's folder"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from cifnet_pl.images.image import cores
+from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.serving.refusals import RequestError
@@ -164,8 +164,8 @@ class Answering:
         self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
         self._lock = threading.Lock()
         self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]]] = queue.SimpleQueue()
-        self._decoders = ThreadPoolExecutor(cores(), "decode")
-        self._embedders = ThreadPoolExecutor(cores() if on_cpu else 1, "answer")
+        self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
+        self._embedders = ThreadPoolExecutor(decoding_cores() if on_cpu else 1, "answer")
 
     def submit(self, decode: Decode) -> Future[Scored]:
         """Answer one photo.

@@ -165,14 +165,14 @@ def keep_watching(service: Service, folder: Path) -> None:
     """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried
     again.
     """
-    from cifnet_pl.images.files import NewImages
+    from cifnet_pl.images.files import NewFiles
     from cifnet_pl.serving.refusals import RequestError
 
     log = logging.getLogger("cifnet_pl.serving")
-    images = NewImages(folder)
+    images = NewFiles(folder)
     while True:
         try:
-            for path in images.found():
+            for path in images.find():
                 with open(path, "rb") as file:
                     try:
                         service.receive([(str(path.relative_to(folder)), file)], again=False)

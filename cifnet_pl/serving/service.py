@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.data.sets import FileSet
-from cifnet_pl.images.image import looks_at
+from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
@@ -118,7 +118,7 @@ class EmbeddedImages(LabelledImages):
         if not all(name in self.known for name in self.files.names):
             yield from super().embedded(*args, **options)
             return
-        self.looks[:] = looks_at([self.files.root / name for name in self.files.names])
+        self.looks[:] = look_at_images([self.files.root / name for name in self.files.names])
         rows = np.arange(len(self.files))
         self.files.note_hashes(
             rows, np.array([look.hash for look in self.looks if look], dtype=np.int64)

@@ -11,8 +11,10 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from cifnet_pl.images.files import about_unsafe, find_images, is_hidden
+from cifnet_pl.images.archives import unsafe_entry_message
+from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import EncodedImage, UnreadableImage, content_hash, opened_square
+from cifnet_pl.images.names import is_hidden
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.serving.refusals import RequestError
@@ -156,7 +158,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
     if unpacked > limits.zip_ratio * max(packed, 1):
         raise RequestError(413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size")
     for entry in entries:
-        unsafe = about_unsafe(entry)
+        unsafe = unsafe_entry_message(entry)
         if unsafe is not None:
             raise RequestError(422, f"{where} {unsafe}")
         if entry.flag_bits & 1:

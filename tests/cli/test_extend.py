@@ -12,7 +12,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.images.image import looks_at
+from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import HELD_OUT, learn
@@ -132,7 +132,7 @@ def bundle(made: Path, tmp_path: Path) -> Path:
 def held_out(images: LabelledImages) -> np.ndarray:
     """The fifth of each class that is scored first: (n,) bool."""
     images = replace(
-        images, looks=looks_at([images.files.root / name for name in images.files.names])
+        images, looks=look_at_images([images.files.root / name for name in images.files.names])
     )
     held = np.zeros(len(images.files), dtype=bool)
     for rows in images.files.rows_of.values():

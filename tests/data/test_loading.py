@@ -25,7 +25,8 @@ from cifnet_pl.data.loading import (
     shard_batches,
 )
 from cifnet_pl.data.sets import FileSet, ImageSet
-from cifnet_pl.images.image import UnreadableImage, cores
+from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.images.reader import decoding_cores
 from tests.command_line import make_images
 
 
@@ -205,8 +206,8 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
 def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system such as macOS does not say which cores may be used."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
-    assert [cores(processes) for processes in (1, 3, 5, 12, 64)] == [12, 4, 2, 1, 1]
+    assert [decoding_cores(processes) for processes in (1, 3, 5, 12, 64)] == [12, 4, 2, 1, 1]
     monkeypatch.delattr(os, "sched_getaffinity")
     for count, used in ((4, 4), (100, 16), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
-        assert cores() == used
+        assert decoding_cores() == used

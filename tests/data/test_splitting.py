@@ -15,7 +15,8 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out, held_out_together
-from cifnet_pl.images.image import DATE_TAKEN, EXIF_PART, look_at, looks_at
+from cifnet_pl.images.image import DATE_TAKEN_TAG, EXIF_PART
+from cifnet_pl.images.reader import look_at_image, look_at_images
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_images
 from tests.images.test_duplicates import scene, shelf
@@ -23,11 +24,11 @@ from tests.images.test_duplicates import scene, shelf
 START = datetime(2025, 5, 3, 10, 0, 0)
 
 
-def image(path: Path, taken: datetime | None = None, tag: int = DATE_TAKEN) -> None:
+def image(path: Path, taken: datetime | None = None, tag: int = DATE_TAKEN_TAG) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
     if taken is not None:
-        part = exif.get_ifd(EXIF_PART) if tag == DATE_TAKEN else exif
+        part = exif.get_ifd(EXIF_PART) if tag == DATE_TAKEN_TAG else exif
         part[tag] = taken.strftime("%Y:%m:%d %H:%M:%S")
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 
@@ -69,7 +70,7 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
         image(tmp_path / "ant" / f"{i}.jpg")
         image(tmp_path / "bee" / f"{i}.jpg")
     (tmp_path / "ant" / "broken.jpg").write_bytes(b"no image")
-    assert look_at(tmp_path / "ant" / "broken.jpg").taken is None
+    assert look_at_image(tmp_path / "ant" / "broken.jpg").taken is None
     train, val = split(tmp_path, "day")
     assert (len(train), len(val)) == (19, 6)
 
@@ -195,6 +196,6 @@ def test_images_that_cannot_be_divided_in_groups_are_divided_one_by_one(
     files = sorted(tmp_path.iterdir())
     names = [file.name for file in files]
     assert (
-        held_out_together(names, looks_at(files), 0.2, 3).tolist()
+        held_out_together(names, look_at_images(files), 0.2, 3).tolist()
         == held_out(names, 0.2, 3).tolist()
     )

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from cifnet_pl.images.duplicates import similar_groups
-from cifnet_pl.images.image import look_at, looks_at
+from cifnet_pl.images.reader import look_at_image, look_at_images
 
 
 def scene(seed: int) -> Image.Image:
@@ -32,7 +32,7 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
 
 
 def groups_of(files: list[Path]) -> np.ndarray:
-    return similar_groups(looks_at(files))
+    return similar_groups(look_at_images(files))
 
 
 def test_shots_of_one_scene_are_a_group(tmp_path: Path):
@@ -46,5 +46,5 @@ def test_what_is_even_stands_alone_and_what_cannot_be_read_in_no_group(tmp_path:
     (tmp_path / "a.jpg").write_bytes(b"")
     for name in "bc":
         Image.new("RGB", (40, 30), "white").save(tmp_path / f"{name}.png")
-    assert look_at(tmp_path / "a.jpg").thumbnail is None
+    assert look_at_image(tmp_path / "a.jpg").thumbnail is None
     assert groups_of(sorted(tmp_path.iterdir())).tolist() == [-1, 0, 1]

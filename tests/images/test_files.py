@@ -17,7 +17,8 @@ from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.images import files as image_files
 from cifnet_pl.images.files import find_images, is_folder, links_upwards
-from cifnet_pl.images.image import UnreadableImage, read_square, squares
+from cifnet_pl.images.image import UnreadableImage, read_square
+from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
 
@@ -109,7 +110,7 @@ def test_images_are_found_and_decoded_in_place(tmp_path: Path):
     assert result == [packed / path.relative_to(images) for path in sorted(images.rglob("*.png"))]
     assert list(find_images(str(packed / "bee"))) == result[3:]
     assert list(find_images(str(result[0]))) == result[:1]
-    (batch,) = squares(result, 8, 1.0)
+    (batch,) = decode_images(result, 8, 1.0)
     assert batch.unreadable == (None,) * 6
     assert sorted(tmp_path.rglob("*")) == before  # nothing was unpacked
     with pytest.raises(DataError, match="no file or folder"):
@@ -155,7 +156,7 @@ def test_hostile_and_damaged_archives_are_refused(
 
 
 def test_a_bomb_is_an_unreadable_image_and_costs_no_more_than_the_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_files, "LARGEST_IMAGE", 2**20)
+    monkeypatch.setattr(image_files, "FILE_BYTES_LIMIT", 2**20)
     packed = tmp_path / "bomb.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ant/1.png", bytes(50 * 2**20))

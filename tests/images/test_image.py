@@ -17,8 +17,8 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
 from cifnet_pl.images import image as images
-from cifnet_pl.images.files import is_image
-from cifnet_pl.images.image import UPRIGHT, UnreadableImage, read_square, square
+from cifnet_pl.images.image import UPRIGHT_TRANSPOSES, UnreadableImage, read_square, square
+from cifnet_pl.images.names import is_image
 
 
 def smooth(width: int, height: int) -> Image.Image:
@@ -168,7 +168,7 @@ def test_orientation_outside_the_standard_is_upright(orientation: int, tmp_path:
     exif[0x0112] = orientation
     quadrants().save(tmp_path / "a.png", exif=exif)
     assert corners(read_square(tmp_path / "a.png", 8)) == SHOWN[1]
-    assert orientation not in UPRIGHT
+    assert orientation not in UPRIGHT_TRANSPOSES
 
 
 # ---------------------------------------------------------------------- modes

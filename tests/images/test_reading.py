@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 import cifnet_pl
-from cifnet_pl.images import image as reading
+from cifnet_pl.images import reader as reading
 from cifnet_pl.images.duplicates import similar_groups
-from cifnet_pl.images.image import batch_size, squares
+from cifnet_pl.images.reader import decode_images, decoding_batch_size
 from tests.command_line import BUFFER, learned, make_images
 from tests.images.test_duplicates import shelf
 
@@ -28,8 +28,8 @@ def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):
         else:
             Image.fromarray(np.full((3, 3, 3), i % 256, dtype=np.uint8)).save(files[-1])
     seen = []
-    for batch in squares(files, 2, 1.0):
-        values = iter(batch.image[:, 0, 0, 0].tolist())
+    for batch in decode_images(files, 2, 1.0):
+        values = iter(batch.images[:, 0, 0, 0].tolist())
         for file, reason in zip(batch.files, batch.unreadable, strict=True):
             seen.append((file, None if reason is not None else next(values)))
         assert next(values, None) is None
@@ -46,10 +46,10 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
             asked += 1
             yield tmp_path / "a.png"
 
-    stream = squares(endless(), 2, 1.0)
+    stream = decode_images(endless(), 2, 1.0)
     next(stream)
     stream.close()
-    assert asked <= 4 * batch_size(2)
+    assert asked <= 4 * decoding_batch_size(2)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
     [(2, 256), (128, 256), (224, 83), (256, 64), (512, 64), (1024, 16), (2048, 4)],
 )
 def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(size: int, count: int):
-    assert batch_size(size) == count
+    assert decoding_batch_size(size) == count
 
 
 @pytest.mark.parametrize("light", [0.0, math.inf])
@@ -69,10 +69,10 @@ def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         threads.add(threading.get_ident())
         return reading.EncodedImage(file)
 
-    monkeypatch.setattr(reading, "LIGHT", light)
+    monkeypatch.setattr(reading, "SECONDS_FOR_THREADS", light)
     files = shelf(tmp_path, 25, 3)
     (tmp_path / "5-1.jpg").write_bytes(b"")
-    groups = similar_groups(reading.looks_at(files, read))
+    groups = similar_groups(reading.look_at_images(files, read))
     assert groups[16] == -1
     assert np.delete(groups, 16).tolist() == np.delete(np.arange(75) // 3, 16).tolist()
     assert (threads == {threading.get_ident()}) == (light == math.inf)
@@ -123,10 +123,10 @@ def test_a_image_that_is_compared_with_others_is_opened_once(
 
 def test_what_does_not_fit_into_memory_is_read_again(tmp_path, opened, monkeypatch):
     files = sorted(make_images(tmp_path, ["ant"], 3).rglob("*.png"))
-    monkeypatch.setattr(reading, "KEPT", files[0].stat().st_size)
+    monkeypatch.setattr(reading, "HELD_BYTES", files[0].stat().st_size)
     opened.clear()
-    contents = reading.Contents()
-    assert [contents.keep(file).hash for file in files] == [
-        contents.take(file).hash for file in files
+    contents = reading.ContentMemory()
+    assert [contents.read(file).hash for file in files] == [
+        contents.release(file).hash for file in files
     ]
     assert [opened.count(str(file)) for file in files] == [1, 2, 2]

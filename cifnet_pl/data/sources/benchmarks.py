@@ -36,7 +36,7 @@ from cifnet_pl.data.sources.folders import (
     split_folders,
 )
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
-from cifnet_pl.images.files import expanded, listing, place, sub_folders
+from cifnet_pl.images.files import expanded, listing, shown_path, sub_folders
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.text import first_line
 
@@ -143,7 +143,7 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
         variable = parameter.kind is parameter.VAR_KEYWORD
         if parameter.name not in keywords and not optional_one and not variable:
             raise _unsuitable(name, f"needs {parameter.name}")
-    absent = f"torchvision's {name} is not in {place(root)}"
+    absent = f"torchvision's {name} is not in {shown_path(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download true"
     )
@@ -233,7 +233,9 @@ def imagenet100(options: SourceOptions) -> Source:
         train = root / "train"
         val = root / "val"
         if not (train.is_dir() and val.is_dir()):
-            raise DataError(f"{place(root)} has no train and val: set --data.root to {IMAGENET}")
+            raise DataError(
+                f"{shown_path(root)} has no train and val: set --data.root to {IMAGENET}"
+            )
         names = [path.name for path in sub_folders(train)]
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
@@ -241,12 +243,12 @@ def imagenet100(options: SourceOptions) -> Source:
             names = sorted(names[i] for i in rows)
         if len(names) != CLASSES:
             raise DataError(
-                f"{place(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}"
+                f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}"
             )
         for name in names:
             if not (val / name).is_dir():
                 raise DataError(
-                    f"class '{name}' is not in val of {place(root)}: --data.root must be {IMAGENET}"
+                    f"class '{name}' is not in val of {shown_path(root)}: --data.root must be {IMAGENET}"
                 )
         return Source(names, file_set(train, names), file_set(val, names))
 
@@ -264,10 +266,10 @@ def tinyimagenet(options: SourceOptions) -> Source:
         annotations = root / "val" / "val_annotations.txt"
         if not annotations.is_file():
             raise DataError(
-                f"{place(root)} has no val/val_annotations.txt: set --data.root to {TINY}"
+                f"{shown_path(root)} has no val/val_annotations.txt: set --data.root to {TINY}"
             )
         if not (root / "train").is_dir():
-            raise DataError(f"{place(root)} has no train: set --data.root to {TINY}")
+            raise DataError(f"{shown_path(root)} has no train: set --data.root to {TINY}")
         names = [path.name for path in sub_folders(root / "train")]
         return Source(names, file_set(root / "train", names), _validation(annotations, names))
 
@@ -296,7 +298,7 @@ def _validation(annotations: Path, class_names: list[str]) -> FileSet:
             if len(row) < 2 or row[1] not in position:
                 continue
             if row[0] not in present:
-                raise _incomplete(annotations, f"{row[0]}, which is not in {place(images)}")
+                raise _incomplete(annotations, f"{row[0]}, which is not in {shown_path(images)}")
             names.append(row[0])
             labels.append(position[row[1]])
     if not names:
@@ -305,7 +307,7 @@ def _validation(annotations: Path, class_names: list[str]) -> FileSet:
 
 
 def _incomplete(annotations: Path, content: str) -> DataError:
-    return DataError(f"{place(annotations)} lists {content}: unpack the data set again")
+    return DataError(f"{shown_path(annotations)} lists {content}: unpack the data set again")
 
 
 # ---------------------------------------------------------------------- CORe50
@@ -350,7 +352,7 @@ def core50(options: SourceOptions) -> Source:
     if not set(sessions) > TEST_SESSIONS:
         present = ", ".join(f"s{session}" for session in sessions) or "no frame"
         raise DataError(
-            f"{place(root)} holds {present}, expected s1 to s11: set --data.root to {WHAT_CORE50}"
+            f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to {WHAT_CORE50}"
         )
     objects = sorted({frame.object for frame in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
@@ -363,7 +365,7 @@ def core50(options: SourceOptions) -> Source:
     )
     test = np.array([frame.session in TEST_SESSIONS for frame in frames], dtype=bool)
     source = source_by_mask([f"o{number}" for number in objects], whole, test, domains)
-    return checked_source(source, f"{place(root)} with stride {stride}")
+    return checked_source(source, f"{shown_path(root)} with stride {stride}")
 
 
 def _frames(root: Path) -> list[Frame]:
@@ -444,7 +446,7 @@ def cifar100(options: SourceOptions) -> Source:
     missing = [file.name for file in files if not file.is_file()]
     if len(missing) == 1:
         raise DataError(
-            f"{place(root)} has no {missing[0]}, which belongs to the other Parquet file: add it"
+            f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file: add it"
         )
     if missing:
         if split_folders(root) is not None:
@@ -453,10 +455,10 @@ def cifar100(options: SourceOptions) -> Source:
     parts = [ParquetImages(file) for file in files]
 
     def make(part: int, positions: np.ndarray) -> ArraySet:
-        return ArraySet(parts[part], positions, where=f"{place(files[part])}#")
+        return ArraySet(parts[part], positions, where=f"{shown_path(files[part])}#")
 
     labels = [part.labels for part in parts]
-    return source_of_splits(labels, make, options, place(root), parts[0].class_names)
+    return source_of_splits(labels, make, options, shown_path(root), parts[0].class_names)
 
 
 class ParquetImages:
@@ -487,6 +489,6 @@ class ParquetImages:
         content = cell.get("bytes") if isinstance(cell, dict) else None
         if not isinstance(content, bytes):
             raise DataError(
-                f"{place(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no image"
+                f"{shown_path(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no image"
             )
         return content

@@ -27,19 +27,17 @@ from cifnet_pl.data.splitting import (
     held_out_together,
     number_of_name,
 )
+from cifnet_pl.images.archives import archive_part, archived_files
 from cifnet_pl.images.files import (
-    EXTENSIONS,
-    archived_files,
     expanded,
     image_files,
     is_folder,
-    is_image,
     listing,
-    place,
     require_folder,
+    shown_path,
     sub_folders,
-    within,
 )
+from cifnet_pl.images.names import EXTENSIONS, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import has_controls, is_or_are, listed, number_of, printable
 
@@ -68,7 +66,7 @@ def folder(options: SourceOptions) -> Source:
         train, val = parts
         if options.group is not None:
             raise UsageError(
-                f"{place(root)} has {train.name} and {val.name} already, nothing is to be held out:"
+                f"{shown_path(root)} has {train.name} and {val.name} already, nothing is to be held out:"
                 " leave --data.group out"
             )
         return _train_and_val(train, val)
@@ -80,8 +78,8 @@ def _class_folders(root: Path, options: SourceOptions) -> Source:
     require_classes(names, root)
     if {name.lower() for name in names} <= PART_NAMES and "train" in names:
         raise DataError(
-            f"{place(root)} has {', '.join(names)}, expected train and val: call the held-out"
-            f" folder val, or set --data.root to {place(root / 'train')} to have a part of it"
+            f"{shown_path(root)} has {', '.join(names)}, expected train and val: call the held-out"
+            f" folder val, or set --data.root to {shown_path(root / 'train')} to have a part of it"
             " held out"
         )
     whole = file_set(root, names)
@@ -202,7 +200,7 @@ def nesting_message(files: FileSet, class_names: Sequence[str]) -> str | None:
     return (
         f"note: there is one class, '{printable(class_names[0])}', with images in"
         f" {len(sub_folder_names)} sub-folders: if those are the classes, name the folder"
-        f" {place(files.root / class_names[0])} instead"
+        f" {shown_path(files.root / class_names[0])} instead"
     )
 
 
@@ -214,7 +212,8 @@ def strays_message(*folders: Path) -> str | None:
     """
     strays = []
     for home in folders:
-        beside = archived_files(home) if within(home) is not None else sorted(home.iterdir())
+        part = archive_part(home)
+        beside = sorted(home.iterdir()) if part is None else archived_files(part)
         for path in beside:
             if path.parent == home and is_image(path) and not is_folder(path):
                 strays.append(path)
@@ -224,7 +223,7 @@ def strays_message(*folders: Path) -> str | None:
     them = "it" if count == 1 else "each"
     return (
         f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {place(strays[0])}: move {them} into the folder of its class"
+        f" over, the first is {shown_path(strays[0])}: move {them} into the folder of its class"
     )
 
 
@@ -255,7 +254,7 @@ def _train_and_val(train: Path, val: Path) -> Source:
     for path in sub_folders(val):
         if path.name not in known:
             raise DataError(
-                f"class '{printable(path.name)}' is in {place(val)} but not in {place(train)}: add"
+                f"class '{printable(path.name)}' is in {shown_path(val)} but not in {shown_path(train)}: add"
                 " its training images, or take it out"
             )
     note = strays_message(train, val)
@@ -283,7 +282,7 @@ def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> 
         if not files and not may_be_empty:
             known = " ".join(sorted(EXTENSIONS))
             raise DataError(
-                f"class folder {place(home)} holds no image ({known}): add images or remove the"
+                f"class folder {shown_path(home)} holds no image ({known}): add images or remove the"
                 " folder"
             )
         names += [path.relative_to(root).as_posix() for path in files]
@@ -299,12 +298,12 @@ def require_classes(names: Sequence[str], root: Path) -> None:
     """
     if not names:
         raise DataError(
-            f"{place(root)} has no sub-folders: expected one folder of images per class"
+            f"{shown_path(root)} has no sub-folders: expected one folder of images per class"
         )
     for name in names:
         if has_controls(name):
             raise DataError(
-                f"class folder '{printable(name)}' in {place(root)} has control characters:"
+                f"class folder '{printable(name)}' in {shown_path(root)} has control characters:"
                 " rename it"
             )
 

@@ -29,7 +29,7 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.images.files import expanded, place
+from cifnet_pl.images.files import expanded, shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import optional
@@ -62,7 +62,7 @@ class SampleTable:
         column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
             known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(f"{place(self.path)} has no '{printable(name)}', it has {known}")
+            raise DataError(f"{shown_path(self.path)} has no '{printable(name)}', it has {known}")
         with readable(self.path):
             return self.read(column)
 
@@ -91,7 +91,7 @@ class SampleTable:
         return array
 
     def _wrong_shape(self, name: str, shape: str) -> DataError:
-        return DataError(f"{place(self.path)}: '{printable(name)}' has shape {shape}")
+        return DataError(f"{shown_path(self.path)}: '{printable(name)}' has shape {shape}")
 
     def samples(self, z: np.ndarray, labels: np.ndarray, ids: str | None = None) -> EmbeddingSet:
         """Return embeddings of this file as samples.
@@ -111,7 +111,7 @@ class SampleTable:
         if len(values) < len(z):
             duplicate = printable(str(values[counts.argmax()]))
             raise DataError(
-                f"{place(self.path)}: id '{duplicate}' stands there twice, expected one per sample"
+                f"{shown_path(self.path)}: id '{duplicate}' stands there twice, expected one per sample"
             )
         return EmbeddingSet(z, labels, self.path, ids=identities)
 
@@ -127,7 +127,9 @@ class SampleTable:
             DataError: arrays that are missing or do not fit.
         """
         z = self.matrix(embeddings)
-        class_names, positions = classes_of(self.vector(labels, len(z)).tolist(), place(self.path))
+        class_names, positions = classes_of(
+            self.vector(labels, len(z)).tolist(), shown_path(self.path)
+        )
         return class_names, self.samples(z, positions, ids)
 
     def unlabelled(self) -> EmbeddingSet:
@@ -138,7 +140,7 @@ class SampleTable:
 
 def readable(path: Path) -> Any:
     """Return a context in which every error of a parser becomes DataError with the file's name."""
-    return explained(DataError, f"cannot read {place(path)}")
+    return explained(DataError, f"cannot read {shown_path(path)}")
 
 
 def _npz(path: Path) -> SampleTable:
@@ -179,7 +181,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         start = file.tell()
     if dtype.hasobject:
         raise DataError(
-            f"{place(path)} holds Python objects, which are never loaded: save plain arrays of text"
+            f"{shown_path(path)} holds Python objects, which are never loaded: save plain arrays of text"
         )
     if 0 in shape:
         return None
@@ -228,7 +230,7 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
     if len(lengths) > 1 or values.null_count or not pyarrow.types.is_floating(values.type):
         raise DataError(
-            f"{place(path)}: rows of '{printable(name)}' are not all floats, the same number in"
+            f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number in"
             " each row"
         )
     return np.asarray(values.to_numpy()).reshape(len(whole), -1)
@@ -297,14 +299,14 @@ class EmbeddingSet(SampleSet):
         if not finite.all():
             broken = [str(row) for row in file_rows[~finite]]
             raise DataError(
-                f"{place(self.file)}: no finite float32 in row {listed(broken)} of the embeddings"
+                f"{shown_path(self.file)}: no finite float32 in row {listed(broken)} of the embeddings"
                 " (counted from 0): repair or remove them"
             )
         return z
 
     def place(self, index: int) -> str:
         """Return the file and the sample's name in it."""
-        return f"{place(self.file)}#{printable(self.names[index])}"
+        return f"{shown_path(self.file)}#{printable(self.names[index])}"
 
     def subset(self, rows: np.ndarray) -> EmbeddingSet:
         """Return the samples at positions ``rows``."""
@@ -340,7 +342,7 @@ def embeddings(options: SourceOptions) -> Source:
     if split is not None:
         words = [str(word).lower() for word in table.vector(split, len(whole))]
         test = np.isin(words, list(TEST_WORDS))
-    return source_with_split(class_names, whole, test, options, place(table.path))
+    return source_with_split(class_names, whole, test, options, shown_path(table.path))
 
 
 def open_table(root: Path | None) -> SampleTable:
@@ -355,11 +357,11 @@ def open_table(root: Path | None) -> SampleTable:
         raise UsageError(f"no file was given: set --data.root to {WHAT}")
     path = expanded(root)
     if not path.is_file():
-        raise DataError(f"no file {place(path)}: expected {WHAT}")
+        raise DataError(f"no file {shown_path(path)}: expected {WHAT}")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise unknown_name(
-            f"kind of file of embeddings in {place(path)}", path.suffix or "no ending", READERS
+            f"kind of file of embeddings in {shown_path(path)}", path.suffix or "no ending", READERS
         )
     with readable(path):
         return reader(path)
@@ -402,7 +404,7 @@ def manifest(options: SourceOptions) -> Source:
     if options.root is None:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
-    where = place(options.root)
+    where = shown_path(options.root)
     cells = _manifest_cells(_columns(file), options, where)
     _check_cells(cells, file.parent, where)
     class_names, labels = classes_of(cells["label"], where)
@@ -437,20 +439,22 @@ def _manifest_cells(
 def _columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a table, as texts."""
     if not path.is_file():
-        raise DataError(f"no file {place(path)}: set --data.root to {WHAT_MANIFEST}")
+        raise DataError(f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}")
     ending = path.suffix.lower()
     if ending == ".parquet":
         return _parquet_texts(open_table(path))
     if ending not in DELIMITERS:
         known = [*DELIMITERS, ".parquet"]
-        raise unknown_name(f"kind of table in {place(path)}", path.suffix or "no ending", known)
+        raise unknown_name(
+            f"kind of table in {shown_path(path)}", path.suffix or "no ending", known
+        )
     with readable(path), path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, delimiter=DELIMITERS[ending])
         header, *rows = [row for row in reader if row] or [[]]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
-            raise DataError(f"{place(path)}: {cells}: {printable(row[0])}")
+            raise DataError(f"{shown_path(path)}: {cells}: {printable(row[0])}")
     columns = {}
     for i, name in enumerate(header):
         columns[name] = [row[i] for row in rows]
@@ -494,7 +498,7 @@ def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
     if missing:
         raise DataError(
             f"{where} lists {len(missing)} files that are not there, the first is"
-            f" {place(root / missing[0])}: paths are relative to the table's folder"
+            f" {shown_path(root / missing[0])}: paths are relative to the table's folder"
         )
 
 

@@ -26,7 +26,7 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.images.files import expanded, identity
+from cifnet_pl.images.files import expanded, file_identity
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.text import printable
 
@@ -208,7 +208,7 @@ class ShardReader:
 
     def __init__(self, shards: list[str], label: str):
         self.shards = shards
-        self.marks = [identity(Path(shard)) for shard in shards]
+        self.marks = [file_identity(Path(shard)) for shard in shards]
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
@@ -244,7 +244,7 @@ class ShardReader:
         ):
             file.seek(int(self.offset[row]))
             content = file.read(size)
-            if identity(Path(shard)) != self.marks[number] or len(content) != size:
+            if file_identity(Path(shard)) != self.marks[number] or len(content) != size:
                 raise DataError(
                     f"shard {printable(shard)} changed while it was read: start the run again"
                 )

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from cifnet_pl.data.loading import EmbeddingBatch
 from cifnet_pl.data.sets import ImageSet, Source
 from cifnet_pl.data.streams import Stream
-from cifnet_pl.images.image import usable_cores
+from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor
 from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy

@@ -1,0 +1,357 @@
+"""Read many images by threads, in order and a few batches ahead of the consumer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cifnet_pl.images.files import find_images, shown_path
+from cifnet_pl.images.image import (
+    UNREADABLE_HASH,
+    EncodedImage,
+    ImageLike,
+    Look,
+    UnreadableImage,
+)
+from cifnet_pl.utilities.errors import UsageError
+
+CORES_LIMIT = 16
+"""Cores that decoding uses unless told otherwise."""
+
+BATCHES_AHEAD = 3
+"""Batches that are being decoded, or wait for the consumer."""
+
+IMAGES_PER_JOB = 4
+"""Images that a thread decodes at once, if there are enough for all threads."""
+
+IMAGES_TIMED = 8
+"""Images by which :func:`look_at_images` measures how long reading takes."""
+
+SECONDS_FOR_THREADS = 1e-3
+"""Seconds of reading an image below which several threads are slower than one.
+
+Most of that time is Python's, whose lock they would pass to each other.
+"""
+
+HELD_BYTES = 2**27
+"""Bytes of files that were looked at and stay in memory until they are decoded (134 MB)."""
+
+LEFT_OUT = "left out"
+"""Why an image that was not wanted has no pixels."""
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; not every system can say which."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def decoding_cores(processes: int = 1) -> int:
+    """Return the number of cores for decoding.
+
+    Args:
+        processes: number of processes on this machine that decode; each gets an equal share.
+
+    Returns:
+        At least 1, at most ``CORES_LIMIT``.
+    """
+    share = usable_cores() // processes
+    return max(1, min(share, CORES_LIMIT))
+
+
+def iterate_images(images: ImageLike | str | Iterable[ImageLike | str]) -> Iterator[ImageLike]:
+    """Yield one or many images.
+
+    Args:
+        images: paths, contents of files, or Pillow images; one alone, or several. A single path may
+            be a folder.
+
+    Raises:
+        DataError: there is no image at a single path.
+        UsageError: something is no image.
+    """
+    if isinstance(images, str | Path):
+        return find_images(images)
+    if isinstance(images, bytes | bytearray | Image.Image):
+        return map(_as_image, [images])
+    return map(_as_image, images)
+
+
+def _as_image(item: object) -> ImageLike:
+    if isinstance(item, bytes | Path | Image.Image):
+        return item
+    if isinstance(item, bytearray | memoryview):
+        return bytes(item)
+    if isinstance(item, str | os.PathLike):
+        return Path(os.fspath(item))
+    raise UsageError(
+        f"a {type(item).__name__} is no image: give a path, the bytes of a file, or a Pillow image"
+    )
+
+
+def image_location(image: ImageLike) -> str:
+    """Return where an image is, for messages, on one line."""
+    if isinstance(image, Path):
+        return shown_path(image)
+    return "an image in memory"
+
+
+# ---------------------------------------------------------------------- batches
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class PixelBatch(Generic[Item, Result]):
+    """A batch of images that threads decode.
+
+    Attributes:
+        items: the images.
+        pixels: (n, s, s, 3) uint8.
+        jobs: what is being read of them, in the order of ``items``.
+    """
+
+    items: Sequence[Item]
+    pixels: Tensor
+    jobs: list[Future[list[Result]]]
+
+    def results(self) -> list[Result]:
+        """Wait for all images, and return what is known of each."""
+        results = []
+        for job in self.jobs:
+            results += job.result()
+        return results
+
+
+def decode_batches(
+    pool: ThreadPoolExecutor,
+    batches: Iterator[Sequence[Item]],
+    size: int,
+    read: Callable[[Item, np.ndarray], Result],
+    ahead: int = BATCHES_AHEAD,
+    alternate: bool = False,
+    pinned: bool = False,
+) -> Iterator[PixelBatch[Item, Result]]:
+    """Decode batches by the threads of a pool, some ahead of the consumer; they begin at once.
+
+    Args:
+        pool: of the threads.
+        batches: images.
+        size: side of the squares in pixels.
+        read: reads an image, writes its square (size, size, 3) uint8, and returns what is known of
+            it.
+        ahead: batches that are being decoded, or wait for the consumer.
+        alternate: whether to decode only while the consumer waits: for a backbone of several
+            threads on the cores that decode, which wait for each other at every layer.
+        pinned: whether the pixels are to be copied to a GPU.
+
+    Returns:
+        The batches in their order.
+    """
+    waiting: deque[PixelBatch[Item, Result]] = deque()
+
+    def read_job(items: Sequence[Item], pixels: np.ndarray) -> list[Result]:
+        return [read(item, square) for item, square in zip(items, pixels, strict=True)]
+
+    def begin(count: int) -> None:
+        for items in islice(batches, count):
+            pixels = torch.empty(len(items), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+            rows = pixels.numpy()
+            length = max(1, min(IMAGES_PER_JOB, len(items) // decoding_cores()))
+            jobs = []
+            for start in range(0, len(items), length):
+                end = start + length
+                jobs.append(pool.submit(read_job, items[start:end], rows[start:end]))
+            waiting.append(PixelBatch(items, pixels, jobs))
+
+    def in_order() -> Iterator[PixelBatch[Item, Result]]:
+        while waiting:
+            if alternate:
+                for batch in waiting:
+                    wait(batch.jobs)
+            batch = waiting.popleft()
+            wait(batch.jobs)
+            if not alternate:
+                begin(1)
+            yield batch
+            if alternate and not waiting:
+                begin(ahead)
+
+    begin(ahead)
+    return in_order()
+
+
+class ReadResult(NamedTuple):
+    """What is known of an image once it was read.
+
+    Attributes:
+        reason: why it has no pixels, or None.
+        look: what was wanted of it besides its pixels; None if it could not be read.
+    """
+
+    reason: str | None
+    look: Look | None
+
+
+class DecodedBatch(NamedTuple):
+    """Decoded images.
+
+    Attributes:
+        files: all images of the batch.
+        images: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
+        unreadable: for each of ``files`` the reason why it could not be read, or None.
+        looks: for each of ``files`` what ``look`` of :func:`decode_images` gave; None if it could
+            not be read.
+    """
+
+    files: tuple[ImageLike, ...]
+    images: Tensor
+    unreadable: tuple[str | None, ...]
+    looks: tuple[Look | None, ...]
+
+    @property
+    def readable(self) -> list[ImageLike]:
+        """Those of the files that could be read, as ``images`` has them."""
+        pairs = zip(self.files, self.unreadable, strict=True)
+        return [file for file, reason in pairs if reason is None]
+
+
+def decode_images(
+    files: Iterable[ImageLike],
+    size: int,
+    crop_ratio: float,
+    look: Callable[[EncodedImage], Look] | None = None,
+    skip: Callable[[int, int], bool] | None = None,
+) -> Iterator[DecodedBatch]:
+    """Decode images by threads; memory does not grow with their number.
+
+    Args:
+        files: the images.
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is kept.
+        look: what else is wanted of each image while its bytes are in memory; None for nothing.
+        skip: whether the image of a position and hash is not decoded; ``LEFT_OUT`` is then its
+            reason.
+    """
+
+    def read(item: tuple[int, ImageLike], pixels: np.ndarray) -> ReadResult:
+        position, file = item
+        try:
+            image = EncodedImage(file)
+            if skip is not None and skip(position, image.hash):
+                return ReadResult(LEFT_OUT, image.identify())
+            pixels[:] = image.square(size, crop_ratio)
+            return ReadResult(None, None if look is None else look(image))
+        except UnreadableImage as error:
+            return ReadResult(str(error), None)
+
+    remaining = enumerate(files)
+    count = decoding_batch_size(size)
+    pool = ThreadPoolExecutor(decoding_cores(), "decode")
+    try:
+        batches = iter(lambda: tuple(islice(remaining, count)), ())
+        for batch in decode_batches(pool, batches, size, read):
+            reasons, looks = zip(*batch.results(), strict=True)
+            readable = torch.tensor([reason is None for reason in reasons])
+            pixels = batch.pixels if readable.all() else batch.pixels[readable]
+            read_files = tuple(file for _, file in batch.items)
+            yield DecodedBatch(read_files, pixels.permute(0, 3, 1, 2), reasons, looks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def decoding_batch_size(size: int) -> int:
+    """Return the number of images in a batch: about 2²² pixels, but 64 to 256 images.
+
+    At the end of each batch the threads that embed wait for each other. In batches of small images
+    they would do so too often. Of images above 512 pixels a batch has at most 2²⁴ pixels.
+
+    Args:
+        size: side of the squares in pixels.
+    """
+    count = max(64, 2**22 // size**2)
+    largest = min(256, 2**24 // size**2)
+    return max(1, min(count, largest))
+
+
+# ---------------------------------------------------------------------- looks
+
+
+class ContentMemory:
+    """Contents of files that were looked at, in memory until they are decoded.
+
+    So each file is opened once. Of more than ``HELD_BYTES`` the rest is read again.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[Path, bytes] = {}
+        self._free = HELD_BYTES
+        self._lock = Lock()  # several threads look at images
+
+    def read(self, file: Path) -> EncodedImage:
+        """Read an image, and hold its content; UnreadableImage as :class:`EncodedImage`."""
+        image = EncodedImage(file)
+        with self._lock:
+            if isinstance(image.content, bytes) and len(image.content) <= self._free:
+                self._contents[file] = image.content
+                self._free -= len(image.content)
+        return image
+
+    def release(self, file: Path) -> EncodedImage:
+        """Return an image for the last time; it is read again unless its content is held."""
+        with self._lock:
+            content = self._contents.pop(file, None)
+            if content is not None:
+                self._free += len(content)
+        return EncodedImage(file if content is None else content)
+
+
+def look_at_image(file: Path, read: Callable[[Path], EncodedImage] = EncodedImage) -> Look:
+    """Read an image, and return its look; ``UNREADABLE_HASH`` where it cannot be read.
+
+    Args:
+        file: the image.
+        read: reads it.
+    """
+    try:
+        return read(file).look()
+    except UnreadableImage:
+        return Look(UNREADABLE_HASH)
+
+
+def look_at_images(
+    files: Sequence[Path], read: Callable[[Path], EncodedImage] = EncodedImage
+) -> list[Look]:
+    """Look at images, by several threads if they take long to read.
+
+    The first ones are read in this thread, and timed.
+
+    Args:
+        files: the images.
+        read: reads one.
+    """
+    look = partial(look_at_image, read=read)
+    start = time.perf_counter()
+    looks = [look(file) for file in files[:IMAGES_TIMED]]
+    seconds = time.perf_counter() - start
+    rest = files[IMAGES_TIMED:]
+    if seconds < IMAGES_TIMED * SECONDS_FOR_THREADS:
+        return looks + [look(file) for file in rest]
+    with ThreadPoolExecutor(decoding_cores(), "look") as pool:
+        return looks + list(pool.map(look, rest))
