@@ -1,41 +1,79 @@
-"""``audit``: write a page about the images: doubtful labels, outliers, confusions, and whether more
-would help.
-"""
+"""``audit``: write a page about label errors, outliers, confusions, and missing images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.cli.commands import warn, writing
-from cifnet_pl.cli.evaluate import HEADER, class_rows, tables_of, taken_for
+from cifnet_pl.cli.evaluate import (
+    CLASS_HEADER,
+    accuracy_line,
+    class_rows,
+    confusion_line,
+    write_class_tables,
+)
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.files import to_csv, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import images_of_run
-from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
+from cifnet_pl.utilities.text import listed, number_of, printable
 
 if TYPE_CHECKING:
+    from cifnet_pl.data.sets import Source
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.report.page import Section
+    from cifnet_pl.model.metrics import ConfusedPair
+    from cifnet_pl.report.page import ImageRow, Section
 
-ON_PAGE = 60
+IMAGES_IN_SECTION = 60
 """Images in one section of the page; the tables have all."""
 
-PAIRS = 8
-PER_SIDE = 4
+PAIRS_ON_PAGE = 8
+IMAGES_OF_PAIR = 4
 
-FEW_TO_LEARN = 10
-"""Images of a class below which the page says that there are few."""
+FEW_IMAGES = 10
+"""Images of a class below which the page names the class."""
 
-CLASSES_IN_A_SENTENCE = 10
+LISTED_CLASSES = 10
 """Classes that a sentence names."""
 
-READING = (
-    "A row is what the images are, a column what they are taken for, in percent of the row; classes"
-    " that are confused with each other are neighbours."
+IMAGE_COLUMNS = (
+    "file",
+    "class",
+    "probability_of_class",
+    "predicted",
+    "probability",
+    "label_error",
+    "near_duplicate",
+    "distance",
 )
+"""Columns of images.csv."""
+
+CONFUSION_LEGEND = (
+    "Rows are true classes, columns predicted classes, in percent of the row; classes that are"
+    " confused with each other are neighbours."
+)
+
+
+@dataclass(frozen=True)
+class AuditedImages:
+    """Images and the results of their audit.
+
+    Attributes:
+        files: the n images.
+        result: verdict on each.
+        curve: accuracy by number of images.
+        ambiguous: other images, which lie in two classes → these classes.
+        class_names: of the classes.
+    """
+
+    files: list[Path]
+    result: Audit
+    curve: LearningCurve
+    ambiguous: Mapping[Path, str]
+    class_names: list[str]
 
 
 def audit(
@@ -46,22 +84,19 @@ def audit(
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
-    """Make a page about labelled images: doubtful labels, odd images, confusions, and whether more
-    would help.
+    """Write a page about labelled images: label errors, outliers, confusions, missing images.
 
-    Every image is judged by an exact classifier that learned all the others, on the model's
-    embeddings.
+    Each image is judged by an exact classifier that learned all others, on the model's embeddings.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        output: folder for audit.html, its pictures (PNG) and tables (CSV).
+        output: folder for audit.html, its figures (PNG) and tables (CSV).
         images: folder or Zip archive with one sub-folder of images per class; those of the run if
             it is not given.
-        cache_folder: embeddings that are there already are not computed again, and others are
-            added.
+        cache_folder: cache of embeddings, which are read and added.
         overwrite: whether files in output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
 
     Raises:
         UsageError: no images are given and the model names none, or output holds files already.
@@ -69,13 +104,7 @@ def audit(
             read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    import numpy as np
-
-    from cifnet_pl.data.sets import SourceOptions
-    from cifnet_pl.data.sources.folders import folder
     from cifnet_pl.images.files import expanded
-    from cifnet_pl.model.audit import audit as audited
-    from cifnet_pl.model.audit import embeddings_of, learning_curve
     from cifnet_pl.model.store import load
 
     target = expanded(Path(output))
@@ -85,328 +114,289 @@ def audit(
             raise UsageError(
                 "this model learned embeddings that were computed elsewhere: an audit needs images"
             )
-        if images is not None:
-            given: str | None = images
-        else:
-            given = images_of_run(Path(model).expanduser())
-        if given is None:
-            raise UsageError(f"{model} does not say where its images are: give them with --images")
-        root = expanded(given)
-        if not root.exists():
-            raise UsageError(f"no folder {printable(str(root))}: give the images with --images")
-        source = folder(SourceOptions(root, *(loaded.held_out or (0.2, 0))))
+        source = _images_to_audit(loaded, model, images)
         unreadable: list[Any] = []
-        embedded = embeddings_of(
-            loaded, source, Path(cache_folder).expanduser(), unreadable, progress=True
-        )
-        z = embedded.z
-        files = embedded.files
-        undecided = {
-            file: f"in {source.class_names[label]}, also in {source.class_names[other]}"
-            for file, (label, other) in embedded.undecided.items()
-        }
-        present, labels = np.unique(embedded.labels, return_inverse=True)
-        names = [source.class_names[label] for label in present]
-        if len(names) < 2:
-            raise DataError(
-                f"{printable(str(root))} has images of one class: an audit compares at least two"
-            )
-        result = audited(z, labels, names)
-        if not result.judged.any():
-            raise DataError(
-                f"{printable(str(root))} has one image of each class, or near-duplicates of one: an"
-                " audit judges each image by others of its class"
-            )
-        curve = learning_curve(z, labels, len(names))
+        audited = audit_images(loaded, source, Path(cache_folder).expanduser(), unreadable)
         warn(source.notes, unreadable)
-        said = findings(result, undecided, loaded)
-        write_audit(target, result, curve, files, undecided, said)
-    print(
-        *said,
-        number_of(len(result.label_errors()), "doubtful label"),
-        more_images(curve, names),
-        sep="\n",
-    )
-    print(f"the page: {target / 'audit.html'}")
+        lines = summary_lines(audited, loaded)
+        write_audit(target, audited, lines)
+    label_errors = number_of(len(audited.result.label_errors()), "probable label error")
+    for line in [*lines, label_errors, curve_line(audited.curve, audited.class_names)]:
+        print(line)
+    print(f"Page {target / 'audit.html'}")
 
 
-def findings(result: Audit, undecided: Mapping[Path, str], model: Classifier) -> list[str]:
-    """Return what screen and page say first: how many images are right, and which are special.
+def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source:
+    """Return the images that are given, else those of the run; UsageError if there are none."""
+    from cifnet_pl.data.sets import SourceOptions
+    from cifnet_pl.data.sources.folders import folder
+    from cifnet_pl.images.files import expanded
+
+    given = images if images is not None else images_of_run(Path(name).expanduser())
+    if given is None:
+        raise UsageError(f"{name} does not say where its images are: give them with --images")
+    root = expanded(given)
+    if not root.exists():
+        raise UsageError(f"no folder {printable(str(root))}: give the images with --images")
+    return folder(SourceOptions(root, *(model.held_out or (0.2, 0))))
+
+
+def audit_images(
+    model: Classifier, source: Source, cache_folder: Path, unreadable: list[Any]
+) -> AuditedImages:
+    """Audit all images of a source.
 
     Args:
-        result: verdict on each image.
-        undecided: other images, which lie in two classes → these classes, in words.
+        model: its backbone embeds.
+        source: of the images.
+        cache_folder: of embeddings.
+        unreadable: images that cannot be decoded are appended.
+
+    Raises:
+        DataError: fewer than two classes, or none with two different images.
+    """
+    import numpy as np
+
+    from cifnet_pl.model.audit import audit as judge_images
+    from cifnet_pl.model.audit import embeddings_of, learning_curve
+
+    embedded = embeddings_of(model, source, cache_folder, unreadable, progress=True)
+    ambiguous = {}
+    for file, (label, other) in embedded.undecided.items():
+        ambiguous[file] = f"in {source.class_names[label]} and {source.class_names[other]}"
+    present, labels = np.unique(embedded.labels, return_inverse=True)
+    names = [source.class_names[label] for label in present]
+    if len(names) < 2:
+        raise DataError("the images are of one class: an audit compares at least two")
+    result = judge_images(embedded.z, labels, names)
+    if not result.judged.any():
+        raise DataError(
+            "each class has one image, or near-duplicates of one: an audit judges each image by"
+            " others of its class"
+        )
+    curve = learning_curve(embedded.z, labels, len(names))
+    return AuditedImages(embedded.files, result, curve, ambiguous, names)
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def summary_lines(audited: AuditedImages, model: Classifier) -> list[str]:
+    """Return lines on accuracy, ambiguous images, unjudged classes and near-duplicates.
+
+    Args:
+        audited: images and results.
         model: whose embeddings were used.
     """
-    (low, high), classes = (
-        result.scored.interval,
-        number_of(len(result.scored.class_names), "class"),
-    )
-    judged = (
-        f"{number_of(len(result.judged), 'image')} of {classes}, each judged by all others but its"
-        " look-alikes"
-    )
-    right = f"{result.scored.accuracy:.1f} % right (with 95 % certainty {low:.1f} to {high:.1f} %)"
-    return [
-        f"{judged}: {right}",
-        *about_undecided(undecided),
-        *notes(result),
-        *model.accuracy_sentences(),
-    ]
-
-
-def notes(result: Audit) -> list[str]:
-    """Return sentences about classes that cannot be judged and about look-alikes, as far as there
-    are any.
-    """
-    sentences = []
-    unjudged = result.unjudged
-    copies = int(result.copied.sum())
-    if unjudged:
-        have = "has" if len(unjudged) == 1 else "have"
-        if max(unjudged.values()) == 1:
-            what = "one image"
-        else:
-            what = "one image, or near-duplicates of one alone,"
-        classes = number_of(len(unjudged), "class")
-        sentences.append(f"{classes} {have} {what} and cannot be judged: {_listed(unjudged)}")
-    if copies:
+    result = audited.result
+    lines = [accuracy_line("Leave-one-out accuracy", result.scored)]
+    if audited.ambiguous:
+        names = [f"{file.name} ({where})" for file, where in audited.ambiguous.items()]
+        count = number_of(len(names), "image")
+        lines.append(f"{count} in two classes, not judged: {_listed(names)}; remove the wrong one")
+    if result.unjudged:
+        count = number_of(len(result.unjudged), "class")
+        reason = "one image each"
+        if max(result.unjudged.values()) > 1:
+            reason = "one image, or near-duplicates of one"
+        lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
+    copied = int(result.copied.sum())
+    if copied:
+        line = f"{number_of(copied, 'near-duplicate')} within a class, judged without each other"
         without = result.accuracy_without_duplicates
         if without is not None:
-            others = f"; of the images without one {without:.1f} % are right"
-        else:
-            others = ""
-        sentences.append(
-            f"{copies} images have look-alikes in their class, such as the next of a burst; none is"
-            f" judged by its own, unless they are most of the class{others}"
-        )
-    return sentences
+            line += f"; accuracy on the other images {without:.1f} %"
+        lines.append(line)
+    return lines + model.accuracy_sentences()
 
 
-def about_undecided(undecided: Mapping[Path, str]) -> list[str]:
-    """Return a sentence about images that lie in two classes; none if there are none.
-
-    Args:
-        undecided: image → the classes in which it lies, in words.
-    """
-    if not undecided:
-        return []
-    shown = [f"{file.name} ({where})" for file, where in undecided.items()]
-    images = number_of(len(shown), "image lies", "images lie")
-    return [
-        f"{images} in two classes, and {is_or_are(len(shown))} judged in neither and learned by"
-        f" neither: remove each from the wrong folder: {_listed(shown)}"
-    ]
-
-
-def more_images(curve: LearningCurve, names: Sequence[str]) -> str:
-    """Return one sentence about whether more images would help.
+def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:
+    """Return a line on whether more images would help.
 
     Args:
         curve: accuracy by number of images.
         names: of the classes.
     """
-    (size, _), first, of_others = curve.points[-1], "", ""
+    size = curve.points[-1][0]
+    small = ""
     if curve.short:
-        have = "has" if len(curve.short) == 1 else "have"
+        classes = _listed([names[label] for label in curve.short])
         images = number_of(-(-size // 2), "image")
-        short = _listed([names[label] for label in curve.short])
-        first = (
-            f"{number_of(len(curve.short), 'class')} {have} fewer than {images}: give these more"
-            f" first: {short}"
-        )
-        of_others = " for the classes that have as many"
+        count = number_of(len(curve.short), "class")
+        small = f"add images to {count} with fewer than {images}: {classes}"
     if curve.gain is None:
-        few = f"{number_of(size, 'image')} per class are too few to tell whether more would help"
-        if first:
-            return f"{few}; {first}"
-        return few
+        line = f"{number_of(size, 'image')} per class: too few for a learning curve"
+        return f"{line}; {small}" if small else line
     gain = max(0.0, curve.gain)
     half = curve.points[-2][0]
-    verdict = first or ("that is enough" if gain < 1 else "more images would help")
-    brought = f"{size} images per class instead of {half} brought {gain:.1f} points{of_others}"
-    return f"{brought}; as many again of these days bring about that at most: {verdict}"
+    verdict = "enough images" if gain < 1 else "add images"
+    return f"{size} instead of {half} images per class: +{gain:.1f} points; {small or verdict}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    return listed([printable(name) for name in names], CLASSES_IN_A_SENTENCE)
+def _listed(names: Sequence[str]) -> str:
+    return listed([printable(name) for name in names], LISTED_CLASSES)
 
 
 # ---------------------------------------------------------------------- files
 
 
-def write_audit(
-    target: Path,
-    result: Audit,
-    curve: LearningCurve,
-    files: list[Path],
-    undecided: Mapping[Path, str],
-    said: Sequence[str],
-) -> None:
-    """Write the page, its pictures and tables.
+def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> None:
+    """Write the page, its figures and tables.
 
     Args:
         target: folder.
-        result: verdict on each image.
-        curve: accuracy by number of images.
-        files: the images.
-        undecided: other images, which lie in two classes → these classes, in words.
-        said: of all of them, see :func:`findings`.
+        audited: images and results.
+        lines: of all of them, see :func:`summary_lines`.
     """
     from cifnet_pl.model.drawing import draw_confusion, png
-    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve, page_image
+    from cifnet_pl.report.page import Section, audit_page, draw_learning_curve
 
+    result = audited.result
     evaluation = result.scored
-    names = evaluation.class_names
-    title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} images right, each left out"
-    confusion = draw_confusion(evaluation.confusion(), names, title)
-    drawn = draw_learning_curve(curve)
+    title = f"Leave-one-out accuracy {evaluation.accuracy:.1f} % on {len(evaluation.rows)} images"
+    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
+    drawn = draw_learning_curve(audited.curve)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))
-    for name, table in tables_of(evaluation, result.unjudged).items():
-        write_text(target / name, table)
-    write_text(target / "images.csv", images_csv(result, files))
-    files_say = (
-        "images.csv has every image with what is said of it here, classes.csv and confusion.csv the"
-        " numbers."
-    )
-    lead = [*map(_sentence, said), files_say]
+    write_class_tables(target, evaluation, result.unjudged)
+    write_text(target / "images.csv", images_csv(audited))
+    more = f"{curve_line(audited.curve, audited.class_names)}."
     sections = [
-        _label_errors(result, files),
-        _pairs(result, files),
-        Section("Which classes are confused", [READING], confusion),
-        _classes(result),
-        _far(result, files),
-        Section("Have I got enough images?", [_sentence(more_images(curve, names))], drawn),
+        *_ambiguous_section(audited),
+        _label_error_section(audited),
+        _pair_section(audited),
+        Section("Confusion matrix", [CONFUSION_LEGEND], confusion),
+        _class_section(result),
+        _outlier_section(audited),
+        Section("Learning curve", [more], drawn),
     ]
-    if undecided:
-        shown = [page_image(file, where) for file, where in list(undecided.items())[:ON_PAGE]]
-        advice = ["Leave each in the folder of its own class alone."]
-        sections.insert(0, Section("Images in two classes", advice, images=shown))
+    tables = "All results are in images.csv, classes.csv and confusion.csv."
+    lead = [*(f"{line}." for line in lines), tables]
     write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def images_csv(result: Audit, files: list[Path]) -> str:
-    """Return CSV with a row for each image, the most doubtful label first, and last what cannot be
-    judged.
-
-    Args:
-        result: of the audit, of n images.
-        files: the n images.
-    """
+def images_csv(audited: AuditedImages) -> str:
+    """Return CSV with a row per image, the most probable label error first, unjudged ones last."""
     import numpy as np
 
-    from cifnet_pl.utilities.files import to_csv
-
+    result = audited.result
     evaluation = result.evaluation
     label_errors = set(result.label_errors().tolist())
     names = evaluation.class_names
     rows = []
     for row in np.lexsort((result.own, ~result.judged)).tolist():
-        cells: list[Any] = [None] * 4
-        distance = None
-        copied = str(bool(result.copied[row])).lower()
+        judged = ["", "", "", ""]
+        distance = ""
         if result.judged[row]:
-            answer = names[evaluation.predicted[row]]
-            sure = f"{evaluation.confidence[row]:.6f}"
-            cells = [f"{result.own[row]:.6f}", answer, sure, str(row in label_errors).lower()]
+            judged = [
+                f"{result.own[row]:.6f}",
+                names[evaluation.predicted[row]],
+                f"{evaluation.confidence[row]:.6f}",
+                str(row in label_errors).lower(),
+            ]
             distance = f"{result.distance[row]:.4f}"
-        rows.append([str(files[row]), names[evaluation.target[row]], *cells, copied, distance])
-    header = ["file", "class", "probability_of_class", "looks_like", "probability"]
-    return to_csv([*header, "doubtful", "near_copy", "distance"], rows)
+        image = [str(audited.files[row]), names[evaluation.target[row]]]
+        rows.append([*image, *judged, str(bool(result.copied[row])).lower(), distance])
+    return to_csv(IMAGE_COLUMNS, rows)
 
 
 # ---------------------------------------------------------------------- sections of the page
 
 
-def _images(name: str, texts: list[str], files: list[Path], captions: Mapping[int, str]) -> Section:
+def _image_section(name: str, text: str, files: list[Path], captions: dict[int, str]) -> Section:
     """Return a section with images, by their rows."""
     from cifnet_pl.report.page import Section, page_image
 
-    return Section(
-        name, texts, images=[page_image(files[row], text) for row, text in captions.items()]
-    )
+    images = [page_image(files[row], caption) for row, caption in captions.items()]
+    return Section(name, [text], images=images)
 
 
-def _label_errors(result: Audit, files: list[Path]) -> Section:
-    rows = result.label_errors()
+def _ambiguous_section(audited: AuditedImages) -> list[Section]:
+    from cifnet_pl.report.page import Section, page_image
+
+    if not audited.ambiguous:
+        return []
+    shown = list(audited.ambiguous.items())[:IMAGES_IN_SECTION]
+    images = [page_image(file, where) for file, where in shown]
+    return [Section("Images in two classes", ["Remove each from the wrong folder."], images=images)]
+
+
+def _label_error_section(audited: AuditedImages) -> Section:
+    result = audited.result
     evaluation = result.evaluation
     names = evaluation.class_names
+    rows = result.label_errors()
     captions = {}
-    for row in rows[:ON_PAGE].tolist():
-        own = f"in {names[evaluation.target[row]]} ({100 * result.own[row]:.0f} %)"
-        answer = f"{names[evaluation.predicted[row]]} ({100 * evaluation.confidence[row]:.0f} %)"
-        captions[row] = f"{own}, looks like {answer}"
-    text = (
-        f"{number_of(len(rows), 'image looks', 'images look')} like another class than that of the"
-        " folder, the most doubtful first"
-        + (f"; here are {ON_PAGE}" if len(rows) > ON_PAGE else "")
-        + ". Look at them: some are in the wrong folder, others are only hard."
-    )
-    return _images(
-        "Doubtful labels", [text if len(rows) else "No label is doubtful."], files, captions
-    )
-
-
-def _pairs(result: Audit, files: list[Path]) -> Section:
-    import numpy as np
-
-    from cifnet_pl.report.page import ImageRow, Section, page_image
-
-    evaluation = result.scored
-    own = result.own[result.judged]
-    pairs = []
-    column = {name: i for i, name in enumerate(evaluation.class_names)}
-    for true, answer, count, total in evaluation.confused_pairs()[:PAIRS]:
-        wrong = np.flatnonzero(
-            (evaluation.target == column[true]) & (evaluation.predicted == column[answer])
+    for row in rows[:IMAGES_IN_SECTION].tolist():
+        own = f"{names[evaluation.target[row]]} {100 * result.own[row]:.0f} %"
+        predicted = f"{names[evaluation.predicted[row]]} {100 * evaluation.confidence[row]:.0f} %"
+        captions[row] = f"{own}, predicted {predicted}"
+    text = "No probable label errors."
+    if len(rows):
+        text = (
+            f"{number_of(len(rows), 'image')} with a probable label error, the most probable first."
+            " Check them: some are in the wrong folder, others are only difficult."
         )
-        usual = np.flatnonzero((evaluation.target == column[answer]) & evaluation.correct)
-        surest = evaluation.rows[wrong[np.argsort(-evaluation.confidence[wrong])]]
-        typical = evaluation.rows[usual[np.argsort(-own[usual], kind="stable")]]
-        left = [page_image(files[row]) for row in surest[:PER_SIDE]]
-        right = [page_image(files[row]) for row in typical[:PER_SIDE]]
-        confused = ImageRow(taken_for(true, answer, count, total), left)
-        usual_images = ImageRow(f"usual images of {printable(answer)}", right)
-        pairs.append([confused, usual_images])
-    return Section("Classes that are confused most", [] if pairs else ["None is."], pairs=pairs)
+    return _image_section("Label errors", text, audited.files, captions)
 
 
-def _classes(result: Audit) -> Section:
+def _pair_section(audited: AuditedImages) -> Section:
     from cifnet_pl.report.page import Section
 
-    counts = {score.name: score.images for score in result.scored.class_scores()} | result.unjudged
-    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_TO_LEARN]
+    pairs = []
+    for pair in audited.result.scored.confused_pairs()[:PAIRS_ON_PAGE]:
+        pairs.append(_pair_rows(audited, pair))
+    return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)
+
+
+def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
+    """Return the confused images with the highest confidence, and typical images of the class."""
+    import numpy as np
+
+    from cifnet_pl.report.page import ImageRow, page_image
+
+    evaluation = audited.result.scored
+    own = audited.result.own[audited.result.judged]
+    target = evaluation.class_names.index(pair.target)
+    predicted = evaluation.class_names.index(pair.predicted)
+    confused = (evaluation.target == target) & (evaluation.predicted == predicted)
+    typical = (evaluation.target == predicted) & evaluation.correct
+    rows = []
+    for title, members, order in (
+        (confusion_line(pair), np.flatnonzero(confused), evaluation.confidence),
+        (f"typical images of {printable(pair.predicted)}", np.flatnonzero(typical), own),
+    ):
+        best = members[np.argsort(-order[members], kind="stable")][:IMAGES_OF_PAIR]
+        images = [page_image(audited.files[row]) for row in evaluation.rows[best]]
+        rows.append(ImageRow(title, images))
+    return rows
+
+
+def _class_section(result: Audit) -> Section:
+    from cifnet_pl.report.page import Section
+
+    counts = {score.name: score.images for score in result.scored.class_scores()}
+    counts.update(result.unjudged)
     most = max(counts.values())
     least = min(counts.values())
-    each = f"Each class has {number_of(most, 'image')}."
-    texts = [
-        each if most == least else f"The largest class has {most} images, the smallest {least}."
-    ]
-    texts += [f"Fewer than {FEW_TO_LEARN} images: {', '.join(few)}."] if few else []
-    unjudged = [
-        (printable(name), str(count), "not judged", "", "")
-        for name, count in result.unjudged.items()
-    ]
-    return Section("Each class", texts, header=HEADER, rows=[*class_rows(result.scored), *unjudged])
+    texts = [f"{least} to {number_of(most, 'image')} per class."]
+    if most == least:
+        texts = [f"{number_of(most, 'image')} per class."]
+    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_IMAGES]
+    if few:
+        texts.append(f"Fewer than {FEW_IMAGES} images: {', '.join(few)}.")
+    rows = class_rows(result.scored)
+    for name, count in result.unjudged.items():
+        rows.append((printable(name), str(count), "not judged", "", ""))
+    return Section("Classes", texts, header=CLASS_HEADER, rows=rows)
 
 
-def _far(result: Audit, files: list[Path]) -> Section:
-    rows = result.farthest()[:ON_PAGE].tolist()
-    text = (
-        "Images much farther from the middle of their class than nearly all others are, the"
-        " farthest first."
-    )
+def _outlier_section(audited: AuditedImages) -> Section:
+    result = audited.result
     names = result.evaluation.class_names
-    target = result.evaluation.target
-    far = {
-        row: f"in {names[target[row]]}, {result.distance[row]:.2f} times as far as most"
-        for row in rows
-    }
-    return _images(
-        "Images unlike the others of their class", [text if rows else "There are none."], files, far
-    )
+    captions = {}
+    for row in result.farthest()[:IMAGES_IN_SECTION].tolist():
+        distance = f"{result.distance[row]:.2f} times the median distance"
+        captions[row] = f"{names[result.evaluation.target[row]]}, {distance}"
+    text = "Images far from the mean of their class, the farthest first."
+    return _image_section("Outliers", text if captions else "None.", audited.files, captions)

@@ -1,6 +1,4 @@
-"""``evaluate``: measure how well a model names images whose classes are known, and fit its promises
-to new ones.
-"""
+"""``evaluate``: measure a model on labelled images, and recalibrate it by them."""
 
 from __future__ import annotations
 
@@ -13,19 +11,45 @@ from rich.table import Table
 
 from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import write_bytes, write_json, write_text
-from cifnet_pl.utilities.text import is_or_are, listed, next_command, number_of, printable, table
+from cifnet_pl.utilities.files import to_csv, write_bytes, write_json, write_text
+from cifnet_pl.utilities.text import (
+    is_or_are,
+    listed,
+    next_command,
+    number,
+    number_of,
+    printable,
+    table,
+)
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.labelled_images import LabelledImages
-    from cifnet_pl.model.metrics import Evaluation
+    from cifnet_pl.model.metrics import ConfusedPair, Evaluation
     from cifnet_pl.model.recalibration import Outcomes, Recalibration
 
-ON_SCREEN = 25
+CLASSES_ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
 
 PAIRS_ON_SCREEN = 5
+
+CLASS_HEADER = ("class", "images", "accuracy %", "95 % interval", "most confused with")
+
+CLASS_COLUMNS = (
+    "class",
+    "images",
+    "correct",
+    "accuracy",
+    "low",
+    "high",
+    "tested",
+    "confused_with",
+    "confusions",
+)
+"""Columns of classes.csv."""
+
+IMAGE_COLUMNS = ("file", "class", "predicted", "probability", "correct", "seen")
+"""Columns of images.csv."""
 
 
 def evaluate(
@@ -36,10 +60,11 @@ def evaluate(
     trust: bool = False,
     recalibrate: bool = False,
 ) -> None:
-    """Say how well a model names labelled images: accuracy, per class, confusions, calibration.
+    """Measure a model on labelled images: accuracy, classes, confusions and calibration error.
 
-    With ``recalibrate`` the images are of a new place or another day: how sure the model is, its
-    sets of answers and what it calls unknown are fitted to them, without learning them.
+    With ``recalibrate`` the images are of a distribution shift, such as another camera or light.
+    Confidence, prediction sets and the novelty threshold are then fitted to them. The images are
+    not learned.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
@@ -48,9 +73,9 @@ def evaluate(
         output: folder for evaluation.json, classes.csv, confusion.csv, images.csv, confusion.png
             and calibration.png; with recalibrate for the new version of the model.
         overwrite: whether files in output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
-        recalibrate: whether to fit the model's promises to these images, and to store it at output.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
+        recalibrate: whether to recalibrate the model by these images, and to store it at output.
 
     Raises:
         UsageError: output holds files already; recalibrate without output, or with too few images.
@@ -67,7 +92,7 @@ def evaluate(
         raise UsageError("--recalibrate stores a model: give it a place with --output")
     with writing(target, overwrite, "bundle" if recalibrate else "folder"):
         labelled = LabelledImages.find(images, "--images", tested=True)
-        unreadable = list[Any]()
+        unreadable: list[Any] = []
         loaded = load(model, trust=trust)
         known = known_images(loaded, labelled, model)
         if recalibrate and target is not None:
@@ -76,122 +101,117 @@ def evaluate(
             return
         evaluation = evaluate_images(loaded, known, unreadable, progress=True)
         warn(labelled.notes, unreadable)
-        print(*summary_lines(evaluation), *copy_lines(evaluation), sep="\n")
+        for line in [*summary_lines(evaluation), *duplicate_lines(evaluation)]:
+            print(line)
         Console().print(class_table(evaluation))
         for pair in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
-            print(taken_for(*pair))
+            print(confusion_line(pair))
         if target is not None:
             write_results(target, evaluation, known)
-            print(f"tables and pictures in {target}")
+            print(f"Tables and figures in {target}")
 
 
 def known_images(model: Classifier, images: LabelledImages, name: str) -> LabelledImages:
-    """Return the images of classes that a model knows, and say how many others are left out.
+    """Return the images of classes that a model knows, and print how many others are left out.
 
     Args:
-        model: that is asked.
+        model: that is evaluated.
         images: of any classes.
         name: of the model.
 
     Raises:
         DataError: it knows none of the classes.
     """
-    known = images.of(set(model.class_names))
-    strange = [printable(each) for each in images.class_names if each not in set(model.class_names)]
+    names = set(model.class_names)
+    known = images.of(names)
+    unknown = listed([printable(each) for each in images.class_names if each not in names])
     if not known.class_names:
-        raise DataError(
-            f"{name} knows none of the classes of the images ({listed(strange)}): nothing to"
-            " evaluate"
-        )
-    if strange:
-        left = len(images.files) - len(known.files)
-        what = f"{number_of(left, 'image')} of classes that {name} does not know"
-        print(f"{what} {is_or_are(left)} left out: {listed(strange)}")
+        raise DataError(f"{name} knows none of the classes of the images ({unknown})")
+    if unknown:
+        count = len(images.files) - len(known.files)
+        print(f"{number_of(count, 'image')} of unknown classes left out: {unknown}")
     return known
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
-    """Return accuracy and calibration in two sentences, and one about classes that are hardly ever
-    answered.
-    """
+    """Return lines on accuracy, calibration error and rarely predicted classes."""
     from cifnet_pl.model.metrics import ECE_BINS, rarely_predicted_message
 
-    hardly = rarely_predicted_message(evaluation.rarely_predicted)
-    classes, (low, high) = number_of(len(evaluation.class_scores()), "class"), evaluation.interval
-    return [
-        (
-            f"{evaluation.accuracy:.1f} % of {number_of(len(evaluation.rows), 'image')} of"
-            f" {classes} are named right (with 95 % certainty {low:.1f} to {high:.1f} %)"
-        ),
-        (
-            f"the model is {100 * evaluation.confidence.mean():.1f} % sure on average; ECE"
-            f" {evaluation.ece:.1f} % (how far its confidences are from the share that is right, in"
-            f" {ECE_BINS} bins)"
-        ),
-        *([hardly] if hardly else []),
+    confidence = 100 * float(evaluation.confidence.mean())
+    lines = [
+        accuracy_line("Accuracy", evaluation),
+        f"Calibration error {evaluation.ece:.1f} % (ECE, {ECE_BINS} bins),"
+        f" mean confidence {confidence:.1f} %",
     ]
+    rarely = rarely_predicted_message(evaluation.rarely_predicted)
+    if rarely is not None:
+        lines.append(rarely)
+    return lines
 
 
-def copy_lines(evaluation: Evaluation) -> list[str]:
-    """Return what is said of images that were learned already, occur twice, or are in two
-    classes.
+def accuracy_line(name: str, evaluation: Evaluation) -> str:
+    """Return a line on the accuracy and its interval.
+
+    Args:
+        name: of the accuracy, such as "Accuracy".
+        evaluation: of a model.
     """
+    images = number_of(len(evaluation.rows), "image")
+    classes = number_of(len(evaluation.class_scores()), "class")
+    bounds = evaluation.interval
+    interval = f"95 % interval {bounds.low:.1f} to {bounds.high:.1f} %"
+    return f"{name} {evaluation.accuracy:.1f} % ({images}, {classes}; {interval})"
+
+
+def duplicate_lines(evaluation: Evaluation) -> list[str]:
+    """Return lines on images that were learned already, occur twice, or are in two classes."""
     from cifnet_pl.images.duplicates import conflicting_labels_message
 
     lines = [evaluation.learned_message(), conflicting_labels_message(evaluation.mislabelled, None)]
-    if evaluation.duplicates is not None and (twice := int(evaluation.duplicates.sum())):
-        if twice == 1:
-            copies = "is a copy of another one"
-        else:
-            copies = "are copies of others"
-        lines.append(
-            f"{twice} of these {number_of(len(evaluation.rows), 'image')} {copies}, and so counted"
-            " twice"
-        )
+    count = 0 if evaluation.duplicates is None else int(evaluation.duplicates.sum())
+    if count:
+        images = number_of(len(evaluation.rows), "image")
+        lines.append(f"{count} of {images} {is_or_are(count)} duplicates, which count twice")
     return [line for line in lines if line]
 
 
-def taken_for(true: str, answer: str, count: int, total: int) -> str:
-    """Say how many of the ``total`` images of a class another one is answered for."""
-    some = f"{count} of {number_of(total, 'image')} of {printable(true)}"
-    return f"{some} {is_or_are(count)} taken for {printable(answer)}"
-
-
-HEADER = ("class", "images", "right %", "95 % interval", "most often taken for")
+def confusion_line(pair: ConfusedPair) -> str:
+    """Return a line on how often one class is predicted for images of another one."""
+    images = f"{pair.confusions} of {number_of(pair.images, 'image')} of {printable(pair.target)}"
+    return f"{images} predicted as {printable(pair.predicted)}"
 
 
 def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
-    """Return a row under ``HEADER`` for each class, the worst first."""
+    """Return a row under ``CLASS_HEADER`` for each class, the worst first."""
     from cifnet_pl.model.metrics import MIN_TEST_IMAGES, wilson_interval
 
     rows = []
     for score in evaluation.class_scores():
-        low, high = wilson_interval(score.correct, score.images)
-        right = f"{score.percent:.0f}"
-        bounds = f"{low:.0f} to {high:.0f}"
+        bounds = wilson_interval(score.correct, score.images)
+        accuracy = f"{score.percent:.0f}"
+        interval = f"{bounds.low:.0f} to {bounds.high:.0f}"
         if not score.tested:
-            right = f"{score.correct} of {score.images}"
-            bounds = f"fewer than {MIN_TEST_IMAGES}"
+            accuracy = f"{score.correct} of {score.images}"
+            interval = f"fewer than {MIN_TEST_IMAGES}"
+        confused_with = ""
         if score.confused_with is not None:
-            other = f"{printable(score.confused_with)} ({score.confusions})"
-        else:
-            other = ""
-        rows.append((printable(score.name), str(score.images), right, bounds, other))
+            confused_with = f"{printable(score.confused_with)} ({score.confusions})"
+        name = printable(score.name)
+        rows.append((name, str(score.images), accuracy, interval, confused_with))
     return rows
 
 
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes for the screen, the worst first."""
     rows: list[Sequence[str]] = [*class_rows(evaluation)]
-    if len(rows) > ON_SCREEN:
-        better = [[f"… and {len(rows) - ON_SCREEN} better ones"]]
-    else:
-        better = []
-    return table(HEADER, [*rows[:ON_SCREEN], *better], names=(0, 4))
+    others = len(rows) - CLASSES_ON_SCREEN
+    if others > 0:
+        rows = [*rows[:CLASSES_ON_SCREEN], [f"… and {others} with a higher accuracy"]]
+    return table(CLASS_HEADER, rows, names=(0, 4))
 
 
 def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) -> None:
-    """Write the tables and pictures of an evaluation.
+    """Write the tables and figures of an evaluation.
 
     Args:
         target: their folder.
@@ -200,95 +220,70 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
     """
     from cifnet_pl.model.drawing import draw_calibration, draw_confusion, png
 
-    title = f"{evaluation.accuracy:.1f} % of {len(evaluation.rows)} images right"
+    title = f"Accuracy {evaluation.accuracy:.1f} % on {len(evaluation.rows)} images"
     write_json(target / "evaluation.json", _summary(evaluation))
-    for name, text in {
-        **tables_of(evaluation),
-        "images.csv": _images_csv(evaluation, images),
-    }.items():
-        write_text(target / name, text)
+    write_class_tables(target, evaluation)
+    write_text(target / "images.csv", _images_csv(evaluation, images))
     confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
+    calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
     write_bytes(target / "confusion.png", png(confusion))
-    write_bytes(
-        target / "calibration.png",
-        png(draw_calibration(evaluation.confidence, evaluation.correct, title)),
-    )
+    write_bytes(target / "calibration.png", png(calibration))
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:
-    low, high = evaluation.interval
-    figures: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "images": len(evaluation.rows),
         "classes": len(evaluation.class_scores()),
+        "accuracy": evaluation.accuracy,
+        "accuracy_low": evaluation.interval.low,
+        "accuracy_high": evaluation.interval.high,
     }
-    figures |= {"accuracy": evaluation.accuracy, "accuracy_low": low, "accuracy_high": high}
     if evaluation.learned is not None and evaluation.duplicates is not None:
-        figures |= {
-            "learned": int(evaluation.learned.sum()),
-            "copies": int(evaluation.duplicates.sum()),
-        }
-    return {
-        **figures,
-        "mean_confidence": 100 * float(evaluation.confidence.mean()),
-        "ece": evaluation.ece,
-    }
+        summary["learned"] = int(evaluation.learned.sum())
+        summary["duplicates"] = int(evaluation.duplicates.sum())
+    summary["mean_confidence"] = 100 * float(evaluation.confidence.mean())
+    summary["ece"] = evaluation.ece
+    return summary
 
 
-def tables_of(evaluation: Evaluation, unjudged: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return CSV with a row for each class, and with the numbers of images by true class (row) and
-    answer (column).
+def write_class_tables(
+    target: Path, evaluation: Evaluation, unjudged: Mapping[str, int] | None = None
+) -> None:
+    """Write classes.csv, and confusion.csv with true classes in rows and predicted ones in columns.
 
     Args:
+        target: their folder.
         evaluation: of a model.
-        unjudged: class → number of its images, where it could not be judged.
+        unjudged: class → number of its images, for classes that could not be judged.
     """
     from cifnet_pl.model.metrics import wilson_interval
-    from cifnet_pl.utilities.files import to_csv
 
-    header = ["class", "images", "right", "accuracy", "low", "high", "tested", "taken_for", "times"]
     rows: list[list[Any]] = []
-    for s in evaluation.class_scores():
-        low, high = wilson_interval(s.correct, s.images)
-        bounds = [f"{value:.2f}" for value in (s.percent or 0.0, low, high)]
-        rows.append(
-            [
-                s.name,
-                s.images,
-                s.correct,
-                *bounds,
-                str(s.tested).lower(),
-                s.confused_with or "",
-                s.confusions or "",
-            ]
-        )
-    rows += [[name, count, "", "", "", "", "false"] for name, count in (unjudged or {}).items()]
+    for score in evaluation.class_scores():
+        bounds = wilson_interval(score.correct, score.images)
+        percents = [f"{value:.2f}" for value in (score.percent or 0.0, bounds.low, bounds.high)]
+        tested = str(score.tested).lower()
+        confused_with = [score.confused_with or "", score.confusions or ""]
+        rows.append([score.name, score.images, score.correct, *percents, tested, *confused_with])
+    for name, count in (unjudged or {}).items():
+        rows.append([name, count, "", "", "", "", "false"])
+    write_text(target / "classes.csv", to_csv(CLASS_COLUMNS, rows))
     names = evaluation.class_names
     confusion = [[name, *row] for name, row in zip(names, evaluation.confusion(), strict=True)]
-    return {
-        "classes.csv": to_csv(header, rows),
-        "confusion.csv": to_csv(["class", *names], confusion),
-    }
+    write_text(target / "confusion.csv", to_csv(["class", *names], confusion))
 
 
 def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
-    from cifnet_pl.utilities.files import to_csv
-
+    names = evaluation.class_names
     rows = []
-    columns = (
-        evaluation.rows,
-        evaluation.target,
-        evaluation.predicted,
-        evaluation.confidence,
-        evaluation.seen(),
-    )
-    for row, target, predicted, confidence, seen in zip(*columns, strict=True):
-        true = evaluation.class_names[target]
-        answer = evaluation.class_names[predicted]
-        path = str(images.files.root / images.files.names[row])
-        rows.append(
-            [path, true, answer, f"{confidence:.6f}", str(bool(target == predicted)).lower(), seen]
-        )
-    return to_csv(["file", "class", "answer", "probability", "right", "seen"], rows)
+    for i, seen in enumerate(evaluation.seen()):
+        path = images.files.root / images.files.names[evaluation.rows[i]]
+        target = names[evaluation.target[i]]
+        predicted = names[evaluation.predicted[i]]
+        correct = str(target == predicted).lower()
+        confidence = f"{evaluation.confidence[i]:.6f}"
+        rows.append([str(path), target, predicted, confidence, correct, seen])
+    return to_csv(IMAGE_COLUMNS, rows)
 
 
 # ---------------------------------------------------------------------- recalibration
@@ -355,17 +350,11 @@ def recalibration_table(result: Recalibration) -> Table:
 
 def outcome_cells(outcomes: Outcomes) -> list[str]:
     """Return the cells of one column of the table."""
-
-    def shown(value: float | None) -> str:
-        if value is None:
-            return "–"
-        return f"{value:.1f}"
-
     return [
-        shown(outcomes.accuracy),
-        shown(outcomes.ece),
+        number(outcomes.accuracy),
+        number(outcomes.ece),
         str(outcomes.confident_errors),
-        shown(outcomes.set_coverage),
-        shown(outcomes.mean_set_size),
-        shown(outcomes.called_unknown),
+        number(outcomes.set_coverage),
+        number(outcomes.mean_set_size),
+        number(outcomes.called_unknown),
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.audit import more_images
+from cifnet_pl.cli.audit import curve_line
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
@@ -47,20 +47,18 @@ def run(made: Path, *options: str) -> int:
 def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str]):
     assert run(made) == 0
     shown = capsys.readouterr()
-    assert (
-        "41 images of 3 classes, each judged by all others but its look-alikes: 97.6 % right"
-        in shown.out
-    )
+    assert "Leave-one-out accuracy 97.6 % (41 images, 3 classes" in shown.out
+    assert "1 probable label error\n" in shown.out
     page = (made / "out" / "audit.html").read_text(encoding="utf-8")
     assert "<i>" not in page
     assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
     assert "http" not in page
     images = rows(made / "out" / "images.csv")
     assert len(images) == 41
-    assert [Path(row["file"]).name for row in images if row["doubtful"] == "true"] == [
+    assert [Path(row["file"]).name for row in images if row["label_error"] == "true"] == [
         "moved <i>.png"
     ]
-    assert (images[0]["class"], images[0]["looks_like"]) == ("cat", "ant")
+    assert (images[0]["class"], images[0]["predicted"]) == ("cat", "ant")
     names = {path.name for path in (made / "out").iterdir()}
     assert {"confusion.png", "learning_curve.png", "classes.csv", "confusion.csv"} < names
     assert_ends(run(made), 2, "exists already", capsys)
@@ -69,16 +67,16 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
 def test_images_in_two_classes_are_judged_in_neither(
     made: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """By itself in the other class, each would be a doubtful label."""
+    """By itself in the other class, each would be a label error."""
     shutil.copy(made / "images" / "ant" / "7.png", made / "images" / "cat" / "again.png")
     assert_ends(
         run(made),
         0,
-        "2 images lie in two classes, and are judged in neither and learned by neither",
+        "2 images in two classes, not judged",
         capsys,
     )
     judged = {
-        (row["class"], Path(row["file"]).name): row["doubtful"]
+        (row["class"], Path(row["file"]).name): row["label_error"]
         for row in rows(made / "out" / "images.csv")
     }
     assert not {("ant", "7.png"), ("cat", "again.png")} & judged.keys()
@@ -94,48 +92,46 @@ def test_a_class_with_one_image_is_named_and_not_judged(
     (made / "images" / "cat" / "5.png").unlink()
     (made / "images" / "eel").mkdir()
     (made / "images" / "cat" / "4.png").rename(made / "images" / "eel" / "lonely.png")
-    assert_ends(run(made), 0, "1 class has one image and cannot be judged: eel\n", capsys)
+    assert_ends(run(made), 0, "1 class not judged (one image each): eel\n", capsys)
     tables = {name: rows(made / "out" / f"{name}.csv") for name in ("images", "classes")}
     last = tables["images"][-1]
     assert (Path(last["file"]).name, last["class"]) == ("lonely.png", "eel")
-    empty = ("probability_of_class", "looks_like", "probability", "doubtful", "distance")
+    empty = ("probability_of_class", "predicted", "probability", "label_error", "distance")
     assert [last[name] for name in empty] == [""] * 5
     assert all(row["distance"] and row["probability"] for row in tables["images"][:-1])
     (eel,) = (row for row in tables["classes"] if row["class"] == "eel")
     assert eel["images"] == "1"
-    assert [eel[name] for name in ("right", "accuracy", "low", "high", "taken_for")] == [""] * 5
+    assert [eel[name] for name in ("correct", "accuracy", "low", "high", "confused_with")] == [
+        ""
+    ] * 5
 
 
-def test_classes_of_near_copies_alone_are_named(made, monkeypatch, capsys):
+def test_classes_of_near_duplicates_alone_are_named(made, monkeypatch, capsys):
     monkeypatch.undo()
     assert run(made) == 0
-    named = (
-        "2 classes have one image, or near-duplicates of one alone, and cannot be judged: ant, bee"
-        " <b>&\n"
-    )
-    assert named in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2 classes not judged (one image, or near-duplicates of one): ant, bee <b>&\n" in shown
 
 
 def test_single_images_alone_are_refused(made: Path, capsys: pytest.CaptureFixture[str]):
     images = make_images(made / "single", ["ant", "cat"], 1)
     given = ["--output", str(made / "out"), "--cache_folder", str(made / "cache")]
     assert main(["audit", "--model", str(made / "m"), "--images", str(images), *given]) == 1
-    assert "has one image of each class, or near-duplicates of one" in capsys.readouterr().err
+    assert "each class has one image" in capsys.readouterr().err
 
 
 def test_small_classes_are_named_before_anything_is_enough():
     names = ["ant", "bee", "cat"]
     flat = LearningCurve([(75, 85.7), (150, 86.0)])
     assert flat.gain == pytest.approx(0.3)
-    assert more_images(flat, names).endswith("that is enough")
-    assert more_images(LearningCurve([(75, 80.0), (150, 86.0)]), names).endswith(
-        "more images would help"
-    )
-    first = "2 classes have fewer than 75 images: give these more first: ant, cat"
-    assert more_images(flat._replace(short=(0, 2)), names).endswith(first)
-    assert more_images(LearningCurve(flat.points[1:], (0, 2)), names).endswith(f"; {first}")
-    many = more_images(flat._replace(short=tuple(range(12))), [str(n) for n in range(12)])
-    assert many.endswith("more first: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
+    assert curve_line(flat, names).endswith("+0.3 points; enough images")
+    rising = LearningCurve([(75, 80.0), (150, 86.0)])
+    assert curve_line(rising, names).endswith("+6.0 points; add images")
+    first = "add images to 2 classes with fewer than 75 images: ant, cat"
+    assert curve_line(flat._replace(short=(0, 2)), names).endswith(first)
+    assert curve_line(LearningCurve(flat.points[1:], (0, 2)), names).endswith(f"; {first}")
+    many = curve_line(flat._replace(short=tuple(range(12))), [str(n) for n in range(12)])
+    assert many.endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
 
 
 def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.MonkeyPatch):
@@ -164,7 +160,7 @@ def test_images_of_a_run_and_of_none(
     common = ["--cache_folder", str(made / "cache")]
     capsys.readouterr()
     assert main(["audit", "--model", str(folder), "--output", str(tmp_path / "a"), *common]) == 0
-    assert "41 images of 3 classes" in capsys.readouterr().out
+    assert "(41 images, 3 classes" in capsys.readouterr().out
     assert (
         main(["audit", "--model", str(made / "m"), "--output", str(tmp_path / "b"), *common]) == 2
     )

@@ -1,6 +1,4 @@
-"""`cifnet evaluate`: what it says of labelled images, the files it writes, and a model fitted to a
-new place.
-"""
+"""`cifnet evaluate`: its screen, the files it writes, and recalibration."""
 
 import json
 import re
@@ -68,8 +66,8 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     ]
     assert main(["evaluate", *options]) == 0
     shown = capsys.readouterr()
-    assert "92.6 % of 27 images of 3 classes are named right" in shown.out
-    assert "2 of 14 images of bee are taken for ant" in shown.out
+    assert "Accuracy 92.6 % (27 images, 3 classes" in shown.out
+    assert "2 of 14 images of bee predicted as ant" in shown.out
 
     tables = {"classes.csv", "confusion.csv", "images.csv"}
     pictures = {"confusion.png", "calibration.png"}
@@ -80,7 +78,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     assert summary["accuracy"] == pytest.approx(100 * 25 / 27)
     images = rows(tmp_path / "out" / "images.csv")
     assert len(images) == 27
-    assert [Path(row["file"]).name for row in images if row["right"] == "false"] == [
+    assert [Path(row["file"]).name for row in images if row["correct"] == "false"] == [
         "wrong 1.png",
         "wrong 2.png",
     ]
@@ -108,7 +106,7 @@ def test_held_out_images_where_there_are_any(
     make_images(tmp_path / "set" / "train", CLASSES, 3)
     make_images(tmp_path / "set" / "val", CLASSES, 6)
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]) == 0
-    assert "100.0 % of 18 images of 3 classes" in capsys.readouterr().out
+    assert "Accuracy 100.0 % (18 images, 3 classes" in capsys.readouterr().out
 
 
 def test_no_class_that_the_model_knows(
@@ -160,7 +158,7 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
     assert "22 others" in shown
     assert "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert (summary["learned"], summary["copies"]) == (3, 2)
+    assert (summary["learned"], summary["duplicates"]) == (3, 2)
     told = [
         (Path(row["file"]).name, row["seen"])
         for row in rows(tmp_path / "out" / "images.csv")
@@ -170,14 +168,12 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
     assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
 
 
-# ---------------------------------------------------------------------- images of a new place
+# ---------------------------------------------------------------------- recalibration
 
 
 @pytest.fixture(scope="module")
-def another_light(tmp_path_factory):
-    """A calibrated model of three classes, and images of them in a dimmer light, one of which was
-    learned.
-    """
+def shifted(tmp_path_factory):
+    """A calibrated model of three classes, and darker images of them, one of which was learned."""
     root = tmp_path_factory.mktemp("made")
     make_images(root / "images" / "train", CLASSES, 25)
     make_images(root / "images" / "val", CLASSES, 5)
@@ -213,19 +209,17 @@ def recalibrate(root, *options):
     )
 
 
-def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
-    assert recalibrate(another_light, "--output", str(tmp_path / "m2")) == 0
+def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
+    assert recalibrate(shifted, "--output", str(tmp_path / "m2")) == 0
     said = capsys.readouterr().out
     assert "1 image that the model has learned is left out\n" in said
-    old, new = (
-        cifnet_pl.load(path, device="cpu") for path in (another_light / "m", tmp_path / "m2")
-    )
+    old, new = (cifnet_pl.load(path, device="cpu") for path in (shifted / "m", tmp_path / "m2"))
     assert (new.history[-1].kind, new.history[-1].parents) == ("recalibrate", [old.identity])
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
-    images = LabelledImages.find(another_light / "new", "--images").of(set(CLASSES))
+    images = LabelledImages.find(shifted / "new", "--images").of(set(CLASSES))
     before = Outcomes.measure(old, NewSamples.embed(old, images, []))
-    files = [another_light / "new" / "ant" / f"{i}.png" for i in range(40)]
+    files = [shifted / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
     confidences = {round(p.probabilities[0], 9) for p in predictions}
     assert confidences <= {round(value, 9) for value in before.confidence.tolist()}
@@ -236,9 +230,7 @@ def test_what_is_stored_and_shown(another_light, tmp_path, capsys):
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
-    assert_ends(
-        recalibrate(another_light, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
-    )
+    assert_ends(recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys)
 
 
 def test_cells_of_outcomes():
@@ -257,18 +249,18 @@ def test_cells_of_outcomes():
     assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 
-def test_what_does_not_fit(another_light, tmp_path, capsys):
-    few = shutil.copytree(another_light / "new" / "ant", tmp_path / "few" / "ant")
+def test_what_does_not_fit(shifted, tmp_path, capsys):
+    few = shutil.copytree(shifted / "new" / "ant", tmp_path / "few" / "ant")
     for path in list(few.iterdir())[10:]:
         path.unlink()
     for words, reason in (
         ([], "give it a place with --output"),
         (["--output", str(tmp_path / "o"), "--images", str(few.parent)], "is given twice"),
     ):
-        assert_ends(recalibrate(another_light, *words), 2, reason, capsys)
+        assert_ends(recalibrate(shifted, *words), 2, reason, capsys)
     given = ["--images", str(few.parent), "--output", str(tmp_path / "o"), "--recalibrate"]
     assert_ends(
-        main(["evaluate", "--model", str(another_light / "m"), *given]),
+        main(["evaluate", "--model", str(shifted / "m"), *given]),
         2,
         "give at least 20",
         capsys,
