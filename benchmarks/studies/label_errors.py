@@ -66,7 +66,7 @@ def main() -> None:
             for method in RIVALS
         ]
         counts = f"{seed:4}  {len(labels):6}  {wrong.sum():7}"
-        ours = f"{precision(result.own, wrong):6.1f}  {len(result.doubtful()):10}"
+        ours = f"{precision(result.self_confidence, wrong):6.1f}  {len(result.doubtful()):10}"
         print(f"{counts}  {ours}  {rivals[0]:26.1f}  {rivals[1]:19.1f}")
 
 

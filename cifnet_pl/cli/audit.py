@@ -200,7 +200,7 @@ def summary_lines(audited: AuditedImages, model: Classifier) -> list[str]:
         if max(result.unjudged.values()) > 1:
             reason = "one image, or near-duplicates of one"
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
-    copied = int(result.copied.sum())
+    copied = int(result.duplicated.sum())
     if copied:
         line = f"{number_of(copied, 'near-duplicate')} within a class, judged without each other"
         without = result.accuracy_without_duplicates
@@ -284,19 +284,19 @@ def images_csv(audited: AuditedImages) -> str:
     label_errors = set(result.label_errors().tolist())
     names = evaluation.class_names
     rows = []
-    for row in np.lexsort((result.own, ~result.judged)).tolist():
+    for row in np.lexsort((result.self_confidence, ~result.judged)).tolist():
         judged = ["", "", "", ""]
         distance = ""
         if result.judged[row]:
             judged = [
-                f"{result.own[row]:.6f}",
+                f"{result.self_confidence[row]:.6f}",
                 names[evaluation.predicted[row]],
                 f"{evaluation.confidence[row]:.6f}",
                 str(row in label_errors).lower(),
             ]
             distance = f"{result.distance[row]:.4f}"
         image = [str(audited.files[row]), names[evaluation.target[row]]]
-        rows.append([*image, *judged, str(bool(result.copied[row])).lower(), distance])
+        rows.append([*image, *judged, str(bool(result.duplicated[row])).lower(), distance])
     return to_csv(IMAGE_COLUMNS, rows)
 
 
@@ -328,7 +328,7 @@ def _label_error_section(audited: AuditedImages) -> Section:
     rows = result.label_errors()
     captions = {}
     for row in rows[:IMAGES_IN_SECTION].tolist():
-        own = f"{names[evaluation.target[row]]} {100 * result.own[row]:.0f} %"
+        own = f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
         predicted = f"{names[evaluation.predicted[row]]} {100 * evaluation.confidence[row]:.0f} %"
         captions[row] = f"{own}, predicted {predicted}"
     text = "No probable label errors."
@@ -356,7 +356,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
     from cifnet_pl.report.page import ImageRow, page_image
 
     evaluation = audited.result.scored
-    own = audited.result.own[audited.result.judged]
+    own = audited.result.self_confidence[audited.result.judged]
     target = evaluation.class_names.index(pair.target)
     predicted = evaluation.class_names.index(pair.predicted)
     confused = (evaluation.target == target) & (evaluation.predicted == predicted)

@@ -1,8 +1,7 @@
-"""Judge images by their embeddings: doubtful labels, images far from their class, whether more
-would help.
+"""Find label errors and outliers among images by their embeddings, and measure a learning curve.
 
-One exact ridge classifier learns all images. Its leave-one-out scores have a closed form, so no
-image judges itself or its near-duplicates, nothing is held out, and nothing is learned twice.
+One exact ridge classifier learns all images. Its leave-one-out scores have a closed form, so each
+image is predicted without itself and its near-duplicates; nothing is held out or learned twice.
 """
 
 from __future__ import annotations
@@ -29,55 +28,70 @@ from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_err
 from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
 from cifnet_pl.utilities.errors import DataError
 
-AT_ONCE = 2048
-"""Images that are computed with at once, in float64."""
-
-
-def unit(z: np.ndarray) -> Tensor:
-    """Return embeddings (m, d) at length 1, float64."""
-    return torch.nn.functional.normalize(torch.from_numpy(z).double(), dim=1)
+IMAGES_PER_BATCH = 2048
+"""Images that are computed with in one batch, in float64."""
 
 
 def learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """Return an exact head that has learned all rows.
 
     Args:
-        z: (n, d).
+        z: (n, d) embeddings.
         labels: (n,) int64 in 0 … ``classes`` − 1.
         classes: number of classes.
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    for rows in pieces(np.arange(len(labels)), AT_ONCE):
+    for rows in pieces(np.arange(len(labels)), IMAGES_PER_BATCH):
         head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
     head.solve()
     return head
 
 
+class LeftOutScores(NamedTuple):
+    """Scores of a batch of rows, each by the head without all rows of its group.
+
+    Attributes:
+        rows: (m,) positions.
+        scores: (m, C) float64.
+    """
+
+    rows: np.ndarray
+    scores: Tensor
+
+
 def left_out(
     head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield rows and their scores without all rows of their group, about ``AT_ONCE`` at a time.
+) -> Iterator[LeftOutScores]:
+    """Yield leave-one-group-out scores in batches of whole groups.
 
     Args:
-        head: that has learned all rows.
-        z: (n, d).
+        head: it has learned all rows.
+        z: (n, d) embeddings.
         labels: (n,) int64.
         groups: (n,) int64, equal for rows that are left out together.
     """
     for rows in whole_groups(groups):
-        yield (
-            rows,
-            head.leave_one_out(*(torch.from_numpy(column[rows]) for column in (z, labels, groups))),
-        )
+        batch_z = torch.from_numpy(z[rows])
+        batch_labels = torch.from_numpy(labels[rows])
+        batch_groups = torch.from_numpy(groups[rows])
+        yield LeftOutScores(rows, head.leave_one_out(batch_z, batch_labels, batch_groups))
 
 
 def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of whole groups, about ``AT_ONCE`` at a time."""
+    """Yield the rows of whole groups, about ``IMAGES_PER_BATCH`` in a batch.
+
+    Args:
+        groups: (n,) int64.
+    """
     order = np.argsort(groups, kind="stable")
-    first = np.flatnonzero(np.diff(groups[order], prepend=-1))  # of each group
-    ends = first[np.searchsorted(first, np.arange(AT_ONCE, len(order), AT_ONCE), side="right") - 1]
-    yield from (np.sort(part) for part in np.split(order, np.unique(ends)) if len(part))
+    first_of_group = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    wanted = np.arange(IMAGES_PER_BATCH, len(order), IMAGES_PER_BATCH)
+    group = np.searchsorted(first_of_group, wanted, side="right") - 1
+    ends = np.unique(first_of_group[group])
+    for rows in np.split(order, ends):
+        if len(rows):
+            yield np.sort(rows)
 
 
 class NearDuplicates(NamedTuple):
@@ -85,13 +99,13 @@ class NearDuplicates(NamedTuple):
 
     Attributes:
         groups: (n,) int64, equal for images that are left out together.
-        copied: (n,) bool, which images have a near-duplicate in their class.
+        duplicated: (n,) bool, which images have a near-duplicate in their class.
         judged: (n,) bool, which can be judged: not the only image of a class, nor those of a class
-            that are all near-duplicates of one another, as without them nothing is known of it.
+            that are all near-duplicates of one another, as nothing is known of it without them.
     """
 
     groups: np.ndarray
-    copied: np.ndarray
+    duplicated: np.ndarray
     judged: np.ndarray
 
 
@@ -102,231 +116,248 @@ def near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
         z: (n, d) embeddings.
         labels: (n,) int64.
     """
-    u = comparable(torch.from_numpy(z))
+    unit_z = comparable(torch.from_numpy(z))
     y = torch.from_numpy(labels)
-    size = y.bincount()[y]
-    limit = near_limit(u, y)
-    # without one where there is one class
-    if limit is None:
-        alike = torch.arange(len(y))
+    limit = near_limit(unit_z, y)
+    if limit is None:  # a single class
+        similar = torch.arange(len(y))
     else:
-        alike = near_groups(u, y, limit)
-    together = alike.bincount()[alike]
-    groups = torch.unique(left_out_groups(alike, y), return_inverse=True)[1]
-    return NearDuplicates(
-        groups.numpy(), (together > 1).numpy(), ((size > 1) & (together < size)).numpy()
-    )
+        similar = near_groups(unit_z, y, limit)
+    class_size = y.bincount()[y]
+    group_size = similar.bincount()[similar]
+    judged = (class_size > 1) & (group_size < class_size)
+    groups = torch.unique(left_out_groups(similar, y), return_inverse=True)[1]
+    return NearDuplicates(groups.numpy(), (group_size > 1).numpy(), judged.numpy())
 
 
-FOR_TEMPERATURE = 5000
+MAX_CALIBRATION_IMAGES = 5000
 """Images that the temperature is fitted to, evenly spaced."""
 
-LABEL_ERRORS = 0.05
-"""A label is doubtful where, without the image itself, its class has less than this probability,
-and another one has more than all others together."""
+MAX_SELF_CONFIDENCE = 0.05
+"""Self-confidence below which a label may be an error, if another class has more than half."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdict on each image of a classifier that learned all the others but its
-    near-duplicates.
+    """What a classifier says of each image that learned all the others but its near-duplicates.
 
     Attributes:
-        evaluation: the answers to all images; ``rows`` are 0 … n−1.
-        own: (n,) probability of the image's own label.
+        evaluation: the predictions for all images; ``rows`` are 0 … n−1.
+        self_confidence: (n,) probability of the image's own label (Northcutt et al., 2021).
         distance: (n,) Mahalanobis distance to the mean of the others of its class, divided by the
             class's median; NaN for images that cannot be judged.
-        copied: (n,) bool, whether the image has a near-duplicate in its class, such as the next one
-            of a burst.
-        judged: (n,) bool, whether the image can be judged: the only image of a class cannot, as
-            without it the class is unknown, nor can those of a class that are all near-duplicates
-            of one another.
+        duplicated: (n,) bool, whether the image has a near-duplicate in its class.
+        judged: (n,) bool, whether the image can be judged, see :class:`NearDuplicates`.
     """
 
     evaluation: Evaluation
-    own: np.ndarray
+    self_confidence: np.ndarray
     distance: np.ndarray
-    copied: np.ndarray
+    duplicated: np.ndarray
     judged: np.ndarray
 
     @property
     def scored(self) -> Evaluation:
-        """The answers to the images that can be judged."""
-        every = self.evaluation
-        kept = np.flatnonzero(self.judged)
-        columns = {
-            name: getattr(every, name)[kept]
-            for name in ("rows", "target", "predicted", "confidence")
-        }
-        return replace(every, **columns)
+        """The predictions for the images that can be judged."""
+        return replace(
+            self.evaluation,
+            rows=self.evaluation.rows[self.judged],
+            target=self.evaluation.target[self.judged],
+            predicted=self.evaluation.predicted[self.judged],
+            confidence=self.evaluation.confidence[self.judged],
+        )
 
     @property
     def unjudged(self) -> dict[str, int]:
-        """Name → number of images of each class whose images cannot be judged."""
-        counts = np.bincount(
-            self.evaluation.target[~self.judged], minlength=len(self.evaluation.class_names)
-        )
-        return {
-            self.evaluation.class_names[label]: int(counts[label])
-            for label in np.flatnonzero(counts)
-        }
+        """Class name → number of its images that cannot be judged, where there are some."""
+        names = self.evaluation.class_names
+        labels, counts = np.unique(self.evaluation.target[~self.judged], return_counts=True)
+        unjudged = {}
+        for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
+            unjudged[names[label]] = count
+        return unjudged
 
     @property
     def accuracy_without_duplicates(self) -> float | None:
-        """Accuracy in percent on images that have no near-duplicate; None if these are too few for
-        a conclusion.
-        """
-        right = self.evaluation.correct[self.judged & ~self.copied]
-        if len(right) >= MIN_TEST_IMAGES:
-            return 100 * float(right.mean())
-        return None
+        """Accuracy in percent on images without near-duplicates; None if these are too few."""
+        correct = self.evaluation.correct[self.judged & ~self.duplicated]
+        if len(correct) < MIN_TEST_IMAGES:
+            return None
+        return 100 * float(correct.mean())
 
     def label_errors(self) -> np.ndarray:
-        """Return the positions of images whose label is doubtful, the most doubtful first.
+        """Return the positions of images with a probable label error, the most probable first.
 
-        They are ranked by the probability of their own label (self-confidence; Northcutt et al.,
-        2021).
+        Their self-confidence is below 5 %, and another class has more than half of the probability.
         """
-        rows = np.flatnonzero(
-            self.judged & (self.own < LABEL_ERRORS) & (self.evaluation.confidence > 0.5)
-        )
-        return np.asarray(rows[np.argsort(self.own[rows], kind="stable")])
+        unlikely = self.self_confidence < MAX_SELF_CONFIDENCE
+        confident = self.evaluation.confidence > 0.5
+        rows = np.flatnonzero(self.judged & unlikely & confident)
+        order = np.argsort(self.self_confidence[rows], kind="stable")
+        return np.asarray(rows[order])
 
     def farthest(self) -> np.ndarray:
-        """Return the images that are unlike their class, the farthest first.
+        """Return the positions of outliers of their class, the farthest first.
 
-        Their distance is above the upper quartile of all by more than 1.5 times what is between the
-        quartiles (Tukey).
+        Their distance is above the upper quartile of all by more than 1.5 times the interquartile
+        range (Tukey, 1977).
         """
         if not self.judged.any():
             return np.zeros(0, dtype=np.int64)
         lower, upper = np.quantile(self.distance[self.judged], [0.25, 0.75])
         rows = np.flatnonzero(self.distance > upper + 1.5 * (upper - lower))
-        return np.asarray(rows[np.argsort(-self.distance[rows], kind="stable")])
+        order = np.argsort(-self.distance[rows], kind="stable")
+        return np.asarray(rows[order])
 
 
 def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
-    """Judge every image by all others, except for its near-duplicates.
+    """Predict every image by all the others except for its near-duplicates.
 
-    Images that resemble more than half of their class are judged by their near-duplicates all the
-    same, as without these little would be known of the class.
+    Images that resemble more than half of their class are predicted with their near-duplicates, as
+    little is known of the class without these.
 
     Args:
         z: (n, d) float32 embeddings.
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have an image.
     """
-    head, (groups, copied, judged) = (
-        learned(z, labels, len(class_names)),
-        near_duplicates(z, labels),
-    )
-    temperature, power = _calibration(head, z, labels, groups, judged)
+    found = near_duplicates(z, labels)
+    head = learned(z, labels, len(class_names))
+    temperature, power = _calibration(head, z, labels, found)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence = np.zeros(len(labels))
-    own_share = np.zeros(len(labels))
-    for rows, scores in left_out(head, z, labels, groups):
-        y = torch.from_numpy(labels[rows])
-        p = to_probabilities(torch.nan_to_num(scores), temperature, power)
-        confidence[rows], predicted[rows] = (t.numpy() for t in p.max(dim=1))
-        own_share[rows] = p.gather(1, y[:, None]).flatten().numpy()
+    self_confidence = np.zeros(len(labels))
+    for rows, scores in left_out(head, z, labels, found.groups):
+        probabilities = to_probabilities(torch.nan_to_num(scores), temperature, power)
+        best = probabilities.max(dim=1)
+        own_column = torch.from_numpy(labels[rows])[:, None]
+        confidence[rows] = best.values.numpy()
+        predicted[rows] = best.indices.numpy()
+        self_confidence[rows] = probabilities.gather(1, own_column)[:, 0].numpy()
     correct = predicted == labels
-    ece = calibration_error(confidence[judged], correct[judged]) or 0.0
     evaluation = Evaluation(
-        list(class_names), np.arange(len(labels)), labels, predicted, confidence, ece
+        class_names=list(class_names),
+        rows=np.arange(len(labels)),
+        target=labels,
+        predicted=predicted,
+        confidence=confidence,
+        ece=calibration_error(confidence[found.judged], correct[found.judged]) or 0.0,
     )
-    distances = _distances(z, labels, len(class_names), groups, judged)
-    return Audit(evaluation, own_share, distances, copied, judged)
+    distance = _distances(z, labels, len(class_names), found)
+    return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
 
 
 def _calibration(
-    head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray, judged: np.ndarray
+    head: RidgeHead, z: np.ndarray, labels: np.ndarray, found: NearDuplicates
 ) -> tuple[float, float]:
-    """Return the temperature and the power by which some images are calibrated, evenly spaced."""
-    known = np.flatnonzero(judged)
-    if not len(known):
+    """Return the temperature and the odds power, fitted to images that can be judged."""
+    judged = np.flatnonzero(found.judged)
+    if not len(judged):
         return 1.0, 1.0
-    chosen = known[
-        np.unique(np.linspace(0, len(known) - 1, min(len(known), FOR_TEMPERATURE)).astype(np.int64))
-    ]
-    rows = np.flatnonzero(np.isin(groups, groups[chosen]))
-    parts = list(left_out(head, z[rows], labels[rows], groups[rows]))
-    y = torch.from_numpy(labels[rows][np.concatenate([p for p, _ in parts])])
-    scores = torch.cat([s for _, s in parts])
+    count = min(len(judged), MAX_CALIBRATION_IMAGES)
+    positions = np.unique(np.linspace(0, len(judged) - 1, count).astype(np.int64))
+    selected_groups = found.groups[judged[positions]]
+    rows = np.flatnonzero(np.isin(found.groups, selected_groups))
+    scores = torch.zeros(len(rows), len(head.classes), dtype=torch.float64)
+    for batch, batch_scores in left_out(head, z[rows], labels[rows], found.groups[rows]):
+        scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
-    if finite.any():
-        return fit_probabilities(scores[finite], y[finite])
-    return (1.0, 1.0)
+    if not finite.any():
+        return 1.0, 1.0
+    return fit_probabilities(scores[finite], torch.from_numpy(labels[rows])[finite])
+
+
+def _unit(z: np.ndarray) -> Tensor:
+    """Return embeddings (m, d) scaled to length 1, in float64."""
+    return torch.nn.functional.normalize(torch.from_numpy(z).double(), dim=1)
 
 
 def _distances(
-    z: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray, judged: np.ndarray
+    z: np.ndarray, labels: np.ndarray, classes: int, found: NearDuplicates
 ) -> np.ndarray:
-    """Return (n,) distances of the embeddings at length 1, scaled to a median of 1 in each class.
+    """Return (n,) Mahalanobis distances of the embeddings, scaled to a median of 1 in each class.
 
-    They are to the mean of the class without the image's group, under the scatter within classes
-    with the ridge that novelty has; NaN where an image cannot be judged.
+    Embeddings are scaled to length 1. The distance is to the mean of the class without the image's
+    group, under the within-class scatter with the ridge of the novelty score; NaN for images that
+    cannot be judged.
     """
-    width = z.shape[1]
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    sums = torch.zeros(classes, width, dtype=torch.float64)
-    for rows in pieces(np.arange(len(labels)), AT_ONCE):
-        x = unit(z[rows])
+    class_sums = torch.zeros(classes, z.shape[1], dtype=torch.float64)
+    gram = torch.zeros(z.shape[1], z.shape[1], dtype=torch.float64)
+    for rows in pieces(np.arange(len(labels)), IMAGES_PER_BATCH):
+        x = _unit(z[rows])
         gram += x.T @ x
-        sums.index_add_(0, torch.from_numpy(labels[rows]), x)
+        class_sums.index_add_(0, torch.from_numpy(labels[rows]), x)
     counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
-    within = (gram - (sums / counts[:, None]).T @ sums) / len(labels)
-    within.diagonal().add_(RIDGE * within.diagonal().mean() + 1e-12)
+    means = class_sums / counts[:, None]
+    within = (gram - means.T @ class_sums) / len(labels)
+    ridge = RIDGE * within.diagonal().mean() + 1e-12
+    within.diagonal().add_(ridge)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
-    for rows in whole_groups(groups):
-        x = unit(z[rows])
+    for rows in whole_groups(found.groups):
+        x = _unit(z[rows])
         y = torch.from_numpy(labels[rows])
-        group = torch.from_numpy(np.unique(groups[rows], return_inverse=True)[1])
-        gone = x.new_zeros(int(group.max()) + 1, width).index_add_(0, group, x)[group]
-        mean = (sums[y] - gone) / (counts[y] - group.bincount()[group]).clamp_min(1)[:, None]
-        away = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
-        distances[rows] = away.norm(dim=0).numpy()
+        group = torch.from_numpy(np.unique(found.groups[rows], return_inverse=True)[1])
+        group_sums = torch.zeros(int(group.max()) + 1, z.shape[1], dtype=torch.float64)
+        group_sums.index_add_(0, group, x)
+        others = (counts[y] - group.bincount()[group]).clamp_min(1)
+        mean = (class_sums[y] - group_sums[group]) / others[:, None]
+        whitened = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
+        distances[rows] = whitened.norm(dim=0).numpy()
     for label in range(classes):
-        rows = labels == label
-        distances[rows] /= max(float(np.median(distances[rows])), 1e-12)
-    distances[~judged] = np.nan
+        of_class = labels == label
+        distances[of_class] /= max(float(np.median(distances[of_class])), 1e-12)
+    distances[~found.judged] = np.nan
     return distances
 
 
-# ---------------------------------------------------------------------- have I got enough?
+# ---------------------------------------------------------------------- learning curve
 
-FEWEST = 3
+MIN_CURVE_IMAGES = 3
 """Images of a class from which accuracy is measured."""
+
+MAX_HALVINGS = 11
+
+
+class CurvePoint(NamedTuple):
+    """One point of a learning curve.
+
+    Attributes:
+        images: number of images of each class.
+        accuracy: leave-one-out accuracy in percent.
+    """
+
+    images: int
+    accuracy: float
 
 
 class LearningCurve(NamedTuple):
     """Leave-one-out accuracy by images per class.
 
     Attributes:
-        points: (images per class, accuracy in percent), each of about twice as many images as the
-            one before.
-        short: labels of classes that have less than half as many images as the last point: it says
+        points: each of about twice as many images as the one before.
+        short: labels of classes that have less than half as many images as the last point; it says
             nothing about them.
     """
 
-    points: list[tuple[int, float]]
+    points: list[CurvePoint]
     short: tuple[int, ...] = ()
 
     @property
     def gain(self) -> float | None:
         """Percentage points that the last doubling brought; None without one."""
-        if len(self.points) > 1:
-            return self.points[-1][1] - self.points[-2][1]
-        return None
+        if len(self.points) < 2:
+            return None
+        before, last = self.points[-2:]
+        return last.accuracy - before.accuracy
 
 
 def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningCurve:
-    """Measure leave-one-out accuracy with … a quarter, a half and all images of each class, drawn
-    at random.
+    """Measure leave-one-out accuracy with …, a quarter, half and all images of each class.
 
-    The last size is one that more than half of the classes have. The accuracy at every size is the
-    mean over the same classes, which have as many and can be judged at all sizes; images of the
-    others, as far as there are any, are learned beside theirs.
+    Images are drawn at random. The last size is one that more than half of the classes have. The
+    accuracy at every size is the mean over the same classes, which have as many images and can be
+    judged at all sizes; the images that the other classes have are learned beside theirs.
 
     Args:
         z: (n, d) embeddings.
@@ -334,42 +365,57 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
         classes: number of classes.
     """
     counts = np.bincount(labels, minlength=classes)
-    several = counts[counts > 1]  # of a single image nothing can be said
-    largest = int(np.quantile(several if len(several) else counts, 0.5, method="lower"))
+    sizes = _curve_sizes(counts)
     order = np.random.default_rng(0).permutation(len(labels))
-    by_class = [order[labels[order] == label] for label in range(classes)]
-    sizes = [
-        largest >> halvings for halvings in range(11, 0, -1) if largest >> halvings >= FEWEST
-    ] + [largest]
-    drawn = [np.sort(np.concatenate([rows[:size] for rows in by_class])) for size in sizes]
-    copies = [near_duplicates(z[rows], labels[rows]) for rows in drawn]
-    kept = counts >= largest
-    for rows, found in zip(drawn, copies, strict=True):
-        kept[labels[rows[~found.judged]]] = False
-    if not kept.any():  # bursts alone: one point
-        kept = counts >= largest
+    rows_of_class = [order[labels[order] == label] for label in range(classes)]
+    drawn = []
+    found = []
+    measured = counts >= sizes[-1]
+    for size in sizes:
+        rows = np.sort(np.concatenate([of_class[:size] for of_class in rows_of_class]))
+        duplicates = near_duplicates(z[rows], labels[rows])
+        drawn.append(rows)
+        found.append(duplicates)
+        measured[labels[rows[~duplicates.judged]]] = False
+    if not measured.any():  # all classes are bursts: a single point
+        measured = counts >= sizes[-1]
         sizes = sizes[-1:]
         drawn = drawn[-1:]
-        copies = copies[-1:]
-    points = [
-        (size, _mean_accuracy(z[rows], labels[rows], found.groups, kept))
-        for size, rows, found in zip(sizes, drawn, copies, strict=True)
-    ]
-    return LearningCurve(points, tuple(np.flatnonzero(2 * counts < largest).tolist()))
+        found = found[-1:]
+    points = []
+    for size, rows, duplicates in zip(sizes, drawn, found, strict=True):
+        accuracy = _mean_accuracy(z[rows], labels[rows], duplicates.groups, measured)
+        points.append(CurvePoint(size, accuracy))
+    short = np.flatnonzero(2 * counts < sizes[-1])
+    return LearningCurve(points, tuple(short.tolist()))
+
+
+def _curve_sizes(counts: np.ndarray) -> list[int]:
+    """Return the numbers of images per class of a curve, for classes with (C,) images."""
+    several = counts[counts > 1]  # of a single image nothing can be measured
+    if not len(several):
+        several = counts
+    largest = int(np.quantile(several, 0.5, method="lower"))
+    halved = [largest >> halvings for halvings in range(MAX_HALVINGS, 0, -1)]
+    return [size for size in halved if size >= MIN_CURVE_IMAGES] + [largest]
 
 
 def _mean_accuracy(
-    z: np.ndarray, labels: np.ndarray, groups: np.ndarray, kept: np.ndarray
+    z: np.ndarray, labels: np.ndarray, groups: np.ndarray, measured: np.ndarray
 ) -> float:
-    """Return the mean of the leave-one-out accuracies in percent of the classes ``kept`` (C,)
-    bool.
-    """
-    head = learned(z, labels, len(kept))
-    right = np.zeros(len(kept))
+    """Return the mean leave-one-out accuracy in percent of the classes ``measured`` (C,) bool."""
+    classes = len(measured)
+    head = learned(z, labels, classes)
+    correct = np.zeros(classes)
     for rows, scores in left_out(head, z, labels, groups):
         y = labels[rows]
-        right += np.bincount(y[scores.argmax(dim=1).numpy() == y], minlength=len(kept))
-    return 100 * float((right[kept] / np.bincount(labels, minlength=len(kept))[kept]).mean())
+        predicted = scores.argmax(dim=1).numpy()
+        correct += np.bincount(y[predicted == y], minlength=classes)
+    images = np.bincount(labels, minlength=classes)
+    return 100 * float((correct[measured] / images[measured]).mean())
+
+
+# ---------------------------------------------------------------------- embeddings
 
 
 class EmbeddedImages(NamedTuple):
@@ -379,8 +425,8 @@ class EmbeddedImages(NamedTuple):
         z: (n, d) float32 embeddings.
         labels: (n,) int64.
         files: the n files.
-        undecided: files that lie in two classes → labels of their own class and of another one; not
-            among the n, as a image cannot be judged by itself.
+        undecided: files that lie in two classes → labels of their own class and of another one;
+            they are not among the n.
     """
 
     z: np.ndarray
@@ -396,64 +442,74 @@ def embeddings_of(
     unreadable: list[Unreadable],
     progress: bool = False,
 ) -> EmbeddedImages:
-    """Embed all images of both parts of a source; what the cache lacks is added to it.
+    """Embed all training and test images of a source; what the cache lacks is added to it.
 
     Args:
-        model: whose backbone embeds.
+        model: its backbone embeds.
         source: images in class folders.
-        cache_folder: where embeddings are kept.
+        cache_folder: folder of the embedding cache.
         unreadable: images that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 
     Raises:
         DataError: no image can be read.
     """
+    backbone = model.backbone
     side = model.image_size
-    network = model.backbone
-    prepared = (network.outputs(side), network.sha256, side, model.crop_ratio, model.precision)
-    cached = pipeline_folder(cache_folder, *prepared, model.engine)
-    parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]()
-    places = list[Path]()
+    pipeline = pipeline_folder(
+        cache_folder,
+        backbone.outputs(side),
+        backbone.sha256,
+        side,
+        model.crop_ratio,
+        model.precision,
+        model.engine,
+    )
+    z_batches = []
+    label_batches = []
+    hash_batches = []
+    files = []
     for name, samples in (("train", source.train), ("val", source.val)):
-        files = cast(FileSet, samples)
-        for rows, z in _embedded(
-            model, files, source.class_names, cached / name, unreadable, progress
-        ):
-            parts.append((z, files.labels[rows], files.hashes(rows)))
-            places += [files.root / files.names[row] for row in rows]
-    if not places:
+        images = LabelledImages(source.class_names, cast(FileSet, samples))
+        for rows, z in _embed_with_cache(model, images, pipeline / name, unreadable, progress):
+            z_batches.append(z)
+            label_batches.append(images.files.labels[rows])
+            hash_batches.append(images.files.hashes(rows))
+            files += [images.path(row) for row in rows.tolist()]
+    if not files:
         raise DataError("none of the images can be read: there is nothing to audit")
-    z, labels, hashes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    labels = np.concatenate(label_batches)
+    hashes = np.concatenate(hash_batches)
     repeats = find_repeats(enumerate(hashes.tolist()), labels)
-    kept = np.ones(len(labels), dtype=bool)
-    kept[list(repeats.undecided)] = False
-    undecided = {
-        places[row]: (int(labels[row]), other) for row, other in sorted(repeats.undecided.items())
-    }
-    rows = np.flatnonzero(kept)
-    return EmbeddedImages(z[rows], labels[rows], [places[row] for row in rows.tolist()], undecided)
+    undecided = {}
+    decided = np.ones(len(labels), dtype=bool)
+    for row, other in sorted(repeats.undecided.items()):
+        undecided[files[row]] = (int(labels[row]), other)
+        decided[row] = False
+    kept_files = [files[row] for row in np.flatnonzero(decided).tolist()]
+    return EmbeddedImages(
+        np.concatenate(z_batches)[decided], labels[decided], kept_files, undecided
+    )
 
 
-def _embedded(
+def _embed_with_cache(
     model: Classifier,
-    files: FileSet,
-    names: list[str],
+    images: LabelledImages,
     folder: Path,
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield rows and embeddings: those that are in a folder's cache, then the others."""
-    cache = EmbeddingCache(files, names, folder)
-    rows = np.arange(len(files))
+    cache = EmbeddingCache(cast(FileSet, images.files), images.class_names, folder)
+    rows = np.arange(len(images.files))
     known = cache.known(rows)
     if known.any():
         yield rows[known], cache.get(rows[known]).numpy()
     if known.all():
         return
-    images = LabelledImages(names, files).select(~known)
     missing = rows[~known]
-    for batch, z in images.embedded(model, "embedding", unreadable, progress):
-        cache.collect(
-            torch.from_numpy(missing[batch]), torch.from_numpy(images.files.hashes(batch)), z
-        )
+    uncached = images.select(~known)
+    for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
+        hashes = torch.from_numpy(uncached.files.hashes(batch))
+        cache.collect(torch.from_numpy(missing[batch]), hashes, z)
         yield missing[batch], z.cpu().numpy()

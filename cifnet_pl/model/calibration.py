@@ -343,7 +343,7 @@ class Calibration(GrowingModule):
         return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} % ({basis})"
 
 
-class FoundGroups(NamedTuple):
+class DependentGroups(NamedTuple):
     """Groups of samples that are left out together.
 
     Attributes:
@@ -355,15 +355,15 @@ class FoundGroups(NamedTuple):
     groups: Tensor | None
 
 
-def dependent_groups(samples: CalibrationSamples) -> FoundGroups:
+def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     """Find the buffer samples that are left out together: groups, else near-duplicates."""
     if not samples.head.leaves_one_out:
-        return FoundGroups("unknown", near_duplicates(samples.z, samples.y))
+        return DependentGroups("unknown", near_duplicates(samples.z, samples.y))
     found = find_groups(samples.z, samples.columns, samples.left_out)
     groups = found.groups
     if groups is None:
         groups = near_duplicates(samples.z, samples.y)
-    return FoundGroups(found.kind, groups)
+    return DependentGroups(found.kind, groups)
 
 
 def accuracy_margin(samples: CalibrationSamples) -> float:
@@ -391,7 +391,7 @@ def accuracy_margin(samples: CalibrationSamples) -> float:
 
 
 class Interval(NamedTuple):
-    """A 95 % interval, in percentage points."""
+    """A 95 % interval, in percent or in percentage points."""
 
     low: float
     high: float

@@ -1,6 +1,4 @@
-"""Remove classes from a learned model, with or without what their images contributed to the
-statistics.
-"""
+"""Remove classes from a learned model, with or without their part in the statistics."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ class Forgetting:
 
     Attributes:
         model: the model without the classes; the one that was given is not changed.
-        images: number of images that each class had been learned from.
+        images: class name → number of images that it was learned from.
         exact: whether the images were taken out of the statistics.
-        recalled: classes that were taken out without images, as the head remembered what it had
-            learned from them.
-        rounding: why that is not exact to 1e-8, or None where it is.
         earlier_removals: whether classes were removed earlier without their images, which may still
-            count.
+            count as negatives.
         unreadable: images that could not be decoded.
-        ignored: images in the folder that the classes were not learned from.
+        rounding: why the result differs by more than 1e-8 from a model that never saw the images;
+            None where it does not.
+        ignored: number of images in the folder that the classes were not learned from.
+        recalled: classes that were taken out without images, because the head remembered them.
     """
 
     model: Classifier
@@ -56,135 +54,159 @@ def forget(
     """Remove classes from a model; with their images, also what they contributed to the statistics.
 
     Without the images a class can no longer be predicted and leaves the buffer, but the other
-    classes keep what they learned from its images as counterexamples. With them, or if the head
-    remembers the class (``remember`` of ``RidgeHead``), the model becomes what it would be if it
-    had never seen them.
+    classes keep what they learned from its images as negatives. With them, or if the head remembers
+    the class (``remember`` of ``RidgeHead``), the model becomes what it would be without them.
 
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
         images: folder, Zip archive or files that hold all images that the class was learned from;
-            several where they do together. The images are known by their content hashes; anything
-            else there is ignored.
+            several where they do together. Images are identified by their content hashes; others
+            are ignored.
 
     Returns:
         The model without the classes, and what was done.
 
     Raises:
         UsageError: a class that is not known, or all classes.
-        UnsupportedError: ``images`` for a head whose statistics cannot be taken back.
+        UnsupportedError: ``images`` for a head whose statistics cannot be subtracted.
         DataError: the images are not those that the class was learned from.
     """
-    if isinstance(names, str):
-        names = [names]
-    else:
-        names = list(dict.fromkeys(names))
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     old.labels(names)
     model = old.clone()
-    counts = {name: old.counts[name] for name in names}
+    counts = old.counts
     unreadable: list[Unreadable] = []
+    recalled = set()
     rounding = None
-    ignored: list[set[Path]] = []
+    ignored = 0
     if images is not None:
-        if isinstance(images, Path | str):
-            places: Sequence[Path | str] = [images]
-        else:
-            places = images
+        places = [images] if isinstance(images, Path | str) else images
         with model.backbone.preferring(old.engines):
-            for name in names:
-                ignored.append(_subtract(model, name, places, unreadable))
+            others = [_subtract_images(model, name, places, unreadable) for name in names]
             rounding = _rounding(model)
-    shares = {
-        name: model.head.share_of(model.labels([name])[0]) for name in names if images is None
-    }
-    recalled = frozenset(name for name, share in shares.items() if share is not None)
-    for name in recalled:
-        model.head.subtract_(shares[name])
+        if others:
+            ignored = len(set.intersection(*others))
+    else:
+        for name in names:
+            share = model.head.share_of(model.labels([name])[0])
+            if share is not None:
+                model.head.subtract_(share)
+                recalled.add(name)
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
-    removed = sum(counts.values()) if exact else None
+    learned = {name: counts[name] for name in names}
+    removed = sum(learned.values()) if exact else None
     model.record_event("forget", removed, class_names=names, parents=[old.identity])
-    others = len(set.intersection(*ignored)) if ignored else 0
     return Forgetting(
-        model, counts, exact, old.remembers_removed, unreadable, rounding, others, recalled
+        model=model,
+        images=learned,
+        exact=exact,
+        earlier_removals=old.remembers_removed,
+        unreadable=unreadable,
+        rounding=rounding,
+        ignored=ignored,
+        recalled=frozenset(recalled),
     )
 
 
 def _rounding(model: Classifier) -> str | None:
-    """Return why what is subtracted does not equal what was added to 1e-8; None where it does.
+    """Return why what is subtracted differs from what was added by more than 1e-8; None if not.
 
     Another engine rounds differently, and so does torch with another batch or number of threads:
-    measured with EfficientNet-Lite0, 5e-7 of the largest sum. ONNX Runtime gave the same bits for
+    measured with EfficientNet-Lite0, 5e-7 of the largest value. ONNX Runtime gave the same bits for
     any of these.
     """
-    now = model.engine
-    if model.engines in ([now], []):
-        computes = any(True for _ in model.backbone.parameters())
-        if now == "torch" and computes:
-            return "engine torch rounds as batches and threads are"
-        return None
-    return (
-        f"learned with engine {' and '.join(model.engines)}, taken out with {now}, which rounds"
-        " otherwise"
-    )
+    engine = model.engine
+    if model.engines not in ([engine], []):
+        learned_with = " and ".join(model.engines)
+        return f"learned with engine {learned_with}, subtracted with {engine}: rounding differs"
+    has_parameters = any(True for _ in model.backbone.parameters())
+    if engine == "torch" and has_parameters:
+        return "engine torch: rounding differs with batch size and threads"
+    return None
 
 
-def _subtract(
+def _subtract_images(
     model: Classifier, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]
 ) -> set[Path]:
-    """Take the images of a class out of the statistics.
+    """Subtract the images of a class from the statistics.
 
     Args:
         model: it is changed in place.
         name: of the class.
         places: where the images are, as :func:`~cifnet_pl.images.files.find_images` takes each.
-        unreadable: images that cannot be decoded are appended; each is opened once, and known by
-            its content hash.
+        unreadable: images that cannot be decoded are appended.
 
     Returns:
         The other images there, which were ignored.
 
     Raises:
-        UnsupportedError: the head's statistics cannot be taken back.
+        UnsupportedError: the head's statistics cannot be subtracted.
         DataError: nothing is at a place, or not all of those images.
     """
+    hint = "leave out --images to remove the class from what can be predicted"
     try:
         model.head.require("subtracts")
     except UnsupportedError as error:
-        hint = "leave out --images to remove the class from what can be predicted"
         raise UnsupportedError(f"{error}: {hint}") from error
     label = model.labels([name])[0]
-    learned = model.images.of_label(label).tolist()
-    files = dict.fromkeys(file for place in places for file in find_images(place))
-    wanted = set(learned)
-    found = dict[int, Tensor]()
-    others = set[Path]()
-    shape = model.image_size, model.crop_ratio
-    for batch in decode_images(
-        files, *shape, EncodedImage.identify, lambda _, value: value not in wanted
-    ):
-        unreadable += unreadable_of(batch)
-        z = iter(model.embed_batch(batch))
-        for file, reason, seen in zip(batch.files, batch.unreadable, batch.looks, strict=True):
-            if reason == LEFT_OUT:
-                others.add(cast(Path, file))
-            elif seen is not None:
-                found[seen.hash] = next(z)
-    there = sum(value in found for value in learned)
-    if there < len(learned):
+    hashes = model.images.of_label(label).tolist()
+    found = _embed_images_of(model, set(hashes), places, unreadable)
+    count = sum(content_hash in found.embeddings for content_hash in hashes)
+    if count < len(hashes):
         raise DataError(
-            f"class '{printable(name)}' was learned from {number_of(len(learned), 'image')},"
-            f" {there} of them are there: give all of them, or leave out --images to remove the"
-            " class from what can be predicted"
+            f"class '{printable(name)}' was learned from {number_of(len(hashes), 'image')},"
+            f" {count} of them are there: give all of them, or {hint}"
         )
-    gone = model.head.fresh()
-    gone.begin_task([label], [len(learned)])
-    gone.observe(
-        torch.stack([found[value] for value in learned]),
-        torch.full((len(learned),), label).to(model.device),
-    )
-    before = model.images.duplicates
+    z = torch.stack([found.embeddings[content_hash] for content_hash in hashes])
+    removed = model.head.fresh()
+    removed.begin_task([label], [len(hashes)])
+    removed.observe(z, torch.full((len(hashes),), label).to(model.device))
+    duplicates = model.images.duplicates
     model.images.remove([label])
-    gone.note_duplicates(before - model.images.duplicates)
-    model.head.subtract_(gone)
-    return others
+    removed.note_duplicates(duplicates - model.images.duplicates)
+    model.head.subtract_(removed)
+    return found.others
+
+
+@dataclass
+class FoundImages:
+    """Images at some places, by whether they are wanted.
+
+    Attributes:
+        embeddings: content hash → (d,) embedding of each wanted image.
+        others: the other images.
+    """
+
+    embeddings: dict[int, Tensor] = field(default_factory=dict)
+    others: set[Path] = field(default_factory=set)
+
+
+def _embed_images_of(
+    model: Classifier,
+    hashes: set[int],
+    places: Sequence[Path | str],
+    unreadable: list[Unreadable],
+) -> FoundImages:
+    """Embed the images at some places that have one of the content hashes; each is opened once."""
+    files: dict[Path, None] = {}
+    for place in places:
+        files.update(dict.fromkeys(find_images(place)))
+
+    def is_other(row: int, content_hash: int) -> bool:
+        return content_hash not in hashes
+
+    found = FoundImages()
+    batches = decode_images(
+        files, model.image_size, model.crop_ratio, EncodedImage.identify, skip=is_other
+    )
+    for batch in batches:
+        unreadable += unreadable_of(batch)
+        embeddings = iter(model.embed_batch(batch))
+        for file, reason, look in zip(batch.files, batch.unreadable, batch.looks, strict=True):
+            if reason == LEFT_OUT:
+                found.others.add(cast(Path, file))
+            elif look is not None:
+                found.embeddings[look.hash] = next(embeddings)
+    return found

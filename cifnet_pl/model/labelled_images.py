@@ -1,6 +1,4 @@
-"""Read images in class folders or elsewhere, embed them, and tell which of them a model has learned
-already.
-"""
+"""Read images in class folders, embed them, and find those that a model has learned already."""
 
 from __future__ import annotations
 
@@ -23,13 +21,8 @@ from cifnet_pl.data.sources.folders import (
 )
 from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
-from cifnet_pl.images.duplicates import (
-    Duplicates,
-    Repeats,
-    conflicting_labels_message,
-    duplicates_message,
-)
-from cifnet_pl.images.duplicates import find_repeats as compared
+from cifnet_pl.images import duplicates as image_duplicates
+from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import expanded, listing, require_folder, shown_path, sub_folders
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.images.reader import LEFT_OUT, DecodedBatch, decode_images, decoding_batch_size
@@ -37,6 +30,9 @@ from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable
+
+UNREAD = Look(UNREADABLE_HASH)
+"""Stands for an image that was not read."""
 
 
 class Unreadable(NamedTuple):
@@ -48,13 +44,13 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images in class folders.
+    """Images in class folders, or embeddings with labels.
 
     Attributes:
         class_names: name of each class.
         files: the images, or rows of embeddings; labels are positions in ``class_names``.
-        looks: (n,) what is small of each image once it was embedded with it; None where that is not
-            known yet.
+        looks: (n,) hash, time and thumbnail of each image once it was embedded with them; None
+            where they are not known.
         notes: sentences for the user about what was read.
     """
 
@@ -70,7 +66,8 @@ class LabelledImages:
         Args:
             folder: the folder or archive; of one with ``train`` and ``val`` one of these is taken.
             option: of the command line that named it, for messages.
-            tested: whether the images are to be named, and not learned, so that ``val`` is taken.
+            tested: whether the images are to be predicted and not learned, so that ``val`` is
+                taken.
 
         Raises:
             DataError: no such folder, no class folder in it, one without an image, or a name that
@@ -80,42 +77,46 @@ class LabelledImages:
         require_folder(
             root, option, "a folder or Zip archive with one sub-folder of images per class"
         )
+        notes = []
         with listing():
-            parts = split_folders(root)
-            notes = []
-            if parts is not None:
-                root = parts[tested]
-                notes.append(
-                    f"note: {folder} has {parts[0].name} and {parts[1].name}: taking {root.name}"
-                )
+            split = split_folders(root)
+            if split is not None:
+                train, val = split
+                root = val if tested else train
+                notes.append(f"note: {folder} has {train.name} and {val.name}: taking {root.name}")
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
             class_names(names, shown_path(root), DataError)
             strays = strays_message(root)
-            return cls(names, file_set(root, names), notes=(*notes, *([strays] if strays else [])))
+            if strays:
+                notes.append(strays)
+            return cls(names, file_set(root, names), notes=tuple(notes))
 
     def of(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
-        return self.select(
-            np.isin(self.files.labels, [i for i, n in enumerate(self.class_names) if n in wanted])
-        )
+        labels = [label for label, name in enumerate(self.class_names) if name in wanted]
+        return self.select(np.isin(self.files.labels, labels))
 
-    def select(self, kept: np.ndarray) -> LabelledImages:
-        """Select the images of a mask (n,), and the classes that still have one."""
-        labels = self.files.labels[kept]
-        positions = np.unique(labels)
-        selected = self.files.subset(np.flatnonzero(kept))
-        names = [self.class_names[i] for i in positions]
-        selected.labels = np.searchsorted(positions, labels)
+    def select(self, mask: np.ndarray) -> LabelledImages:
+        """Select the images of a mask (n,) bool, and the classes that still have one."""
+        rows = np.flatnonzero(mask)
+        labels = self.files.labels[rows]
+        classes = np.unique(labels)
+        files = self.files.subset(rows)
+        files.labels = np.searchsorted(classes, labels)
+        names = [self.class_names[label] for label in classes]
+        looks = []
         if self.looks:
-            looks = [look for look, keep in zip(self.looks, kept, strict=True) if keep]
-        else:
-            looks = []
-        return type(self)(names, selected, looks)
+            looks = [self.looks[row] for row in rows]
+        return LabelledImages(names, files, looks)
+
+    def path(self, row: int) -> Path:
+        """Return the file of an image."""
+        files = cast(FileSet, self.files)
+        return files.root / files.names[row]
 
     def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
-        """Choose the images of one class that are scored first; those that look alike are on the
-        same side.
+        """Choose the held-out images of one class; near-duplicates are on the same side.
 
         Embeddings are chosen by a hash of their names.
 
@@ -126,12 +127,11 @@ class LabelledImages:
         Returns:
             (n,) bool.
         """
-        names = [self.files.names[i] for i in rows]
+        names = [self.files.names[row] for row in rows]
         if isinstance(self.files, EmbeddingSet):
             return held_out(names, share, 0)
-        return held_out_together(
-            names, [self.looks[i] or Look(UNREADABLE_HASH, None, None) for i in rows], share, 0
-        )
+        looks = [self.looks[row] or UNREAD for row in rows]
+        return held_out_together(names, looks, share, 0)
 
     def embedded(
         self,
@@ -142,15 +142,14 @@ class LabelledImages:
         look: Callable[[EncodedImage], Look] = EncodedImage.identify,
         skip: Callable[[int, int], bool] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Embed all images that can be read, in batches, each opened once; or yield the embeddings
-        that there are.
+        """Embed all images that can be read in batches, each opened once; or yield the embeddings.
 
         Args:
-            model: whose backbone embeds.
-            title: what the progress bar says.
+            model: its backbone embeds.
+            title: of the progress bar.
             unreadable: images that cannot be decoded are appended.
             progress: whether to draw a bar on a terminal.
-            look: what else is wanted of each image, which is then in ``looks``.
+            look: what else is read of each image, which is then in ``looks``.
             skip: whether the image of a row and hash is left out.
 
         Yields:
@@ -160,37 +159,45 @@ class LabelledImages:
             for rows in pieces(np.arange(len(self.files)), EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        start = 0
-        files = [self.files.root / name for name in self.files.names]
+        files = [self.path(row) for row in range(len(self.files))]
         batches = decode_images(files, model.image_size, model.crop_ratio, look, skip)
+        if progress:
+            total = -(-len(files) // decoding_batch_size(model.image_size))
+            batches = counted(batches, title, total)
         self.looks.clear()
-        size = decoding_batch_size(model.image_size)
-        for batch in counted(batches, title, -(-len(files) // size)) if progress else batches:
-            readable = np.array([reason is None for reason in batch.unreadable])
+        for batch in batches:
             unreadable += unreadable_of(batch)
-            known = [
-                (start + i, seen.hash) for i, seen in enumerate(batch.looks) if seen is not None
-            ]
-            self.files.note_hashes(*np.array(known, dtype=np.int64).reshape(-1, 2).T)
+            start = len(self.looks)
             self.looks.extend(batch.looks)
-            yield start + np.flatnonzero(readable), model.embed_batch(batch)
-            start += len(batch.files)
+            self._record_hashes(start)
+            readable = [row for row, reason in enumerate(batch.unreadable, start) if reason is None]
+            yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
+
+    def _record_hashes(self, start: int) -> None:
+        """Record the hashes of the images that were read from row ``start`` on."""
+        rows = []
+        hashes = []
+        for row, look in enumerate(self.looks[start:], start):
+            if look is not None:
+                rows.append(row)
+                hashes.append(look.hash)
+        files = cast(FileSet, self.files)
+        files.note_hashes(np.array(rows, dtype=np.int64), np.array(hashes, dtype=np.int64))
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
     """List the images of a batch of files that could not be decoded."""
-    pairs = zip(batch.files, batch.unreadable, strict=True)
-    return [
-        Unreadable(cast(Path, file), reason)
-        for file, reason in pairs
-        if reason not in (None, LEFT_OUT)
-    ]
+    unreadable = []
+    for file, reason in zip(batch.files, batch.unreadable, strict=True):
+        if reason is not None and reason != LEFT_OUT:
+            unreadable.append(Unreadable(cast(Path, file), reason))
+    return unreadable
 
 
 def samples_of(
     model: Classifier, place: Path | str, option: str, tested: bool = False
 ) -> LabelledImages:
-    """Find what a model learns from: images in class folders, or a file of embeddings with labels.
+    """Find what a model learns from: images in class folders, or a file of labelled embeddings.
 
     Args:
         model: that is to learn or to be tested.
@@ -204,15 +211,15 @@ def samples_of(
     if model.backbone.takes_images:
         return LabelledImages.find(place, option, tested)
     names, samples = open_table(Path(place)).labelled()
-    if samples.features != model.head.in_features:
-        width = model.head.in_features
+    width = model.head.in_features
+    if samples.features != width:
         raise DataError(
-            f"{samples.file}: the embeddings have {samples.features} numbers, the model's {width}"
+            f"{samples.file}: embeddings of width {samples.features}, expected the model's {width}"
         )
     return LabelledImages(names, samples)
 
 
-# ---------------------------------------------------------------------- copies
+# ---------------------------------------------------------------------- duplicates
 
 
 def find_repeats(model: Classifier, images: LabelledImages) -> tuple[Repeats, dict[int, str]]:
@@ -220,20 +227,21 @@ def find_repeats(model: Classifier, images: LabelledImages) -> tuple[Repeats, di
 
     Args:
         model: a learned model.
-        images: those that cannot be read are never copies.
+        images: those that cannot be read are no duplicates.
 
     Returns:
-        The positions of copies, and how messages name those that are in another class, too.
+        The positions of duplicates, and how messages name the images that are in another class,
+        too.
     """
     names = list(dict.fromkeys([*images.class_names, *model.class_names]))
     hashes = images.files.hashes(np.arange(len(images.files)))
-    repeats = compared(
+    repeats = image_duplicates.find_repeats(
         enumerate(hashes.tolist()), images.files.labels, classes_of_hashes(model, names)
     )
-    pairs = sorted(repeats.undecided.items())
-    return repeats, {
-        row: f"{_shown(images, row)} (also in {printable(names[other])})" for row, other in pairs
-    }
+    in_two_classes = {}
+    for row, other in sorted(repeats.undecided.items()):
+        in_two_classes[row] = f"{_shown(images, row)} (also in {printable(names[other])})"
+    return repeats, in_two_classes
 
 
 def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[int]]:
@@ -241,54 +249,63 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
 
     Args:
         model: a learned model.
-        names: of classes; those of others are left out.
+        names: of classes; others are left out.
 
     Returns:
         Content hash → positions in ``names``.
     """
     position = {name: i for i, name in enumerate(names)}
     name_of = model.name_of
-    known: dict[int, set[int]] = {}
+    classes: dict[int, set[int]] = {}
     for label, hashes in model.images.by_label().items():
-        if name_of[label] in position:
-            for value in hashes.tolist():
-                known.setdefault(value, set()).add(position[name_of[label]])
-    return known
+        name = name_of[label]
+        if name in position:
+            for content_hash in hashes.tolist():
+                classes.setdefault(content_hash, set()).add(position[name])
+    return classes
+
+
+class DuplicatesFound(NamedTuple):
+    """Images that a model has learned, that occur twice, or that lie in two classes.
+
+    Attributes:
+        duplicates: (m,) positions of images that were learned or occur twice, ascending.
+        undecided: positions of images in two classes. They are learned as neither, as it is not
+            known which label is wrong; one that was learned in another class before stays there.
+        messages: sentences for the user.
+    """
+
+    duplicates: np.ndarray
+    undecided: list[int]
+    messages: list[str]
 
 
 def duplicates_among(
-    model: Classifier, images: LabelledImages, duplicates: Duplicates
-) -> tuple[np.ndarray, list[int], list[str]]:
-    """Find images that the model has learned, that occur twice, or lie in two classes.
+    model: Classifier, images: LabelledImages, treatment: Duplicates
+) -> DuplicatesFound:
+    """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
-        model: what is to learn.
+        model: that is to learn.
         images: what it is to learn from.
-        duplicates: "leave_out" if they are left out, "keep" if they are only named.
-
-    Returns:
-        The positions of copies, ascending, and of images in two classes, and sentences for the
-        user. An image in two classes is learned as neither, as it is not known which label is
-        wrong; one that was learned in another class before stays there.
+        treatment: "leave_out" if they are left out, "keep" if they are only reported.
 
     Raises:
         DataError: no image is left.
     """
-    repeats, undecided = find_repeats(model, images)
-    copies = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
-    sentences = [
-        (
-            nesting_message(images.files, images.class_names)
-            if isinstance(images.files, FileSet)
-            else None
-        ),
-        conflicting_labels_message(list(undecided.values()), duplicates),
-        duplicates_message([_shown(images, row) for row in copies.tolist()], duplicates),
-    ]
-    if duplicates == "leave_out" and len(copies) + len(undecided) == len(images.files):
-        also = " or lies in two classes" if undecided else ""
+    repeats, in_two_classes = find_repeats(model, images)
+    rows = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
+    if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(images.files):
+        also = " or lies in two classes" if in_two_classes else ""
         raise DataError(f"every image is learned already{also}: there is nothing to learn")
-    return copies, list(undecided), [sentence for sentence in sentences if sentence]
+    names = [_shown(images, row) for row in rows.tolist()]
+    messages = [
+        image_duplicates.conflicting_labels_message(list(in_two_classes.values()), treatment),
+        image_duplicates.duplicates_message(names, treatment),
+    ]
+    if isinstance(images.files, FileSet):
+        messages.insert(0, nesting_message(images.files, images.class_names))
+    return DuplicatesFound(rows, list(in_two_classes), [text for text in messages if text])
 
 
 def _shown(images: LabelledImages, row: int) -> str:

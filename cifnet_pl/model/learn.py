@@ -1,4 +1,4 @@
-"""Teach a learned model new classes, and more images of known ones, from class folders."""
+"""Extend a learned model by class folders: new classes, and more images of known ones."""
 
 from __future__ import annotations
 
@@ -29,51 +29,50 @@ from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
 HELD_OUT = 0.2
-"""Share of the new images that is scored before it is learned."""
+"""Share of the new images that is held out for a score before all are learned."""
 
-SOLVED_TOGETHER = 2**21
-"""Numbers that a head holds, up to which two models are taught at the same time on a CPU: sums of
-2000 features.
+MAX_CONCURRENT_ELEMENTS = 2**21
+"""Elements of a head up to which two models learn at the same time on a CPU: 2000 features.
 
-Up to there a matrix is solved by one thread. Wider ones take all threads, and too much memory for
-two of them.
+Up to there one thread solves a matrix. Wider ones take all threads, and too much memory for two.
 """
 
 
 @dataclass
 class Score:
-    """Images scored, and how many of them right, over all classes that the model knows.
+    """Accuracy over all classes that a model knows.
 
     Attributes:
-        right_of, total_of: the same numbers for each label.
+        correct: number of images whose class is predicted.
+        total: number of images.
+        correct_of: the same as ``correct`` for each label.
+        total_of: the same as ``total`` for each label.
     """
 
-    right: int = 0
+    correct: int = 0
     total: int = 0
-    right_of: Counter[int] = field(default_factory=Counter)
+    correct_of: Counter[int] = field(default_factory=Counter)
     total_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
-        """Score embeddings z (n, d) of images with labels y (n,)."""
-        right = (model.head.predict(z).cpu() == y).numpy()
-        self.right += int(right.sum())
+        """Score embeddings z (n, d) of images with labels y (n,) on the CPU."""
+        correct = model.head.predict(z).cpu() == y
+        self.correct += int(correct.sum())
         self.total += len(y)
-        self.right_of.update(y[torch.from_numpy(right)].tolist())
+        self.correct_of.update(y[correct].tolist())
         self.total_of.update(y.tolist())
 
     def rarely_predicted(self) -> list[int]:
-        """Return the labels of classes of which hardly any image is named right."""
+        """Return the labels of rarely predicted classes."""
         labels = sorted(self.total_of)
-        right, total = (
-            np.array([counts[label] for label in labels])
-            for counts in (self.right_of, self.total_of)
-        )
-        return [labels[i] for i in rarely_predicted(right, total).tolist()]
+        correct = np.array([self.correct_of[label] for label in labels])
+        total = np.array([self.total_of[label] for label in labels])
+        return [labels[i] for i in rarely_predicted(correct, total).tolist()]
 
     @property
     def percent(self) -> float | None:
         """Accuracy in percent; None where nothing was scored."""
-        return percent(self.right, self.total)
+        return percent(self.correct, self.total)
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,16 @@ class Extension:
 
     Attributes:
         model: the model that learned everything; the one that was extended is not changed.
-        learned: number of images learned of each class.
-        score: of the held-out fifth of the new images, by a model that learned the others.
+        learned: class name → number of images learned.
+        score: on the held-out fifth of the new images, of a model that learned the others.
         seconds: time to embed, learn and score the new images.
         unreadable: images that could not be decoded, and were left out.
         warnings: sentences for the user.
-        copies: images that were learned already or occur twice; left out unless ``duplicates`` is
-            "keep".
-        undecided: images in two classes, which are learned as neither until one is taken away;
-            likewise.
-        old_before, old_after: of the images of ``check``, before and after the extension.
+        duplicates: images that were learned already or occur twice; left out unless ``duplicates``
+            of the call is "keep".
+        undecided: images in two classes, which are learned as neither; likewise.
+        old_before: score on the images of ``check`` before the extension.
+        old_after: score on the images of ``check`` after the extension.
     """
 
     model: Classifier
@@ -100,20 +99,17 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    copies: list[Path]
+    duplicates: list[Path]
     undecided: list[Path]
     old_before: Score = field(default_factory=Score)
     old_after: Score = field(default_factory=Score)
 
     @property
     def rarely_predicted(self) -> list[str]:
-        """Classes of which hardly any scored image is named right."""
-        names = self.model.name_of
-        return [
-            names[label]
-            for score in (self.score, self.old_after)
-            for label in score.rarely_predicted()
-        ]
+        """Rarely predicted classes among those that were scored."""
+        labels = self.score.rarely_predicted() + self.old_after.rarely_predicted()
+        name_of = self.model.name_of
+        return [name_of[label] for label in labels]
 
 
 def extend(
@@ -125,9 +121,9 @@ def extend(
     duplicates: Duplicates = "leave_out",
     progress: bool = False,
 ) -> Extension:
-    """Learn new classes from one folder of images per class, without any old image.
+    """Learn new classes from one folder of images per class, without any earlier image.
 
-    The new classes become the model's next task. A fifth of the new images is held out and scored
+    The new classes become the model's next task. A fifth of the new images is held out, and scored
     by a model that learned the others; then all are learned.
 
     Args:
@@ -153,43 +149,40 @@ def extend(
     labelled = samples_of(old, images, "--images")
     known = sorted(set(labelled.class_names) & set(old.class_names))
     if known and not more:
-        name = printable(known[0])
         raise UsageError(
-            f"class '{name}' is already learned: add --more to give it more images, or rename its"
-            " folder"
+            f"class '{printable(known[0])}' is already learned: add --more to give it more images,"
+            " or rename its folder"
         )
     warnings = [*labelled.notes, *old.class_name_warnings(labelled.class_names)]
-    old_images = None
+    check_images = None
     if check is not None:
-        old_images = samples_of(old, check, "--check", tested=True)
-        warnings += old_images.notes
-        old_images = old_images.of(set(old.class_names))
-        if not old_images.class_names:
+        found = samples_of(old, check, "--check", tested=True)
+        warnings += found.notes
+        check_images = found.of(set(old.class_names))
+        if not check_images.class_names:
             raise DataError(
                 f"{check} has no folder of a class that the model knows: give images of its old"
                 " classes"
             )
     result = learn(old, labelled, duplicates, progress)
     model = result.model
-    before = result.old_before
-    after = result.old_after
     model.record_engines([model.engine])
-    if old_images is not None:
-        labels = torch.tensor(old.labels(old_images.class_names))
-        for rows, z in old_images.embedded(old, "checking", result.unreadable, progress):
-            y = labels[old_images.files.labels[rows]]
-            before.add(old, z, y)
-            after.add(model, z, y)
-    changes = about_lesson(
-        old.head.choices() if len(old.class_names) > 1 else [], model.head.choices()
-    )
-    result.warnings[:] = [*warnings, *result.warnings, *changes]
+    if check_images is not None:
+        labels = torch.tensor(old.labels(check_images.class_names))
+        for rows, z in check_images.embedded(old, "checking", result.unreadable, progress):
+            y = labels[check_images.files.labels[rows]]
+            result.old_before.add(old, z, y)
+            result.old_after.add(model, z, y)
+    choices_before = old.head.choices() if len(old.class_names) > 1 else []
+    warnings += result.warnings
+    warnings += about_lesson(choices_before, model.head.choices())
+    result.warnings[:] = warnings
     model.record_event(
         "extend",
         sum(result.learned.values()),
         accuracy=result.score.percent,
-        old_accuracy_before=before.percent,
-        old_accuracy=after.percent,
+        old_accuracy_before=result.old_before.percent,
+        old_accuracy=result.old_after.percent,
         seconds=result.seconds,
         class_names=list(result.learned),
         parents=[old.identity],
@@ -197,16 +190,36 @@ def extend(
     return result
 
 
-def learn(
-    old: Classifier, images: LabelledImages, duplicates: Duplicates = "keep", progress: bool = False
-) -> Extension:
-    """Embed new images once, and learn them twice: all of them, and all but a fifth, on which the
-    second is scored.
+@dataclass(frozen=True)
+class EmbeddedClasses:
+    """Images of classes and their embeddings, in memory: 4 bytes for each element.
 
-    Each image is opened once: for its hash, which tells whether it is a copy, its thumbnail, time
-        and pixels. Images
-    that look alike are held out together, and none of a class with a single image. The embeddings
-    are in memory meanwhile, 4 bytes for each number.
+    Attributes:
+        images: n images.
+        z: (n, d) float32 embeddings.
+        readable: (n,) bool, whether each image could be read.
+    """
+
+    images: LabelledImages
+    z: np.ndarray
+    readable: np.ndarray
+
+    def select(self, mask: np.ndarray) -> EmbeddedClasses:
+        """Select the images of a mask (n,) bool."""
+        return EmbeddedClasses(self.images.select(mask), self.z[mask], self.readable[mask])
+
+
+def learn(
+    old: Classifier,
+    images: LabelledImages,
+    duplicates: Duplicates = "keep",
+    progress: bool = False,
+) -> Extension:
+    """Embed new images once and learn them twice: all, and all but a held-out fifth for the score.
+
+    Each image is opened once for its hash, which tells whether it is a duplicate, its thumbnail,
+    time and pixels. Near-duplicates are held out together, and no image of a class with a single
+    one.
 
     Args:
         old: a learned model; it is not changed.
@@ -216,109 +229,128 @@ def learn(
         progress: whether to draw a progress bar on a terminal.
 
     Returns:
-        The model that learned, without an entry in its history, and warnings about copies.
+        The model that learned, without an entry in its history, and warnings about duplicates.
 
     Raises:
-        UnsupportedError: images of a class that is known, and a head that cannot take in more of
-            those.
+        UnsupportedError: images of a known class, where the head cannot take in more of them.
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    unreadable = list[Unreadable]()
     leave_out = duplicates == "leave_out"
+    unreadable: list[Unreadable] = []
+    embedded = _embed(old, images, leave_out, unreadable, progress)
+    found = duplicates_among(old, images, duplicates)
+    duplicate_files = [images.path(row) for row in found.duplicates.tolist()]
+    undecided_files = [images.path(row) for row in found.undecided]
     if leave_out:
-        known = classes_of_hashes(old, images.class_names)
-    else:
-        known = {}
-    labels = images.files.labels
-
-    def skip(row: int, content_hash: int) -> bool:
-        return int(labels[row]) in known.get(content_hash, ())
-
-    z = np.empty((len(labels), old.head.in_features), np.float32)
-    read = np.zeros(len(labels), dtype=bool)
-    for rows, part in images.embedded(
-        old, "learning", unreadable, progress, EncodedImage.look, skip if known else None
-    ):
-        z[rows] = part.cpu().numpy()
-        read[rows] = True
-    repeated, twofold, news = duplicates_among(old, images, duplicates)
-    root = images.files.root
-    names = images.files.names
-    copies, undecided = ([root / names[row] for row in rows] for rows in (repeated, twofold))
-    kept = np.ones(len(labels), dtype=bool)
-    kept[[*repeated, *twofold]] = False
-    if leave_out and not kept.all():
-        images = images.select(kept)
-        z = z[kept]
-        read = read[kept]
-    old.check_task(images.class_names)
-    held = _held_out(images, read)
+        kept = np.ones(len(images.files), dtype=bool)
+        kept[found.duplicates] = False
+        kept[found.undecided] = False
+        if not kept.all():
+            embedded = embedded.select(kept)
+    names = embedded.images.class_names
+    old.check_task(names)
+    held_out = _held_out(embedded)
     final = old.clone()
-    trial = old.clone()
-    trial.calibrated = False  # it only predicts: no temperature is fitted again
-    trial.head.temperature.fill_(1)
-    trial.head.odds_power.fill_(1)
-    trial.head.decides &= not old.class_names  # how to score was decided with the images before
-    asked = [(final, images, z, read), (trial, images, z, read & ~held)]
-    if _solved_together(old):
+    trial = _trial(old)
+    learned_by_trial = embedded.readable & ~held_out
+    if _learns_concurrently(old):
         with ThreadPoolExecutor(2, "learn") as pool:
-            list(pool.map(_teach, *zip(*asked, strict=True)))
+            learning = pool.submit(_learn_task, final, embedded, embedded.readable)
+            _learn_task(trial, embedded, learned_by_trial)
+            learning.result()
     else:
-        for each in asked:
-            _teach(*each)
+        _learn_task(final, embedded, embedded.readable)
+        _learn_task(trial, embedded, learned_by_trial)
     score = Score()
-    new_labels = torch.tensor(trial.labels(images.class_names))
-    for rows in pieces(np.flatnonzero(held), EMBEDDED_BATCH):
-        score.add(
-            trial, torch.from_numpy(z[rows]).to(old.device), new_labels[images.files.labels[rows]]
-        )
-    counts = {name: final.counts[name] - old.counts.get(name, 0) for name in images.class_names}
+    labels = torch.tensor(trial.labels(names))
+    for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
+        z = torch.from_numpy(embedded.z[rows]).to(old.device)
+        score.add(trial, z, labels[embedded.images.files.labels[rows]])
+    counts_before = old.counts
+    counts = final.counts
     return Extension(
-        final, counts, score, time.perf_counter() - start, unreadable, news, copies, undecided
+        model=final,
+        learned={name: counts[name] - counts_before.get(name, 0) for name in names},
+        score=score,
+        seconds=time.perf_counter() - start,
+        unreadable=unreadable,
+        warnings=found.messages,
+        duplicates=duplicate_files,
+        undecided=undecided_files,
     )
 
 
-def _held_out(images: LabelledImages, read: np.ndarray) -> np.ndarray:
-    """Choose the images that are scored first among those that could be ``read`` (n,) bool; return
-    (n,) bool.
+def _embed(
+    old: Classifier,
+    images: LabelledImages,
+    leave_out: bool,
+    unreadable: list[Unreadable],
+    progress: bool,
+) -> EmbeddedClasses:
+    """Embed images; with ``leave_out`` those that were learned in the same class are not decoded."""
+    labels = images.files.labels
+    known: dict[int, set[int]] = {}
+    if leave_out:
+        known = classes_of_hashes(old, images.class_names)
+
+    def is_learned(row: int, content_hash: int) -> bool:
+        return int(labels[row]) in known.get(content_hash, ())
+
+    skip = is_learned if known else None
+    z = np.empty((len(labels), old.head.in_features), np.float32)
+    readable = np.zeros(len(labels), dtype=bool)
+    batches = images.embedded(old, "learning", unreadable, progress, EncodedImage.look, skip)
+    for rows, batch_z in batches:
+        z[rows] = batch_z.cpu().numpy()
+        readable[rows] = True
+    return EmbeddedClasses(images, z, readable)
+
+
+def _held_out(embedded: EmbeddedClasses) -> np.ndarray:
+    """Choose the held-out images (n,) bool among those that can be read.
 
     Raises:
-        DataError: no image of a class could be read.
+        DataError: no image of a class can be read.
     """
-    held = np.zeros(len(read), dtype=bool)
-    for label, rows in images.files.rows_of.items():
-        rows = rows[read[rows]]
+    images = embedded.images
+    held_out = np.zeros(len(embedded.z), dtype=bool)
+    for label, of_class in images.files.rows_of.items():
+        rows = of_class[embedded.readable[of_class]]
         if not len(rows):
             name = printable(images.class_names[label])
             raise DataError(f"no image of class '{name}' can be read: add some, or leave it out")
         if len(rows) > 1:
-            held[rows] = images.held_out(rows, HELD_OUT)
-    return held
+            held_out[rows] = images.held_out(rows, HELD_OUT)
+    return held_out
 
 
-def _teach(model: Classifier, images: LabelledImages, z: np.ndarray, kept: np.ndarray) -> None:
-    """Teach a model the images of a mask (n,), whose embeddings are those of z (n, d), as one
-    task.
-    """
-    names = images.class_names
-    positions = images.files.labels
-    model.begin_task(names, np.bincount(positions[kept], minlength=len(names)).tolist())
+def _trial(old: Classifier) -> Classifier:
+    """Return a copy of a model that only predicts classes: it is not calibrated again."""
+    trial = old.clone()
+    trial.calibrated = False
+    trial.head.temperature.fill_(1)
+    trial.head.odds_power.fill_(1)
+    if old.class_names:  # the decision rule was selected on the images before
+        trial.head.decides = False
+    return trial
+
+
+def _learn_task(model: Classifier, embedded: EmbeddedClasses, mask: np.ndarray) -> None:
+    """Let a model learn the images of a mask (n,) bool as one task."""
+    files = embedded.images.files
+    names = embedded.images.class_names
+    counts = np.bincount(files.labels[mask], minlength=len(names)).tolist()
+    model.begin_task(names, counts)
     labels = torch.tensor(model.labels(names))
-    for rows in pieces(np.flatnonzero(kept), EMBEDDED_BATCH):
-        model.observe(
-            torch.from_numpy(z[rows]),
-            labels[positions[rows]],
-            torch.from_numpy(images.files.hashes(rows)),
-        )
+    for rows in pieces(np.flatnonzero(mask), EMBEDDED_BATCH):
+        z = torch.from_numpy(embedded.z[rows])
+        keys = torch.from_numpy(files.hashes(rows))
+        model.observe(z, labels[files.labels[rows]], keys)
     model.finish_task()
 
 
-def _solved_together(model: Classifier) -> bool:
-    """Return whether two threads teach a model and its trial, which they do for narrow ones on a
-    CPU.
-    """
-    return (
-        model.device.type == "cpu"
-        and sum(held.numel() for held in model.head.buffers()) <= SOLVED_TOGETHER
-    )
+def _learns_concurrently(model: Classifier) -> bool:
+    """Return whether two threads let a model and its trial learn: narrow heads on a CPU."""
+    elements = sum(buffer.numel() for buffer in model.head.buffers())
+    return model.device.type == "cpu" and elements <= MAX_CONCURRENT_ELEMENTS

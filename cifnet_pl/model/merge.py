@@ -1,4 +1,4 @@
-"""Add up what several models learned from different images."""
+"""Merge models that learned different images, by adding their statistics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.text import number_of
 
+LearnedImages = Counter[tuple[str, int]]
+"""How often each image was learned, by class name and content hash."""
+
 
 @dataclass(frozen=True)
 class Merger:
     """The result of :func:`merge`.
 
     Attributes:
-        model: one model that knows what all of them learned.
+        model: the model that knows what all of them learned.
         images: number of images in it.
         warnings: sentences for the user.
     """
@@ -31,14 +34,16 @@ class Merger:
 
 
 def merge(
-    models: Sequence[Classifier], names: Sequence[str] | None = None, base: Classifier | None = None
+    models: Sequence[Classifier],
+    names: Sequence[str] | None = None,
+    base: Classifier | None = None,
 ) -> Merger:
-    """Add up what several models learned from different images; no image is needed.
+    """Merge models that learned different images; no image is needed.
 
     Classes are matched by name; those that only a later model knows are appended. For heads whose
-    statistics are plain sums, such as RidgeHead, the result equals one run over all images. Images
+    statistics can be added, such as RidgeHead, the result equals one run over all images. Images
     that two models have learned are found by their content hashes: what two models have from a
-    common ``base`` is taken out once, which is exact. Any other overlap is refused.
+    common ``base`` is subtracted once, which is exact. Any other overlap is refused.
 
     Args:
         models: at least two, on the same device; they are not changed.
@@ -55,46 +60,56 @@ def merge(
     """
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
-    if names is not None:
-        names = list(names)
-    else:
+    if names is None:
         names = [f"model {i + 1}" for i in range(len(models))]
-    seen = {models[0].identity: names[0]}
+    name_of_identity = {models[0].identity: names[0]}
     merged = models[0].clone()
-    warnings = list[str]()
+    warnings: list[str] = []
     for name, other in zip(names[1:], models[1:], strict=True):
-        first = seen.setdefault(other.identity, name)
-        for knowing, learned in ((merged, other), (other, merged)):
-            warnings += [
-                w for w in knowing.class_name_warnings(learned.class_names) if w not in warnings
-            ]
+        warnings += merged.class_name_warnings(other.class_names)
+        warnings += other.class_name_warnings(merged.class_names)
+        first = name_of_identity.setdefault(other.identity, name)
+        is_same = first != name
         with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
-            news = _join(merged, other, name, base if first == name else None, first == name)
-        if first != name:
+            # What is wrong with one of two equal models is more helpful than that they are equal.
+            common = Counter() if is_same else learned_images(merged) & learned_images(other)
+            if common:
+                check_base(common, base)
+            _add_without(merged, other, base if common else None)
+        if is_same:
             raise UsageError(
                 f"{name} holds the same model as {first}: its images would count twice"
             )
-        warnings += news
+        if common:
+            warnings.append(_common_images_message(common, name))
     merged.solve()
     parents = [model.identity for model in models]
     merged.history[-1] = replace(
         merged.history[-1], date=now(), class_names=list(merged.class_names), parents=parents
     )
-    return Merger(merged, sum(merged.counts.values()), warnings)
+    return Merger(merged, sum(merged.counts.values()), list(dict.fromkeys(warnings)))
 
 
-def _join(
-    model: Classifier, added: Classifier, name: str, base: Classifier | None, distinct: bool
-) -> list[str]:
-    """Add ``added`` to ``model``, each image once; return warnings for the user."""
-    other = added.clone()
-    ours = _images(model)
-    theirs = _images(added)
-    common = ours & theirs if distinct else Counter()
-    if not common:
-        absorb(model, other)
-        return []
+def learned_images(model: Classifier) -> LearnedImages:
+    """Return how often a model learned each image, by class name and content hash."""
+    name_of = model.name_of
+    counts: LearnedImages = Counter()
+    for label, hashes in model.images.by_label().items():
+        counts.update((name_of[label], content_hash) for content_hash in hashes.tolist())
+    return counts
+
+
+def check_base(common: LearnedImages, base: Classifier | None) -> None:
+    """Check that two models have exactly the images of a base in common.
+
+    Args:
+        common: images that both learned.
+        base: the model that both were extended from.
+
+    Raises:
+        UsageError: there is no base, or it has other images.
+    """
     count = sum(common.values())
     if base is None:
         raise UsageError(
@@ -102,26 +117,33 @@ def _join(
             " give the model that both were extended from with --base, or merge models that"
             " learned different images"
         )
-    if _images(base) != common:
+    if learned_images(base) != common:
         raise UsageError(
             f"they have {number_of(count, 'image')} in common, not exactly the"
             f" {sum(base.counts.values())} of the base: give the model that both were extended from"
         )
-    take_out(other, base)
-    absorb(model, other)
+
+
+def _common_images_message(common: LearnedImages, name: str) -> str:
+    count = sum(common.values())
     once = "counts once" if count == 1 else "count once"
-    return [
-        f"note: {number_of(count, 'image')} that {name} has in common with the models before it"
-        f" {once}"
-    ]
+    images = number_of(count, "image")
+    return f"note: {images} that {name} has in common with the models before it {once}"
 
 
-def take_out(model: Classifier, base: Classifier) -> None:
-    """Subtract what ``base`` learned from the sums of ``model``, which was extended from it; solve
-    afterwards.
+def _add_without(model: Classifier, added: Classifier, base: Classifier | None) -> None:
+    """Add what ``added`` learned to ``model``, without what it has from ``base``."""
+    other = added.clone()
+    if base is not None:
+        subtract_base(other, base)
+    absorb(model, other)
+
+
+def subtract_base(model: Classifier, base: Classifier) -> None:
+    """Subtract what ``base`` learned from the statistics of ``model``; solve afterwards.
 
     Args:
-        model: it is changed in place.
+        model: it was extended from the base; it is changed in place.
         base: an earlier version of it.
 
     Raises:
@@ -139,13 +161,6 @@ def take_out(model: Classifier, base: Classifier) -> None:
     model.count_duplicates(before)
 
 
-def _images(model: Classifier) -> Counter[tuple[str, int]]:
-    """Return how often each image was learned, by class name and content hash."""
-    name = model.name_of
-    groups = model.images.by_label().items()
-    return Counter((name[label], value) for label, hashes in groups for value in hashes.tolist())
-
-
 def absorb(model: Classifier, other: Classifier) -> None:
     """Add what ``other`` learned to ``model``, which must be solved again afterwards.
 
@@ -157,62 +172,74 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    kinds = [type(m.head).__name__ for m in (model, other)]
-    if len(set(kinds)) > 1:
-        raise UsageError(f"their heads differ: {' and '.join(kinds)}")
-    ours = model.buffer.settings() if model.buffer is not None else None
-    theirs = other.buffer.settings() if other.buffer is not None else None
-    if ours != theirs:
-        raise UsageError(f"their buffers differ: {_shown(ours)}, and {_shown(theirs)}")
-    label = model.label_of
-    free = max(label.values(), default=-1) + 1
-    new = [name for name in other.class_names if name not in label]
-    label |= {name: free + i for i, name in enumerate(new)}
+    _check_same_kind(model, other)
     images = sum(other.counts.values())
-    renamed = {old: label[name] for old, name in other.name_of.items()}
-    other.head.relabel(renamed)
+    label_of = model.label_of
+    new = [name for name in other.class_names if name not in label_of]
+    next_label = max(label_of.values(), default=-1) + 1
+    for label, name in enumerate(new, next_label):
+        label_of[name] = label
+    labels = {label: label_of[name] for label, name in other.name_of.items()}
+    other.head.relabel(labels)
     model.head.merge_(other.head)
     model.class_names += new
     if model.buffer is not None and other.buffer is not None:
-        other.buffer.relabel(renamed)
+        other.buffer.relabel(labels)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
         model.calibration.add_given_groups(other.calibration.given_key, other.calibration.given)
         if len(other.calibration.chosen):
             model.calibration.exclude_selected(other.calibration.chosen)
     before = model.images.duplicates + other.images.duplicates
-    for old, hashes in other.images.by_label().items():
-        model.images.add(np.full(len(hashes), renamed[old]), hashes)
+    for label, hashes in other.images.by_label().items():
+        model.images.add(np.full(len(hashes), labels[label]), hashes)
     model.count_duplicates(before)
-    model.held_out = None  # which images the one held out says nothing of the other's
+    model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    model.history.append(_event(len(model.class_names), images, other.history))
+    model.history.append(_merge_event(len(model.class_names), images, other.history))
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     """Check that both models make the same embedding of an image.
 
     Args:
-        model: the one that is added to.
-        other: the one that is added.
+        model: that the other one is added to.
+        other: that is added.
 
     Raises:
-        UsageError: their backbones, or the size or crop of their images, differ.
+        UsageError: their backbones, the size or crop of their images, or their precisions differ.
     """
-    if model.backbone.sha256 != other.backbone.sha256:
+    ours = model.backbone
+    theirs = other.backbone
+    if ours.sha256 != theirs.sha256:
         raise UsageError(
-            f"their backbones differ: {model.backbone.name} (sha256 {model.backbone.sha256[:12]}…)"
-            f" and {other.backbone.name} ({other.backbone.sha256[:12]}…)"
+            f"their backbones differ: {ours.name} (sha256 {ours.sha256[:12]}…)"
+            f" and {theirs.name} ({theirs.sha256[:12]}…)"
         )
-    ours, theirs = (f"{m.image_size} px with crop ratio {m.crop_ratio:g}" for m in (model, other))
-    if ours != theirs:
-        raise UsageError(f"their images are prepared differently: {ours}, and {theirs}")
+    if (model.image_size, model.crop_ratio) != (other.image_size, other.crop_ratio):
+        raise UsageError(
+            f"their images are prepared differently: {model.image_size} px with crop ratio"
+            f" {model.crop_ratio:g}, and {other.image_size} px with crop ratio"
+            f" {other.crop_ratio:g}"
+        )
     if model.precision != other.precision:
         raise UsageError(
             f"they embed images in different precisions: {model.precision}, and {other.precision}"
         )
+
+
+def _check_same_kind(model: Classifier, other: Classifier) -> None:
+    """Raise UsageError unless both have the same kind of head and the same settings of a buffer."""
+    kind = type(model.head).__name__
+    other_kind = type(other.head).__name__
+    if kind != other_kind:
+        raise UsageError(f"their heads differ: {kind} and {other_kind}")
+    settings = model.buffer.settings() if model.buffer is not None else None
+    other_settings = other.buffer.settings() if other.buffer is not None else None
+    if settings != other_settings:
+        raise UsageError(f"their buffers differ: {_shown(settings)}, and {_shown(other_settings)}")
 
 
 def _shown(settings: Mapping[str, Any] | None) -> str:
@@ -221,18 +248,16 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _event(classes: int, images: int, history: Sequence[Event]) -> Event:
-    """Return one entry of the history that stands for the whole life of the model that was
-    added.
-    """
+def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
+    """Return one event that stands for the whole history of the model that was added."""
     seconds = [event.seconds for event in history if event.seconds is not None]
     energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
-    sources = sorted({event.energy_source for event in history if event.energy_source})
+    sources = {event.energy_source for event in history if event.energy_source}
     return Event(
         "merge",
         classes,
         images,
         seconds=sum(seconds) if seconds else None,
         energy_kwh=sum(energies) if energies else None,
-        energy_source="; ".join(sources) or None,
+        energy_source="; ".join(sorted(sources)) or None,
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.model.calibration import Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
 from cifnet_pl.utilities.errors import DataError
@@ -186,10 +187,11 @@ def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
         (bins + 1, 3) float64 predictions, sum of confidences, and correct predictions. As in
         torchmetrics, a confidence of 1 has a bin of its own.
     """
-    confidence = confidence.double()
+    confidence = confidence.float()
     edges = torch.linspace(0, 1, ECE_BINS + 1, device=confidence.device)
-    position = torch.bucketize(confidence.float(), edges, right=True) - 1
-    counts = torch.stack([torch.ones_like(confidence), confidence, correct.double()], dim=1)
+    position = torch.bucketize(confidence, edges, right=True) - 1
+    # Sums of float32 values in float64 are the same in any order and in any batches.
+    counts = torch.stack([torch.ones_like(confidence), confidence, correct.float()], dim=1).double()
     bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
     return bins.index_add_(0, position, counts)
 
@@ -310,13 +312,6 @@ def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str
 
 
 # ---------------------------------------------------------------------- labelled images
-
-
-class Interval(NamedTuple):
-    """An interval, in percent."""
-
-    low: float
-    high: float
 
 
 def wilson_interval(correct: int, total: int) -> Interval:

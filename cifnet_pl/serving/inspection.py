@@ -452,7 +452,7 @@ def audited(gallery: Gallery, kept: Mapping[str, Sequence[str]]) -> Audit:
             file=files[row],
             label=names[labels[row]],
             looks_like=names[int(result.evaluation.predicted[row])],
-            own=float(result.own[row]),
+            own=float(result.self_confidence[row]),
         )
         for row in result.label_errors()[:SHOWN].tolist()
     ]

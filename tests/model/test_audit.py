@@ -67,7 +67,7 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     labels = right.copy()
     labels[planted] = (right[planted] + draw.integers(1, 10, len(planted))) % 10
     found = audit((images / 16).astype(np.float32), labels, list("0123456789"))
-    named = np.argsort(found.own, kind="stable")[: len(planted)]
+    named = np.argsort(found.self_confidence, kind="stable")[: len(planted)]
     assert np.isin(named, planted).mean() > 0.65
     images[:20] = draw.permuted(images[:20], axis=1)  # no digits any more
     found = audit((images / 16).astype(np.float32), right, list("0123456789"))
@@ -109,7 +109,7 @@ def test_a_class_of_one_image_is_not_judged(images):
     labels = labels.copy()
     labels[0] = 4
     found = audit(z, labels, [*NAMES, "eel"])
-    assert np.isfinite(found.own).all()
+    assert np.isfinite(found.self_confidence).all()
     assert_left_out(found, [0], {"eel": 1})
     assert found.label_errors()[0] == 5
 
@@ -121,7 +121,7 @@ def test_a_class_of_near_copies_alone_is_not_judged(images, monkeypatch):
     )  # a burst of one bee in a folder of its own
     found = audit(z, labels, [*NAMES, "eel"])
     assert_left_out(found, [48, 49, 50], {"eel": 3})
-    assert found.copied[48:51].all()
+    assert found.duplicated[48:51].all()
 
 
 def test_the_learning_curve_is_of_the_same_classes_at_every_size():
@@ -160,11 +160,15 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
     found = audit(z, labels, NAMES)
-    assert np.flatnonzero(found.copied).tolist() == sorted(row for burst in bursts for row in burst)
-    assert found.accuracy_without_duplicates == pytest.approx(
-        100 * found.evaluation.correct[~found.copied].mean()
+    assert np.flatnonzero(found.duplicated).tolist() == sorted(
+        row for burst in bursts for row in burst
     )
-    few = dataclasses.replace(found, copied=np.arange(len(found.copied)) >= MIN_TEST_IMAGES - 1)
+    assert found.accuracy_without_duplicates == pytest.approx(
+        100 * found.evaluation.correct[~found.duplicated].mean()
+    )
+    few = dataclasses.replace(
+        found, duplicated=np.arange(len(found.duplicated)) >= MIN_TEST_IMAGES - 1
+    )
     assert few.accuracy_without_duplicates is None
     ridge = module.learned(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
@@ -176,11 +180,11 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
         )
         answers = head(torch.from_numpy(z[rows])).argsort(dim=1).numpy()
         assert np.array_equal(answers[:, -1], found.evaluation.predicted[rows])
-    monkeypatch.setattr(module, "FOR_TEMPERATURE", 57)
+    monkeypatch.setattr(module, "MAX_CALIBRATION_IMAGES", 57)
     for at_once in (5, 3):  # three: a burst is more than are judged at once
-        monkeypatch.setattr(module, "AT_ONCE", at_once)
+        monkeypatch.setattr(module, "IMAGES_PER_BATCH", at_once)
         parts = audit(z, labels, NAMES)
-        for name in ("own", "distance", "copied"):
+        for name in ("self_confidence", "distance", "duplicated"):
             assert np.allclose(getattr(parts, name), getattr(found, name))
 
 
@@ -194,7 +198,10 @@ def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
     assert {47, 54, 55, 56} <= set(found.label_errors().tolist())
     monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)  # nothing is a near-duplicate
     alone = audit(z, labels, NAMES)
-    assert alone.own[[47, 54, 55, 56]].min() > 2 * found.own[[47, 54, 55, 56]].max()
+    assert (
+        alone.self_confidence[[47, 54, 55, 56]].min()
+        > 2 * found.self_confidence[[47, 54, 55, 56]].max()
+    )
 
 
 def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
@@ -211,7 +218,7 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
 def test_copies_in_two_classes_are_no_near_copies(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, copied, judged = module.near_duplicates(z, labels)
-    assert not copied.any()
+    groups, duplicated, judged = module.near_duplicates(z, labels)
+    assert not duplicated.any()
     assert judged.all()
     assert len(np.unique(groups)) == len(labels)

@@ -64,7 +64,7 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     expected = cifnet_pl.extend(model, extra(tmp_path / "clean", "ant", 2), more=True)
     result = cifnet_pl.extend(model, images, more=True)
     assert result.learned == {"ant": 2}
-    assert sorted(path.name for path in result.copies) == [
+    assert sorted(path.name for path in result.duplicates) == [
         "again0.png",
         "again1.png",
         "again2.png",

@@ -47,7 +47,7 @@ def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages
     kept = torch.from_numpy(~held)
     other.observe(z[kept], labels[kept], torch.arange(32))
     other.finish_task()
-    assert score.right == int((other.head.predict(z[~kept]) == labels[~kept]).sum())
+    assert score.correct == int((other.head.predict(z[~kept]) == labels[~kept]).sum())
     assert tensors_equal(old.tensors(), before)
 
 
@@ -56,7 +56,7 @@ def test_wide_heads_are_taught_one_after_the_other(
 ):
     """They need much memory; the results are the same bits."""
     together = learn(learned("ridge"), images)
-    monkeypatch.setattr("cifnet_pl.model.learn.SOLVED_TOGETHER", 0)
+    monkeypatch.setattr("cifnet_pl.model.learn.MAX_CONCURRENT_ELEMENTS", 0)
     apart = learn(learned("ridge"), images)
     assert tensors_equal(apart.model.tensors(), together.model.tensors())
     assert apart.score == together.score
@@ -118,7 +118,7 @@ def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
     np.savez(
         tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8])
     )
-    with pytest.raises(DataError, match="have 5 numbers, the model's 4"):
+    with pytest.raises(DataError, match="width 5, expected the model's 4"):
         cifnet_pl.extend(model, tmp_path / "w.npz")
 
 
