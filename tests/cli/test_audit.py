@@ -10,7 +10,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.audit import curve_line
-from cifnet_pl.model.audit import LearningCurve
+from cifnet_pl.model.audit import CurvePoint, LearningCurve
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
@@ -122,10 +122,10 @@ def test_single_images_alone_are_refused(made: Path, capsys: pytest.CaptureFixtu
 
 def test_small_classes_are_named_before_anything_is_enough():
     names = ["ant", "bee", "cat"]
-    flat = LearningCurve([(75, 85.7), (150, 86.0)])
+    flat = LearningCurve([CurvePoint(75, 85.7), CurvePoint(150, 86.0)])
     assert flat.gain == pytest.approx(0.3)
     assert curve_line(flat, names).endswith("+0.3 points; enough images")
-    rising = LearningCurve([(75, 80.0), (150, 86.0)])
+    rising = LearningCurve([CurvePoint(75, 80.0), CurvePoint(150, 86.0)])
     assert curve_line(rising, names).endswith("+6.0 points; add images")
     first = "add images to 2 classes with fewer than 75 images: ant, cat"
     assert curve_line(flat._replace(short=(0, 2)), names).endswith(first)
