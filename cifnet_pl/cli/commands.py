@@ -21,7 +21,7 @@ import docstring_parser
 from cifnet_pl.cli.parsing import SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import next_command, printable
 
 RUNS: dict[str, str] = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
@@ -193,6 +193,12 @@ def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -
         print(f"cifnet: {warning}", file=sys.stderr)
     for file, reason in unreadable:
         print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
+
+
+def next_classify(model: Path, trust: bool) -> str:
+    """Return the line that suggests to classify images with a new model."""
+    options = ("--model", str(model), "--images", "IMAGES", "--output", "out.csv")
+    return next_command("classify", *options, trust=trust)
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.commands import warn, writing
+from cifnet_pl.cli.commands import next_classify, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import to_csv, write_bytes, write_json, write_text
 from cifnet_pl.utilities.text import (
     is_or_are,
     listed,
-    next_command,
     number,
     number_of,
     printable,
@@ -325,8 +324,7 @@ def store_recalibrated(
         )
     classes = number_of(len(result.model.class_names), "class")
     print(f"{classes} in bundle {target}; {name} is not changed")
-    options = ("--model", str(target), "--images", "IMAGES", "--output", "out.csv")
-    print(next_command("classify", *options, trust=trust))
+    print(next_classify(target, trust))
 
 
 def recalibration_table(result: Recalibration) -> Table:

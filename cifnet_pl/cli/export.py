@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import OutputKind, writing
+from cifnet_pl.cli.commands import OutputKind, next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_bytes, write_text
-from cifnet_pl.utilities.text import next_command, number_of
+from cifnet_pl.utilities.text import number_of
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
@@ -44,8 +44,8 @@ def export(
         format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the
             ONNX graph with the configuration for Triton and KServe).
         overwrite: whether what is at output already may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
         push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a
             token that may write.
         private: whether only its owner may see a model that is new on the hub.
@@ -87,18 +87,7 @@ def export(
         f"{number_of(len(loaded.class_names), 'class')} in bundle {target}:"
         f" cifnet_pl.load({str(target)!r})"
     )
-    print(
-        next_command(
-            "classify",
-            "--model",
-            str(target),
-            "--images",
-            "IMAGES",
-            "--output",
-            "out.csv",
-            trust=trust,
-        )
-    )
+    print(next_classify(target, trust))
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:

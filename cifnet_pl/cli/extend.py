@@ -1,12 +1,15 @@
-"""``extend``: teach a model new classes from a few images each, without any old image."""
+"""``extend``: add new classes to a model from a few images each, without the old images."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import Engine, warn, writing
-from cifnet_pl.utilities.text import next_command, number_of
+from cifnet_pl.cli.commands import Engine, next_classify, warn, writing
+from cifnet_pl.utilities.text import number, number_of
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.learn import Extension
 
 
 def extend(
@@ -20,10 +23,10 @@ def extend(
     overwrite: bool = False,
     trust: bool = False,
 ) -> None:
-    """Teach a model new classes from one folder of images per class, without any old image.
+    """Add new classes to a model from one folder of images per class, without the old images.
 
-    A fifth of the new images is held out and scored by a model that learned the others; then all
-    are learned, exactly as if they had been the next task of the original run.
+    The model learns four fifths of the new images and is scored on the held-out fifth. Then it
+    learns all of them, exactly as if they had been the next task of the original run.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
@@ -34,21 +37,20 @@ def extend(
             learned.
         more: whether classes that are known already may get more images.
         duplicates: leave_out for images that were learned already or occur twice, keep to learn
-            them all the same.
-        engine: what runs the network: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
+            them too.
+        engine: what runs the backbone: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
             torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
 
     Raises:
         UsageError: a class that is known already without ``more``, or something at output already.
-        UnsupportedError: ``more`` images for a head that cannot take them in.
+        UnsupportedError: ``more`` images for a head that cannot learn them.
         DataError: a folder is missing, holds no images, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.model.learn import extend as extend_model
-    from cifnet_pl.model.metrics import rarely_predicted_message
     from cifnet_pl.model.store import load
 
     target = Path(output).expanduser()
@@ -59,33 +61,36 @@ def extend(
         )
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
-    count = sum(result.learned.values())
-    classes = len(result.learned)
-    print(
-        f"learned {number_of(count, result.model.sample)} of {number_of(classes, 'class')} in"
-        f" {result.seconds:.1f} s: {number_of(len(result.model.class_names), 'class')} in {target}"
-    )
+    images_learned = number_of(sum(result.learned.values()), result.model.sample)
+    classes_learned = number_of(len(result.learned), "class")
+    total = number_of(len(result.model.class_names), "class")
+    print(f"{images_learned} of {classes_learned} learned in {result.seconds:.1f} s")
+    for line in accuracy_lines(result, check):
+        print(line)
+    print(f"{total} in bundle {target}")
+    print(next_classify(target, trust))
+
+
+def accuracy_lines(result: Extension, check: str | None) -> list[str]:
+    """Return lines on the accuracy on new and old classes.
+
+    Args:
+        result: of the extension.
+        check: folder of images of the old classes, or None.
+    """
+    from cifnet_pl.model.metrics import rarely_predicted_message
+
+    lines = []
+    sample = result.model.sample
     if result.score.total:
-        right = f"{result.score.percent:.1f} % of {result.score.total} right"
-        print(f"images of these days, the held-out fifth of the new ones: {right}")
+        held_out = number_of(result.score.total, f"held-out {sample}")
+        lines.append(f"Accuracy on new classes {number(result.score.percent)} % ({held_out})")
     if result.old_before.total:
-        change = (
-            f"{result.old_before.percent:.1f} % right before, {result.old_after.percent:.1f} %"
-            " after"
-        )
-        print(f"old classes, {number_of(result.old_before.total, 'image')} of {check}: {change}")
-    hardly = rarely_predicted_message(result.rarely_predicted, result.model.sample)
-    for sentence in [*([hardly] if hardly else []), *result.model.accuracy_sentences()]:
-        print(sentence)
-    print(
-        next_command(
-            "classify",
-            "--model",
-            str(target),
-            "--images",
-            "IMAGES",
-            "--output",
-            "out.csv",
-            trust=trust,
-        )
-    )
+        before = number(result.old_before.percent)
+        after = number(result.old_after.percent)
+        images = f"{number_of(result.old_before.total, sample)} in {check}"
+        lines.append(f"Accuracy on old classes {before} % before, {after} % after ({images})")
+    rarely = rarely_predicted_message(result.rarely_predicted, sample)
+    if rarely is not None:
+        lines.append(rarely)
+    return lines + result.model.accuracy_sentences()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cifnet_pl.utilities.text import number, number_of, printable, table
@@ -15,19 +16,20 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
 
 REMOVED = (
-    "images of classes that were removed without them still count, and copies of those go unnoticed"
-    " where they are learned again"
+    "Classes were removed without their images: these still count in the statistics, and duplicates"
+    " of them are not recognised"
 )
+
+HISTORY_COLUMNS = ("acc. %", "old acc. %", "s", "kWh")
 
 
 def info(model: str, trust: bool = False) -> None:
-    """Show a model's classes with counts, its tasks and history, size, energy so far, backbone and
-    versions.
+    """Show a model's classes, history, accuracy, size, energy, backbone and versions.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
 
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
@@ -44,34 +46,38 @@ def info(model: str, trust: bool = False) -> None:
     console.print(class_table(loaded))
     if loaded.history:
         console.print(history_table(loaded.history, f"{loaded.sample}s"))
-    for line in lines(loaded, versions):
+    for line in summary_lines(loaded, versions):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def class_table(model: Classifier) -> Table:
     """Tabulate the tasks: the classes of each, with the number of images learned."""
     rows = []
-    for k, names in enumerate(model.tasks, 1):
+    for task, names in enumerate(model.tasks, 1):
         shown = ", ".join(f"{printable(name)} ({model.counts[name]})" for name in names)
-        rows.append((str(k), str(len(names)), shown))
+        rows.append((str(task), str(len(names)), shown))
     return table(("task", "classes", "learned from"), rows, names=range(3))
 
 
 def history_table(history: list[Event], samples: str) -> Table:
-    """Tabulate the steps in the model's life, with the number of ``samples`` of each."""
-    table = Table(show_edge=False, pad_edge=False)  # so that a step has room in 80 columns
-    table.add_column("step", no_wrap=True)
-    table.add_column("date (UTC)", min_width=len("2026-01-01"))  # the time may stand below
-    for name in ("classes", samples, "right %", "old right %", "s", "kWh"):
-        table.add_column(name, justify="right", no_wrap=name != "old right %")
+    """Tabulate the updates of a model.
+
+    Args:
+        history: the updates.
+        samples: what a sample is called, in the plural.
+    """
+    shown = Table(show_edge=False, pad_edge=False)  # so that 80 columns are enough
+    shown.add_column("step", no_wrap=True)
+    shown.add_column("date (UTC)", min_width=len("2026-01-01"))  # the time may stand below
+    for name in ("classes", samples, *HISTORY_COLUMNS):
+        shown.add_column(name, justify="right", no_wrap=name != "old acc. %")
     for event in history:
-        if event.old_accuracy is None:
-            old = "–"
-        else:
+        old = "–"
+        if event.old_accuracy is not None:
             old = f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
-        table.add_row(
-            printable(event.kind).replace("[", r"\["),
-            printable(event.date or "–").replace("[", r"\["),
+        shown.add_row(
+            escape(printable(event.kind)),
+            escape(printable(event.date or "–")),
             str(event.classes),
             number(event.images, ""),
             number(event.accuracy),
@@ -79,11 +85,11 @@ def history_table(history: list[Event], samples: str) -> Table:
             number(event.seconds),
             number(event.energy_kwh, ".1e"),
         )
-    return table
+    return shown
 
 
-def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
-    """Return lines about the model besides its tables.
+def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
+    """Return lines on the model besides its tables.
 
     Args:
         model: the model.
@@ -91,53 +97,59 @@ def lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     """
     from cifnet_pl.model.metrics import rarely_predicted_by, rarely_predicted_message
 
+    lines = _update_lines(model.history)
+    lines.append(f"Model {model.identity}")
+    if model.remembers_removed:
+        lines.append(REMOVED)
+    rarely = rarely_predicted_message(rarely_predicted_by(model), model.sample)
+    if rarely is not None:
+        lines.append(rarely)
+    lines += model.accuracy_sentences()
+    lines += _part_lines(model)
+    lines.append(f"Energy {_energy(model.history)}")
+    if versions:
+        names = ", ".join(f"{name} {version}" for name, version in versions.items())
+        lines.append(f"Written by {names}")
+    return lines
+
+
+def _update_lines(history: list[Event]) -> list[str]:
+    """Return a line for each update but tasks, whose classes are in the table."""
+    lines = []
+    for step, event in enumerate(history, 1):
+        if event.class_names is None or event.kind == "task":
+            continue
+        line = f"Step {step}, {printable(event.kind)}: {_joined(event.class_names)}"
+        if event.parents:
+            line += f"; from model {_joined(event.parents)}"
+        lines.append(line)
+    return lines
+
+
+def _part_lines(model: Classifier) -> list[str]:
+    """Return lines on head, backbone, images and state."""
     head = model.head
     backbone = model.backbone
-    hardly = rarely_predicted_message(rarely_predicted_by(model), model.sample)
-    images = (
-        f"images: {model.image_size} px, crop ratio {model.crop_ratio:g}, embedded in"
-        f" {model.precision}"
-    )
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
-    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
-    parts = ", ".join(
-        f"{name} {count:,}" for name, count in model.state_elements().items() if count
-    )
-    result = []
-    for k, event in enumerate(model.history, 1):
-        if (
-            event.class_names is not None and event.kind != "task"
-        ):  # the classes of tasks are in the table
-            if event.parents:
-                origin = f"; from model {', '.join(map(printable, event.parents))}"
-            else:
-                origin = ""
-            result.append(
-                f"step {k}, {printable(event.kind)}:"
-                f" {', '.join(map(printable, event.class_names))}{origin}"
-            )
-    result += [
-        f"this is model {model.identity}",
-        *([REMOVED] if model.remembers_removed else []),
-        *([hardly] if hardly else []),
-        *model.accuracy_sentences(),
-        (
-            f"head {type(head).__name__} ({settings}), temperature {float(head.temperature):.3g},"
-            f" odds power {float(head.odds_power):.3g}"
-        ),
-        (
-            f"backbone {printable(backbone.name)}, {backbone.parameters_count:,} parameters, sha256"
-            f" {backbone.sha256[:12]}"
-        ),
-        *([images] if backbone.takes_images else []),
-        f"state {stored / 1e6:.2f} MB ({parts} numbers)",
-        f"energy so far {_energy(model.history)}",
+    temperature = f"temperature {float(head.temperature):.3g}"
+    odds_power = f"odds power {float(head.odds_power):.3g}"
+    size = f"{backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}"
+    lines = [
+        f"Head {type(head).__name__} ({settings}), {temperature}, {odds_power}",
+        f"Backbone {printable(backbone.name)}, {size}",
     ]
-    if versions:
-        result.append(
-            f"written by {', '.join(f'{key} {value}' for key, value in versions.items())}"
-        )
-    return result
+    if backbone.takes_images:
+        crop = f"{model.image_size} px, crop ratio {model.crop_ratio:g}"
+        lines.append(f"Images {crop}, embedded in {model.precision}")
+    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
+    elements = model.state_elements().items()
+    parts = ", ".join(f"{name} {count:,}" for name, count in elements if count)
+    lines.append(f"State {stored / 1e6:.2f} MB ({parts} elements)")
+    return lines
+
+
+def _joined(names: list[str]) -> str:
+    return ", ".join(map(printable, names))
 
 
 def _energy(history: list[Event]) -> str:
@@ -150,5 +162,5 @@ def _energy(history: list[Event]) -> str:
         energy += f", without {missing} of {len(history)} steps that were not measured"
     sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
     if sources:
-        return f"{energy} ({'; '.join(sources)})"
+        energy += f" ({'; '.join(sources)})"
     return energy

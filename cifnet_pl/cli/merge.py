@@ -1,6 +1,4 @@
-"""``merge``: join models that learned from different images, on different machines, or sums of
-shards, into one.
-"""
+"""``merge``: add up models that learned from different images, or sums of shards."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import is_or_are, number_of
+from cifnet_pl.utilities.text import number_of
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import PartialSums
@@ -26,21 +24,21 @@ def merge(
 ) -> None:
     """Add up what several models learned from different images; no image is needed.
 
-    Classes are matched by name; those that only a later model knows are appended. For heads whose
+    Classes are matched by name, and new ones of later models are appended. For heads whose
     statistics are plain sums, such as RidgeHead, the result equals one run over all images. Images
-    that two models have learned are found by their content hashes: they count once where that is
-    exact, with --base, and are refused elsewhere.
+    that two models have learned are found by their content hashes. With --base they count once;
+    without it they are refused.
 
-    Files of sums, and folders of them, as cifnet sums makes them, become one model of the whole
-    set; with an output that ends in .sums they become one such file.
+    Files of sums that cifnet sums made, and folders of them, become one model of the whole set, or
+    one such file if the output ends in .sums.
 
     Args:
         models: run folders, checkpoint files or bundles, or files of sums; they are not changed.
         output: folder for the merged bundle.
         base: the model that the others were extended from; what it learned is counted once.
         overwrite: whether a bundle at output may be replaced.
-        trust: whether heads and networks from outside the package that a model names may be
-            imported, code and all.
+        trust: whether custom heads and backbones that a model names may be imported, which runs
+            their code.
 
     Raises:
         UsageError: fewer than two models, one given twice, other backbones, image sizes,
@@ -71,39 +69,44 @@ def merge(
     warn(result.warnings)
     classes = number_of(len(result.model.class_names), "class")
     images = number_of(result.images, "image")
-    print(f"{len(models)} models merged: {classes} from {images} in bundle {target}")
+    print(f"{len(models)} models merged: {classes} from {images}")
     for sentence in result.model.accuracy_sentences():
         print(sentence)
+    print(f"Bundle {target}")
 
 
 def sums_files(paths: list[Path]) -> list[Path]:
-    """Return the files of sums that some paths name: files, or folders of them; none if the paths
-    are models.
+    """Return the files of sums at some paths, which are files or folders; none for models.
 
     Raises:
         UsageError: both files of sums and models.
     """
     from cifnet_pl.model.partial_sums import ENDING, is_sums
 
-    groups = [
-        sorted(p.glob(f"*{ENDING}")) if p.is_dir() else [p] if is_sums(p) else [] for p in paths
-    ]
-    if any(groups) and not all(groups):
-        other = paths[groups.index([])]
+    files: list[Path] = []
+    models: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
+        if is_sums(path) and not path.is_dir():
+            files.append(path)
+        elif inside:
+            files += inside
+        else:
+            models.append(path)
+    if files and models:
         raise UsageError(
-            f"{other} is no file of sums, and the others are: merge models with models, sums with"
-            " sums"
+            f"{models[0]} is no file of sums, and the others are: merge models with models, sums"
+            " with sums"
         )
-    return [path for files in groups for path in files]
+    return files
 
 
 def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
-    """Add up files of sums in the order of the samples: the same shards give the same bits in
-    whatever order they come.
+    """Add up files of sums in the order of the samples, so that shards always give the same bits.
 
     Args:
         files: of parts that do not overlap.
-        trust: whether heads and networks from outside the package may be imported.
+        trust: whether custom heads and backbones may be imported.
 
     Raises:
         UsageError: the same samples twice, or sums of other settings.
@@ -129,7 +132,7 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
         files: of parts that do not overlap.
         target: bundle or file.
         overwrite: whether it may be replaced.
-        trust: whether heads and networks from outside the package may be imported.
+        trust: whether custom heads and backbones may be imported.
 
     Raises:
         UsageError: the same samples twice, sums of other settings, or something is at ``target``
@@ -144,16 +147,10 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
         samples = number_of(sum(total.model.counts.values()), "sample")
         if is_sums(target):
             write_sums(total, target)
-            missing = len(total.missing)
-            if missing:
-                state = f"{number_of(missing, 'part')} {is_or_are(missing)} missing"
-            else:
-                state = "nothing is missing"
-            print(f"{count} of sums added up in {target}: {samples}, {state}")
+            missing = number_of(len(total.missing), "part")
+            print(f"{count} of sums added up in {target}: {samples}, {missing} missing")
             return
         model = total.solved()
         model.save(target, overwrite)
-    print(
-        f"{count} of sums merged: {number_of(len(model.class_names), 'class')} from {samples} in"
-        f" {target}"
-    )
+    classes = number_of(len(model.class_names), "class")
+    print(f"{count} of sums merged: {classes} from {samples} in bundle {target}")

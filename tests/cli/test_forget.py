@@ -61,7 +61,7 @@ def forget(model: Path, output: Path, *options: str, name: str = "bee") -> int:
 def test_with_images(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     images = made / "images" / "train" / "bee"
     assert forget(made / "four" / "default", tmp_path / "b", "--images", str(images)) == 0
-    assert "forgotten exactly: its 8 images" in capsys.readouterr().out
+    assert "'bee' forgotten exactly: 8 images" in capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "b")
     never = cifnet_pl.load(made / "three" / "default")
     assert model.counts == never.counts
@@ -74,9 +74,9 @@ def test_without_images(made: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for head, undone in (("four", True), ("buffered", False)):
         assert forget(made / head / "default", tmp_path / head) == 0
         said = capsys.readouterr().out
-        assert "8 images remains" in said
-        assert ("to undo that too, forget it from the model before" in said) == undone
-        assert ("CIFNetHead cannot undo that" in said) != undone
+        assert "8 images still count" in said
+        assert ("to subtract them, forget the class" in said) == undone
+        assert ("CIFNetHead cannot subtract them" in said) != undone
         model = cifnet_pl.load(tmp_path / head)
         assert model.class_names == ["ant", "cat", "dog"]
         assert model.history[-1].images is None
@@ -97,13 +97,13 @@ def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.Captur
     assert "if it is among bee, those images count against it" in capsys.readouterr().err
     assert forget(tmp_path / "again", tmp_path / "b", "--images", str(images)) == 0
     assert (
-        "a class was removed earlier without its images, which still count"
+        "A class was removed earlier without its images, which still count"
         in capsys.readouterr().out
     )
 
 
 def test_images_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Those of a class that came in two lessons lie in two folders."""
+    """Those of a class that was learned in two updates lie in two folders."""
     model = made / "four" / "default"
     images = made / "images" / "train" / "bee"
     for i, image in enumerate(sorted(images.iterdir())):
@@ -112,8 +112,8 @@ def test_images_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.Ca
         shutil.copy(image, part / image.name)
     both = [str(tmp_path / "first"), str(tmp_path / "then"), str(images.parent / "cat")]
     assert forget(model, tmp_path / "b", "--images", *both) == 0
-    passed = f"8 other images in {', '.join(both)} were not learned as 'bee', and are passed over"
-    assert passed in capsys.readouterr().out
+    ignored = f"8 other images in {', '.join(both)} ignored"
+    assert ignored in capsys.readouterr().out
     assert forget(model, tmp_path / "whole", "--images", str(images)) == 0
     one, other = (cifnet_pl.load(tmp_path / name) for name in ("b", "whole"))
     torch.testing.assert_close(one.head.weights, other.head.weights, rtol=0, atol=1e-9)

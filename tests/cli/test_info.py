@@ -17,7 +17,7 @@ def test_dates_are_whole_in_80_columns():
     made = Event(
         "task", 12, 12345, 99.9, seconds=1234.5, energy_kwh=1.2e-5, date="2026-11-23 09:25:15"
     )
-    taught = Event(
+    extended = Event(
         "extend",
         1234,
         60,
@@ -27,7 +27,7 @@ def test_dates_are_whole_in_80_columns():
         date="2026-11-24 10:00:59",
     )
     shown = io.StringIO()
-    Console(file=shown, width=80).print(history_table([made, taught], "images"))
+    Console(file=shown, width=80).print(history_table([made, extended], "images"))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     for whole in (
@@ -60,7 +60,7 @@ def test_every_class_and_number_is_said_once(tmp_path, capsys):
         1,
         1,
     ]
-    assert "step 3, extend: cockatoo; from model 0123456789abcdef\n" in said
+    assert "Step 3, extend: cockatoo; from model 0123456789abcdef\n" in said
 
 
 def test_what_was_learned_from_embeddings_are_samples(tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.Captu
     assert_ends(
         main(["merge", *map(str, shards[:2]), "--output", str(left)]),
         0,
-        "1 part is missing",
+        "1 part missing",
         capsys,
     )
     assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
