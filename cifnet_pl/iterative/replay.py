@@ -28,7 +28,7 @@ class FinetuneModule(IterativeModule):
 
     title = "Fine-tuning"
 
-    ways = ()
+    classifiers = ()
 
     def __init__(self, **options: Any):
         super().__init__(exemplars=0, **options)

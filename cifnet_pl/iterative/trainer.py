@@ -39,7 +39,8 @@ from cifnet_pl.iterative.exemplars import ExemplarSet, Prediction, quota
 from cifnet_pl.iterative.learned import frozen_backbone, learned_model
 from cifnet_pl.iterative.losses import aligned
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule, run_folder
+from cifnet_pl.learning.task_callback import run_folder
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -174,7 +175,7 @@ class IterativeModule(TaskModule):
     """
 
     averages_gradients = True
-    ways: tuple[str, ...] = ("classifier", "nearest_mean")
+    classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class IterativeModule(TaskModule):
         super().__init__()
         self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
         self.regime = Regime(self.options)
-        check_that(exemplars >= 1 or not self.ways, "exemplars", exemplars, "at least 1")
+        check_that(exemplars >= 1 or not self.classifiers, "exemplars", exemplars, "at least 1")
         if exemplars_per_class is not None:
             check_that(
                 exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1"
@@ -792,7 +793,7 @@ class IterativeModule(TaskModule):
         self._end_learning()
         counts = self._summed(self._counts.clone()).tolist()
         new = self.learned_tasks[-1]
-        self.refuse_empty(
+        self.require_images(
             [name for name, count in zip(new, counts[self.old :], strict=True) if not count]
         )
         self._descent = None
@@ -852,12 +853,12 @@ class IterativeModule(TaskModule):
         """Return the probabilities of an evaluation batch."""
         return cast(Tensor, self(cast(ImageBatch, batch).image))
 
-    def probabilities_by_way(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the probabilities of ``prediction``, and those of each of ``ways``."""
-        if not self.ways:
-            return super().probabilities_by_way(batch)
+    def probabilities_by_classifier(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the probabilities of ``prediction``, and those of each of ``classifiers``."""
+        if not self.classifiers:
+            return super().probabilities_by_classifier(batch)
         z = self.embed(cast(ImageBatch, batch).image)
-        found = {way: self._answers(z, way) for way in self.ways}
+        found = {name: self._answers(z, name) for name in self.classifiers}
         return found[self.prediction], found
 
     def _answers(self, z: Tensor, way: str) -> Tensor:
@@ -946,7 +947,7 @@ class IterativeModule(TaskModule):
             }
         return elements
 
-    def bytes_of(self, component: str) -> int:
+    def bytes_per_element(self, component: str) -> int:
         """Return the bytes of a weight, or of a pixel's channel."""
         if component == "buffer":
             return 1
@@ -955,14 +956,14 @@ class IterativeModule(TaskModule):
     # ------------------------------------------------------------------ resuming
 
     @property
-    def goes_on_inside(self) -> bool:
+    def resumes_inside_task(self) -> bool:
         """Whether the task that is opened next was under way when the run stopped, and goes on
         there.
         """
         return self._resume is not None
 
     @property
-    def resumable_now(self) -> bool:
+    def can_resume_inside_task(self) -> bool:
         """Whether a run can go on inside the task from a checkpoint that is written after this
         batch.
         """

@@ -1,11 +1,10 @@
-"""The training-free LightningModule: it feeds a model with the task stream, and stores it in
-checkpoints.
-"""
+"""The training-free LightningModule: a model learns the task stream, and checkpoints store it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,36 +30,36 @@ from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
 
-LEARNED_FROM = 5000
-"""Images that a backbone which is to be learned gets at most."""
+BACKBONE_IMAGES = 5000
+"""Largest number of images that a learned backbone is fitted to."""
 
 
 class CIFNetModule(TaskModule):
     """A frozen backbone and a closed-form head: Lightning's side of
     :class:`~cifnet_pl.model.classifier.Classifier`.
 
-    ``training_step`` embeds a batch and shows it to the model; at the end of the epoch the sums are
-    added over processes, the buffer is updated, and the head is solved. Nothing has a gradient.
+    ``training_step`` embeds a batch and lets the model observe it. At the end of the epoch the
+    statistics are added over processes, the buffer is updated, and the head is solved. Nothing has
+    a gradient.
 
     Args:
-        backbone: name of the frozen network, see :mod:`cifnet_pl.backbones`.
-        head: makes the head from the width of the embeddings; on the command line, a class of
-            ``cifnet_pl.heads``, in Python also a head of that width; null for CIFNetHead.
-        buffer: the calibration buffer, or null for none; left empty by heads that have no use for
+        backbone: name of the frozen backbone, see :mod:`cifnet_pl.backbones`.
+        head: a class of ``cifnet_pl.heads``, in Python also a head of the backbone's width; null
+            for CIFNetHead.
+        buffer: the calibration buffer, or null for none; it stays empty for heads that do not use
             it.
         architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or
             ``timm:<model>``.
-        download: whether weights that are not on this machine may be fetched.
+        download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
-            scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer,
-            whether or not the head learns from it.
+            scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
         engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where
-            the network can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+            the backbone can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
 
     Attributes:
-        model: the classifier that learns. Its parts are modules of this one, so that Lightning
-            moves and stores them.
-        evaluated: (n, d) embeddings of the evaluation batch seen last.
+        model: the classifier that learns. Its parts are submodules, so that Lightning moves and
+            stores them.
+        evaluated: (n, d) embeddings of the last evaluation batch.
     """
 
     evaluated: Tensor
@@ -77,58 +76,59 @@ class CIFNetModule(TaskModule):
     ):
         super().__init__()
         self.backbone = build_backbone(backbone, architecture, download, engine)
-        self._given_weights = self.backbone.sha256  # what it learns itself comes after them
+        # Of the weights as given: a learned backbone changes them.
+        self._given_weights = self.backbone.sha256
         self.head = _head_of(head or CIFNetHead, self.backbone)
         calibration.check(self.head, buffer, calibrate)
-        stores = self.head.uses_buffer or self.head.decides or calibrate
-        if stores:
-            self.buffer: CalibrationBuffer | None = buffer
-        else:
-            self.buffer = None
+        self.buffer: CalibrationBuffer | None = None
+        if self.head.uses_buffer or self.head.decides or calibrate:
+            self.buffer = buffer
         self.images = ImageHashes()
         self.model = Classifier(
             self.backbone, self.head, self.buffer, calibrated=calibrate, images=self.images
         )
         self.calibration = self.model.calibration
-        self._told: set[str] = set()
-        self._given: list[
-            tuple[Tensor, Tensor]
-        ] = []  # content hashes of this task's images, and their groups
+        self._messages_shown: set[str] = set()
+        # Content hashes of this task's images, and their groups, by batch.
+        self._groups: list[tuple[Tensor, Tensor]] = []
 
     def settings(self) -> dict[str, Any]:
-        """Return the backbone, head and buffer, by everything that their tensors depend on."""
-        head = {"class": import_name(type(self.head)), **self.head.settings()}
+        """Return everything that the tensors of backbone, head and buffer depend on."""
+        buffer: dict[str, Any] = {"capacity": 0}
         if self.buffer is not None:
             buffer = self.buffer.settings()
-        else:
-            buffer = {"capacity": 0}
         return {
             **super().settings(),
             "backbone": self._given_weights,
-            "head": head,
+            "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": buffer,
         }
 
     @property
     def needs_trust(self) -> bool:
-        """Whether reading a model of this module imports code from outside the package."""
+        """Whether reading a model of this module imports plug-ins."""
         return bool(self.model.plugin_imports)
 
-    def imported_parts(self) -> list[str]:
-        """Return the names of the classes of this module and its head."""
+    def learner_classes(self) -> list[str]:
+        """Return the import names of this module's class and its head's."""
         return [import_name(type(self)), import_name(type(self.head))]
 
     # ------------------------------------------------------------------ learning
 
     def setup(self, stage: str) -> None:
-        """Refuse processes that cannot learn together, and tell the model how its images are
-        prepared.
+        """Pass the options of images to the model, and refuse processes that cannot learn together.
+
+        Raises:
+            UsageError: the Trainer's options do not fit the head.
         """
         images = self.data.describe_images(self.backbone.preprocessing)
-        self.model.image_size = images["image_size"]
-        self.model.crop_ratio = images["crop_ratio"]
-        self.model.held_out = tuple(images["held_out"]) if images["held_out"] else None
-        self.model.precision = str(self.trainer.precision)
+        model = self.model
+        model.image_size = images["image_size"]
+        model.crop_ratio = images["crop_ratio"]
+        model.held_out = None
+        if images["held_out"]:
+            model.held_out = tuple(images["held_out"])
+        model.precision = str(self.trainer.precision)
         if stage == "fit":
             check_trainer(self.trainer)
             if not self.head.reduces and self.trainer.world_size > 1:
@@ -140,17 +140,15 @@ class CIFNetModule(TaskModule):
         self.engine()
 
     def engine(self) -> str:
-        """Return the engine that runs the backbone in this run, and prepare it, which takes seconds
-        the first time.
+        """Return the engine of the backbone in this run.
+
+        The first call prepares it, which takes seconds.
         """
-        return self.backbone.engine(
-            self.trainer.strategy.root_device.type, str(self.trainer.precision)
-        )
+        device = self.trainer.strategy.root_device.type
+        return self.backbone.engine(device, str(self.trainer.precision))
 
     def on_fit_start(self) -> None:
-        """Learn the backbone if it is to be, and refuse a run whose classes the buffer cannot
-        hold.
-        """
+        """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
         if self.backbone.learning is not None and not self.backbone.learning.learned:
             self._learn_backbone(self.backbone.learning)
         super().on_fit_start()
@@ -158,15 +156,20 @@ class CIFNetModule(TaskModule):
             self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
 
     def _learn_backbone(self, network: Patches) -> None:
-        """Learn the backbone from the first task's images; the first process's is that of all."""
+        """Fit the backbone to the first task's images; all processes get the first one's."""
         start = time.perf_counter()
-        network.learn_from(self.data.images_of(0, LEARNED_FROM), torch.initial_seed())
+        network.learn_from(self.data.images_of(0, BACKBONE_IMAGES), torch.initial_seed())
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
-        self.preparing = time.perf_counter() - start
-        rank_zero_info(f"backbone {self.backbone.name} is learned in {self.preparing:.0f} s")
+        seconds = time.perf_counter() - start
+        self.preparation_seconds = seconds
+        rank_zero_info(f"backbone {self.backbone.name} is learned in {seconds:.0f} s")
 
     def check_returning(self) -> None:
-        """Raise UnsupportedError unless the head can add samples of a class that it has learned."""
+        """Check that the head can add samples of a class that it has learned.
+
+        Raises:
+            UnsupportedError: it cannot.
+        """
         try:
             self.head.require("pools")
         except UnsupportedError as error:
@@ -176,54 +179,54 @@ class CIFNetModule(TaskModule):
             ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Open the task in the model: its new classes, and those that return with more samples."""
+        """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine()])
         names = [*names, *self.data.returning_classes(self.data.task)]
         self.model.begin_task(names, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch and show it to the model; return its embeddings and labels."""
+        """Embed a batch and let the model observe it; return its embeddings and labels."""
         z = self.embed(batch)
         self.model.observe(z, batch.label, batch.key)
         if self.data.source.groups is not None:
-            given = self.data.source.groups[batch.row.cpu().numpy()]
-            self._given.append((batch.key.cpu(), torch.from_numpy(given)))
+            groups = self.data.source.groups[batch.row.cpu().numpy()]
+            self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
         return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
-        """Add up over all processes, and let the model solve its head.
+        """Add the statistics of all processes, and let the model solve its head.
 
         Raises:
             DataError: a class of which no image could be learned.
         """
         self.data.begin_task(len(self.learned_tasks))
         self.add_up(self.model)
-        self.refuse_empty(
-            [self.class_names[label] for label, n in self.head.class_counts().items() if not n]
-        )
-        for key, given in (pair for pairs in of_all_processes(self._given) for pair in pairs):
-            self.calibration.add_given_groups(key, given)
-        self._given.clear()
+        counts = self.head.class_counts()
+        self.require_images([self.class_names[label] for label in counts if not counts[label]])
+        for local in of_all_processes(self._groups):
+            for keys, groups in local:
+                self.calibration.add_given_groups(keys, groups)
+        self._groups.clear()
         self.model.finish_task()
-        for remark, sentence in about_choices(self.head.choices()).items():
-            if remark not in self._told:  # once in a run
-                rank_zero_info(sentence)
-            self._told.add(remark)
+        for topic, message in about_choices(self.head.choices()).items():
+            if topic not in self._messages_shown:
+                rank_zero_info(message)
+            self._messages_shown.add(topic)
 
     def add_up(self, model: Classifier) -> None:
-        """Add up over all processes what a model has observed."""
-        strategy = self.trainer.strategy
-        alone = self.trainer.world_size == 1
-        model.add_up(None if alone else lambda tensor: strategy.reduce(tensor, reduce_op="sum"))
+        """Add the statistics that a model has observed in all processes."""
+        if self.trainer.world_size == 1:
+            model.add_up(None)
+        else:
+            model.add_up(partial(self.trainer.strategy.reduce, reduce_op="sum"))
 
     def abort_task(self, labels: list[int]) -> None:
-        """Remove the task that was under way from the model."""
-        self._given.clear()
+        """Remove the unfinished task from the model."""
+        self._groups.clear()
         self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return (n, d) float32 embeddings of a batch: those that it brings, or of its images,
-        offered to the cache.
+        """Return (n, d) float32 embeddings of a batch; those of images go into the cache.
 
         Raises:
             NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from
@@ -231,19 +234,16 @@ class CIFNetModule(TaskModule):
         """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
-        z = self.model.embed(batch.image, lambda row: self._name_of(int(batch.row[row])))
+        z = self.model.embed(batch.image, lambda row: self._image_name(int(batch.row[row])))
         self.data.remember(batch, z)
         return z
 
-    def _name_of(self, row: int) -> str:
-        """Return what an error calls an image of the set that is being fed."""
-        learning = self.trainer.training
+    def _image_name(self, row: int) -> str:
+        """Return the name of an image of the current loop, for error messages."""
         source = self.data.source
-        if learning:
-            where = f"batch {self.trainer.fit_loop.batch_idx}, "
-        else:
-            where = "evaluation, "
-        return f"{where}image {(source.train if learning else source.val).names[row]}"
+        if self.trainer.training:
+            return f"batch {self.trainer.fit_loop.batch_idx}, image {source.train.names[row]}"
+        return f"evaluation, image {source.val.names[row]}"
 
     # ------------------------------------------------------------------ prediction
 
@@ -257,17 +257,20 @@ class CIFNetModule(TaskModule):
         return self.head.probabilities(self.evaluated)
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks, by component; the head's own, and the buffer's."""
+        """Count the values of head and buffer that are kept between tasks, by component."""
         return self.model.state_elements()
 
-    def bytes_of(self, component: str) -> int:
-        """Return the bytes of one number of the buffer, or of the head's statistics."""
+    def bytes_per_element(self, component: str) -> int:
+        """Return the size of a value of the buffer, or of the head's statistics."""
         if component == "buffer":
             return 4
         return self.head.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
         """Return the head, the backbone and their settings, for ``summary.json``."""
+        buffer = None
+        if self.buffer is not None:
+            buffer = self.buffer.settings()
         return {
             **super().describe(),
             "engine": self.engine(),
@@ -275,7 +278,7 @@ class CIFNetModule(TaskModule):
             **about(type(self.head)),
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
-            "buffer_settings": self.buffer.settings() if self.buffer is not None else None,
+            "buffer_settings": buffer,
             "groups": self.calibration.known,
             "loo_accuracy": self.calibration.loo_accuracy,
             "new_group_accuracy": self.calibration.new_group_accuracy,
@@ -289,8 +292,7 @@ class CIFNetModule(TaskModule):
         checkpoint["cifnet"]["model"] = self.model.describe()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint belongs to this module, and take over what it says of the
-        model.
+        """Check that the checkpoint belongs to this module, and take over the model's description.
 
         Engines may change, as their embeddings agree.
         """
@@ -303,25 +305,25 @@ class CIFNetModule(TaskModule):
         self.model.history = list(about.history)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return everything but a backbone that is given: its hash is stored instead."""
+        """Return all tensors but those of a fixed backbone: its hash is stored instead."""
         state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if not self._is_given(key)}
+        return {key: value for key, value in state.items() if not self._is_fixed(key)}
 
-    def _is_given(self, key: str) -> bool:
-        """Return whether a tensor is of a backbone that never changes."""
+    def _is_fixed(self, key: str) -> bool:
+        """Return whether a tensor belongs to a backbone that never changes."""
         return key.startswith("backbone.") and self.backbone.learning is None
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load everything but a backbone that is given.
+        """Load all tensors but those of a fixed backbone.
 
         Raises:
             CheckpointError: tensors are missing, of another shape, or do not fit each other.
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = [key for key in result.missing_keys if not self._is_given(key)]
+        missing = [key for key in result.missing_keys if not self._is_fixed(key)]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
                 f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected"
@@ -336,8 +338,14 @@ class CIFNetModule(TaskModule):
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
-    """Return a head for a backbone; UsageError for a name, or one of another width, or that has
-    learned already.
+    """Return a head for a backbone.
+
+    Args:
+        head: makes a head from the width of the embeddings, or is one.
+        backbone: gives the embeddings.
+
+    Raises:
+        UsageError: a name, a head of another width, or one that has learned already.
     """
     if not callable(head):
         raise UsageError(
@@ -351,9 +359,9 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
     name = type(made).__name__
     if made.in_features != backbone.features:
         raise UsageError(
-            f"{name} is for embeddings of {made.in_features} numbers, and backbone {backbone.name}"
-            f" gives {backbone.features}: head={name}({backbone.features}), or head={name}, which"
-            " gets the width by itself"
+            f"{name} is for embeddings of width {made.in_features}, but those of backbone"
+            f" {backbone.name} have width {backbone.features}: give"
+            f" head={name}({backbone.features}), or head={name} without a width"
         )
     if made.classes:
         raise UsageError(f"{name} has learned {len(made.classes)} classes already: give a new head")

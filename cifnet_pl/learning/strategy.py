@@ -1,6 +1,4 @@
-"""Run in several processes without a gradient wrapper: each embeds its exact share, and the sums
-are added.
-"""
+"""Run in several processes without a gradient wrapper; the statistics are added."""
 
 from __future__ import annotations
 
@@ -20,19 +18,16 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 class StatisticsDDPStrategy(DDPStrategy):
-    """Lightning's DDP launcher, process group and reductions, for modules that reduce by themselves
-    what they learn.
+    """Lightning's DDP launcher, process group and reductions, without its gradient wrapper.
 
-    These are modules in which nothing has a gradient, and those that declare ``averages_gradients =
-    True``.
+    For modules in which nothing has a gradient, and those that declare ``averages_gradients =
+    True``: they add up over processes by themselves.
     """
 
     strategy_name = "ddp"
 
     def configure_ddp(self) -> None:
-        """Make all processes start from the same tensors; wrap only what leaves its gradients to
-        Lightning.
-        """
+        """Give all processes the same tensors; wrap modules that leave gradients to Lightning."""
         assert self.model is not None
         averages = getattr(self.lightning_module, "averages_gradients", False)
         if any(p.requires_grad for p in self.model.parameters()) and not averages:
@@ -54,19 +49,20 @@ def register_strategy() -> None:
 
 @contextmanager
 def leaving_the_group() -> Iterator[None]:
-    """Leave the process group at the end of the block: an interpreter that ends before gloo's
-    threads is aborted.
+    """Leave the process group at the end of the block.
 
-    After an error NCCL's group is kept, as leaving it would wait for processes that may be gone.
+    Otherwise the interpreter is aborted, if it ends before gloo's threads. After an error an NCCL
+    group is not left, as that would wait for processes that may be gone.
     """
-    left = {"gloo"}
+    backends = {"gloo"}
     try:
         yield
-        left = {"gloo", "nccl"}
+        backends.add("nccl")
     finally:
-        group = torch.distributed
-        if group.is_available() and group.is_initialized() and group.get_backend() in left:
-            group.destroy_process_group()
+        distributed = torch.distributed
+        in_group = distributed.is_available() and distributed.is_initialized()
+        if in_group and distributed.get_backend() in backends:
+            distributed.destroy_process_group()
 
 
 def check_number(trainer: Trainer) -> None:
@@ -88,7 +84,8 @@ def check_trainer(trainer: Trainer) -> None:
     """Check a Trainer, however it was made.
 
     Raises:
-        UsageError: it would round the sums, or its processes would not learn together.
+        UsageError: its precision would round the statistics, or its processes would not learn
+            together.
     """
     check_precision(str(trainer.precision))
     strategy = trainer.strategy
@@ -104,15 +101,17 @@ def check_strategy(strategy: Any) -> None:
     """Check a strategy.
 
     Raises:
-        UsageError: it starts processes by spawning or forking, so that the parent would never see
-            what they learned, or it shards gradients.
+        UsageError: it spawns or forks processes, whose results the parent would never see, or it
+            shards gradients.
     """
     if isinstance(strategy, str):
         name = strategy
     else:
         name = getattr(strategy, "strategy_name", type(strategy).__name__)
     if "spawn" in name or "fork" in name or "notebook" in name:
-        raise UsageError(f"strategy '{name}' would lose what the processes learn: use auto or ddp")
+        raise UsageError(
+            f"strategy '{name}' would lose the results of its processes: use auto or ddp"
+        )
     if any(word in name for word in ("fsdp", "deepspeed", "xla", "model_parallel")):
         raise UsageError(
             f"strategy '{name}' shards gradients that do not exist here: use auto or ddp"

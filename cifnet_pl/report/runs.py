@@ -30,7 +30,7 @@ FILES = {
 
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll",
-    "epochs", "set_size", "set_coverage", "called_unknown", "unknown_auroc", "unknown_fpr95",
+    "epochs", "set_size", "set_coverage", "known_rejected", "unknown_auroc", "unknown_fpr95",
     "train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
 )  # fmt: skip
 """Keys of ``summary.json`` with a number, or null where it was not measured, that reports use."""

@@ -253,7 +253,7 @@ RESULT_COLUMNS = {
     "nll": Column("NLL", 3),
     "set_size": Column("prediction set at 95 % (classes)", collapsed=True),
     "set_coverage": Column("coverage (%)", collapsed=True),
-    "called_unknown": Column("rejected as unknown at 5 % (%)", collapsed=True),
+    "known_rejected": Column("rejected as unknown at 5 % (%)", collapsed=True),
     "unknown_auroc": Column("unknown: AUROC (%)", collapsed=True),
     "unknown_fpr95": Column("unknown: FPR95 (%)", collapsed=True),
     "train_seconds": Column("training (min)", None, 1 / 60),

@@ -304,7 +304,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="cut off whole passes"):
             trainer(tmp_path, limit_train_batches=3).fit(learner(FinetuneModule), datamodule=data())
 
-    @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_way"])
+    @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_classifier"])
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
         monkeypatch.setattr(PODNetModule, where, FULL)
         said = r"^the GPU's memory is full: set a smaller --data\.batch_size \(now 32\)$"
@@ -313,7 +313,7 @@ class TestRefused:
 
     def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
         made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
-        monkeypatch.setattr(WAModule, "probabilities_by_way", FULL)
+        monkeypatch.setattr(WAModule, "probabilities_by_classifier", FULL)
         with pytest.raises(
             CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"
         ):

@@ -227,7 +227,7 @@ def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
     learner = module(head=RidgeHead(192), buffer=None)
     trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=1))
     assert learner.model.head.classes
-    with pytest.raises(UsageError, match=r"gives 192: head=RidgeHead\(192\), or head=RidgeHead"):
+    with pytest.raises(UsageError, match=r"192.*head=RidgeHead\(192\)"):
         module(head=RidgeHead(64))
     with pytest.raises(UsageError, match="has learned 2 classes already"):
         module(head=learner.head)

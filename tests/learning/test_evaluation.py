@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from cifnet_pl.learning.task_module import EvaluationCounts
+from cifnet_pl.learning.task_evaluation import EvaluationCounts
 from cifnet_pl.model.metrics import top_classes
 
 
@@ -43,7 +43,7 @@ def test_whatever_the_batches(batch: int):
 def test_by_domain_and_by_way():
     probabilities, label = drawn(90)
     domain = torch.arange(90) % 3
-    counts = EvaluationCounts([3, 4], domains=3, ways=("one", "other"))
+    counts = EvaluationCounts([3, 4], domains=3, classifiers=("one", "other"))
     counts.update(
         probabilities, label, domain, {"one": probabilities, "other": probabilities.roll(1, dims=1)}
     )
@@ -52,9 +52,9 @@ def test_by_domain_and_by_way():
     assert evaluation.task_accuracy == pytest.approx(
         [100 * float(right[domain == k].mean()) for k in range(2)]
     )
-    assert evaluation.accuracy_by["one"] == evaluation.accuracy
+    assert evaluation.accuracy_by_classifier["one"] == evaluation.accuracy
     shifted = ((probabilities.argmax(1) + 1) % 7 == label).double()
-    assert evaluation.accuracy_by["other"] == pytest.approx(100 * float(shifted.mean()))
+    assert evaluation.accuracy_by_classifier["other"] == pytest.approx(100 * float(shifted.mean()))
 
 
 def test_of_equal_probabilities_the_first_column_is_the_answer():
@@ -65,7 +65,7 @@ def test_of_equal_probabilities_the_first_column_is_the_answer():
     whole.update(probabilities, target)
     columns, _ = top_classes(probabilities)
     assert torch.equal(columns[:, 0], probabilities.argmax(dim=1))
-    assert int(whole.among_first) == int((columns == target[:, None]).any(dim=1).sum()) == 0
+    assert int(whole.top5) == int((columns == target[:, None]).any(dim=1).sum()) == 0
     for part, row in zip(parts, (0, 1), strict=True):
         part.update(probabilities[row : row + 1], target[row : row + 1])
     parts[0].merge_state(parts[1])

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
 import cifnet_pl.cli.lightning_cli
-import cifnet_pl.learning.callbacks.pictures
+import cifnet_pl.learning.callbacks.figures
 import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
@@ -26,8 +26,8 @@ from cifnet_pl.cli.lightning_cli import CIFNetCLI
 from cifnet_pl.heads.cifnet import CIFNetHead
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics, TrajectoryPlot
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
-from cifnet_pl.learning.callbacks.task_metrics import RunRecord
 from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.files import exclusive
 from tests.cli.test_option_errors import one_sentence
@@ -53,8 +53,8 @@ LAST = ["--ckpt_path", "last"]
 def quick_picture():
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patched:
-        pictures = cifnet_pl.learning.callbacks.pictures
-        patched.setattr(pictures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
+        figures = cifnet_pl.learning.callbacks.figures
+        patched.setattr(figures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
         yield
 
 
@@ -335,7 +335,7 @@ class TestOtherCheckpoints:
         )
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
-        assert "can be evaluated with it, but not go on" in capsys.readouterr().err
+        assert "weights only" in capsys.readouterr().err
 
     def test_of_slurm(self, reference, tmp_path):
         """SIGUSR1 before the time limit: Lightning saves and queues the job again, which picks it
@@ -349,7 +349,7 @@ class TestOtherCheckpoints:
         assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0, (
             again.read_text()
         )
-        assert "going on after task 2" in again.read_text()
+        assert "resumed after task 2" in again.read_text()
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
 
@@ -365,7 +365,7 @@ class TestMore:
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         shown = capsys.readouterr()
         assert shown.err == ""
-        assert "all are learned already, nothing is left to do" in shown.out
+        assert "nothing is left to do" in shown.out
         assert shown.out.count("│") == 3 * 8  # the table: a row for each task
         assert_same_run(tmp_path / "default" / "version_0", reference)
         assert (
@@ -561,7 +561,7 @@ def _state(key, value):
 HOSTILE = {
     **{
         f"no {key}": _without(key)
-        for key in ("format", "class_names", "task_sizes", "settings", "under_way", "closing")
+        for key in ("format", "class_names", "task_sizes", "settings", "under_way", "solving")
     },
     "format": _with("format", 99),
     "names are a text": _with("class_names", "012345"),

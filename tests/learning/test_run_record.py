@@ -17,14 +17,8 @@ from hypothesis import strategies as st
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
-from cifnet_pl.learning.callbacks.task_metrics import (
-    RunRecord,
-    TaskRow,
-    fingerprint,
-    machine,
-    package_commit,
-    processor,
-)
+from cifnet_pl.learning.run_description import fingerprint, machine, package_commit, processor
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images
 

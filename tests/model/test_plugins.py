@@ -124,7 +124,7 @@ def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts:
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["head"], summary["title"]) == ("MyHead", "My")
     code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
-    assert summary["outside_code"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
+    assert summary["plugin_hashes"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
     config = config_of(bundle)
     assert config["head"] == {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
     assert config["backbone"]["name"] == "import:my_parts.MyNet"

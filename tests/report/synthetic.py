@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from cifnet_pl import heads
-from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskRow
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.files import to_csv, write_json, write_text
 

@@ -1,17 +1,15 @@
-"""Lightning callbacks: activations, classes, copies, metrics, energy, trajectory, checkpoint,
-predictions, screen.
-"""
+"""Callbacks of a run: measurements, energy, figures, predictions, checkpoints, the screen."""
 
 from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint as TaskCheckpoint
+from cifnet_pl.learning.callbacks.class_results import ClassResults as ClassResults
 from cifnet_pl.learning.callbacks.coverage_and_novelty import (
     CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics,
 )
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor as EnergyMonitor
+from cifnet_pl.learning.callbacks.figures import TrajectoryPlot as TrajectoryPlot
 from cifnet_pl.learning.callbacks.held_out import HeldOutImages as HeldOutImages
-from cifnet_pl.learning.callbacks.pictures import ClassResults as ClassResults
-from cifnet_pl.learning.callbacks.pictures import TrajectoryPlot as TrajectoryPlot
 from cifnet_pl.learning.callbacks.predictions import ActivationTable as ActivationTable
 from cifnet_pl.learning.callbacks.predictions import PredictionRecord as PredictionRecord
 from cifnet_pl.learning.callbacks.predictions import PredictionTable as PredictionTable
@@ -28,12 +26,16 @@ def standard_callbacks(bar: bool) -> list[Callback]:
     Args:
         bar: whether there is a progress bar.
     """
-    shown = [DuplicatesReport(), *[TaskProgressBar()] * bar, RunTable()]
-    measured = [
+    callbacks: list[Callback] = [
         PrequentialAccuracy(),
         ClassResults(),
         CoverageAndNoveltyMetrics(),
         TaskMetrics(),
         TrajectoryPlot(),
+        HeldOutImages(),
+        DuplicatesReport(),
     ]
-    return [*measured, HeldOutImages(), *shown]
+    if bar:
+        callbacks.append(TaskProgressBar())
+    callbacks.append(RunTable())
+    return callbacks

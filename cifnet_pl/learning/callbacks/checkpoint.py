@@ -11,16 +11,15 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.task_module import TaskModule, run_folder
+from cifnet_pl.learning.task_callback import run_folder
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.store import read_checkpoint
 from cifnet_pl.utilities.errors import check_that
 from cifnet_pl.utilities.files import write_atomic
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, flushes to disk and renames; reads tensors and plain containers
-    only.
-    """
+    """Write checkpoints atomically, and read tensors and plain containers only."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -44,30 +43,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class TaskCheckpoint(Checkpoint):
-    """Saves ``checkpoints/last.ckpt`` after each task's evaluation.
+    """Save ``checkpoints/last.ckpt`` after each task's evaluation.
 
-    Trained methods are saved inside tasks too, at the end of an epoch, and go on there with the
-    same bits. A task of a closed-form head is done again: it takes seconds.
+    Trained methods can be saved inside tasks too, and go on there with the same bits. A task of a
+    closed-form head is learned again: it takes seconds.
 
     Args:
-        every_task: keep ``task_<k>.ckpt`` of each task as well.
-        every_minutes: least time between two checkpoints inside a task, 0 for one after each epoch;
-            null for none.
+        every_task: whether to save ``task_<k>.ckpt`` of each task as well.
+        every_minutes: shortest time between two checkpoints inside a task, 0 for one after each
+            batch; null for none.
     """
 
     def __init__(self, every_task: bool = False, every_minutes: float | None = None):
-        check_that(
-            every_minutes is None or every_minutes >= 0,
-            "every_minutes",
-            every_minutes,
-            "at least 0",
-        )
+        if every_minutes is not None:
+            check_that(every_minutes >= 0, "every_minutes", every_minutes, "at least 0")
         self.every_task = every_task
         self.every_minutes = every_minutes
         self._saved = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove what a killed process left half-written."""
+        """Remove incomplete files of a killed process."""
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             for leftover in (folder / "checkpoints").glob(".*.ckpt.*.tmp"):
@@ -76,11 +71,12 @@ class TaskCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save inside a task, if it is time; checkpoints come after all other callbacks."""
-        if self.every_minutes is None or not cast(TaskModule, pl_module).resumable_now:
+        """Save inside a task, if it is time; Lightning calls this after all other callbacks."""
+        if self.every_minutes is None or not cast(TaskModule, pl_module).can_resume_inside_task:
             return
-        # The first process's clock counts for all, as all save together.
-        if trainer.strategy.broadcast(time.monotonic() - self._saved >= 60 * self.every_minutes):
+        due = time.monotonic() - self._saved >= 60 * self.every_minutes
+        # All processes save together, by the clock of the first one.
+        if trainer.strategy.broadcast(due):
             self._save(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,6 +88,6 @@ class TaskCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer, name: str) -> None:
         folder = run_folder(trainer)
         if folder is not None:
-            # weights_only=False here means: with the loops and callbacks that a run needs to go on.
+            # weights_only=False: with the state of loops and callbacks, which a run needs to go on.
             trainer.save_checkpoint(folder / "checkpoints" / name, weights_only=False)
             self._saved = time.monotonic()

@@ -1,12 +1,10 @@
-"""Measure energy per task with CodeCarbon, offline: learning and evaluation, and CPU, GPU and RAM,
-separately.
-"""
+"""Measure the energy of each task with CodeCarbon, offline, by phase and component."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, cast
 
@@ -33,14 +31,18 @@ class Energy:
         """kWh of all components."""
         return self.cpu + self.gpu + self.ram
 
-    def plus(self, other: Energy, sign: int = 1) -> Energy:
-        """Return the sum with another one, or with ``sign`` −1 the difference."""
+    def __add__(self, other: Energy) -> Energy:
+        """Return the sum, by component."""
         return Energy(
-            *(
-                mine + sign * theirs
-                for mine, theirs in zip(astuple(self), astuple(other), strict=True)
-            )
+            self.cpu + other.cpu,
+            self.gpu + other.gpu,
+            self.ram + other.ram,
+            self.co2_kg + other.co2_kg,
         )
+
+    def __sub__(self, other: Energy) -> Energy:
+        """Return the difference, by component."""
+        return self + Energy(-other.cpu, -other.gpu, -other.ram, -other.co2_kg)
 
 
 def check_country(code: str) -> str:
@@ -64,12 +66,11 @@ def check_country(code: str) -> str:
 
 
 class EnergyMonitor(Callback):
-    """Measures the energy of every task's learning and of its evaluation, with one tracker per
-    node.
+    """Measure the energy of every task's learning and evaluation, with one tracker per node.
 
-    An error in the tracker is reported once and never ends a run. What a task under way has taken
-    is part of the checkpoint, and counts if the run goes on inside that task; each of several nodes
-    then adds what the first one took.
+    An error in the tracker is reported once and never ends a run. The energy that an open task has
+    taken is part of the checkpoint, and counts if the run goes on inside that task; with several
+    nodes, each then adds what the first one took.
 
     Args:
         enabled: whether to measure at all.
@@ -77,6 +78,12 @@ class EnergyMonitor(Callback):
         tracking_mode: machine counts the processor and memory with all other processes, process
             only this run's share. The Trainer's GPUs are counted whole in both modes, other GPUs in
             neither.
+
+    Attributes:
+        source: where the values come from, such as "cpu estimated (cpu_load), gpu nvml"; None if
+            nothing is measured.
+        learning: energy of the last task's learning; None if it was not measured.
+        evaluation: energy of the last evaluation; None likewise.
     """
 
     def __init__(
@@ -86,68 +93,71 @@ class EnergyMonitor(Callback):
         tracking_mode: Literal["machine", "process"] = "machine",
     ):
         self.enabled = enabled
-        # The list of countries is read by pandas, whose import takes a second and 90 MB.
         if enabled:
-            self.country_iso_code = check_country(country_iso_code)
-        else:
-            self.country_iso_code = country_iso_code
+            # Only here: pandas reads the list of countries, and its import takes a second.
+            check_country(country_iso_code)
+        self.country_iso_code = country_iso_code
         self.tracking_mode = tracking_mode
         self.source: str | None = None
         self.learning: Energy | None = None
         self.evaluation: Energy | None = None
         self._tracker: Any = None
-        self._mark = Energy()
-        self._open = False  # whether a task is being learned
-        self._spent: Energy | None = (
-            Energy()
-        )  # of the task under way, up to the last checkpoint; None if not known
-        self._before_stop: Energy | None = Energy()  # of the task under way, in earlier runs
+        self._last_total = Energy()
+        self._task_open = False
+        # Of the open task: up to the last checkpoint, and in earlier runs. None if not known.
+        self._spent: Energy | None = Energy()
+        self._stored: Energy | None = Energy()
         self._warned = False
 
-    # ------------------------------------------------------------------ hooks, in the order
-    # Lightning calls them
+    # ------------------------------------------------------------------ hooks, in Lightning's order
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
         if self.enabled and stage == "fit" and trainer.local_rank == 0 and self._tracker is None:
-            self._start(trainer)
+            self._guard(lambda: self._start(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the learning of a task."""
         module = cast(TaskModule, pl_module)
-        lap = self._lap()
-        preparing = lap if module.preparing else Energy()
-        if module.goes_on_inside:
-            self._spent = self._before_stop
+        since_last = self._since_last()
+        if module.resumes_inside_task:
+            self._spent = self._stored
+        elif module.preparation_seconds:
+            self._spent = since_last
         else:
-            self._spent = preparing
-        self._open = True
-        self._before_stop = Energy()
+            self._spent = Energy()
+        self._task_open = True
+        self._stored = Energy()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
-        self.learning = self._add_lap()
-        self._open = False
+        self.learning = self._task_energy()
+        self._task_open = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the energy of the evaluation; with several nodes, the sum over nodes."""
-        self.evaluation = self._lap()
+        self.evaluation = self._since_last()
         if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
             self.evaluation = _over_nodes(trainer, self.evaluation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a task under way has taken, for the checkpoint; nothing between tasks."""
-        if not self._open:
+        """Return the energy of an open task, for the checkpoint; nothing between tasks."""
+        if not self._task_open:
             return {}
-        spent = self._add_lap()
-        return {"spent": None if spent is None else asdict(spent)}
+        spent = self._task_energy()
+        if spent is None:
+            return {"spent": None}
+        return {"spent": asdict(spent)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what the task under way took before; CheckpointError if it is damaged."""
+        """Take over the energy of the open task; CheckpointError if it is damaged."""
         with explained(CheckpointError, "the checkpoint is damaged, its energy cannot be read"):
             spent = state_dict["spent"]
-            self._before_stop = None if spent is None else Energy(**spent)
+            if spent is None:
+                self._stored = None
+            else:
+                self._stored = Energy(**spent)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the tracker."""
@@ -158,56 +168,56 @@ class EnergyMonitor(Callback):
     # ------------------------------------------------------------------ the tracker
 
     def _start(self, trainer: Trainer) -> None:
-        def start() -> None:
-            logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-            from codecarbon import OfflineEmissionsTracker
+        logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
+        from codecarbon import OfflineEmissionsTracker
 
-            gpus = (
-                physical_gpus(trainer.device_ids)
-                if trainer.strategy.root_device.type == "cuda"
-                else None
-            )
-            self._tracker = OfflineEmissionsTracker(
-                country_iso_code=self.country_iso_code,
-                save_to_file=False,
-                allow_multiple_runs=True,
-                log_level=logging.CRITICAL,
-                tracking_mode=self.tracking_mode,
-                gpu_ids=gpus,
-            )
-            self._tracker.start()
-            if gpus is None:  # an empty list of GPUs means all of them to CodeCarbon
-                self._tracker._hardware = [
-                    h for h in self._tracker._hardware if type(h).__name__ != "GPU"
-                ]
-            self.source = energy_source(self._tracker._hardware)
+        gpus = None
+        if trainer.strategy.root_device.type == "cuda":
+            gpus = physical_gpus(trainer.device_ids)
+        self._tracker = OfflineEmissionsTracker(
+            country_iso_code=self.country_iso_code,
+            save_to_file=False,
+            allow_multiple_runs=True,
+            log_level=logging.CRITICAL,
+            tracking_mode=self.tracking_mode,
+            gpu_ids=gpus,
+        )
+        self._tracker.start()
+        hardware = self._tracker._hardware
+        if gpus is None:
+            # Not by an empty ``gpu_ids``, which means all GPUs to CodeCarbon.
+            hardware = [part for part in hardware if type(part).__name__ != "GPU"]
+            self._tracker._hardware = hardware
+        self.source = energy_source(hardware)
 
-        self._guard(start)
-
-    def _lap(self) -> Energy | None:
+    def _since_last(self) -> Energy | None:
         """Return the energy since the last call; None if nothing is measured."""
         if self._tracker is None:
             return None
-        before = self._mark
+        before = self._last_total
+        self._guard(self._read)
+        if self._tracker is None:
+            return None
+        return self._last_total - before
 
-        def read() -> None:
-            self._tracker._measure_power_and_energy()  # flush() leaves out what took less than 50 ms
-            data = self._tracker._prepare_emissions_data()
-            self._mark = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
+    def _read(self) -> None:
+        # Not flush(), which leaves out what took less than 50 ms.
+        self._tracker._measure_power_and_energy()
+        data = self._tracker._prepare_emissions_data()
+        self._last_total = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
 
-        self._guard(read)
-        if self._tracker is not None:
-            return self._mark.plus(before, -1)
-        return None
-
-    def _add_lap(self) -> Energy | None:
-        """Return the energy of the task under way; None if a part of it was not measured."""
-        lap = self._lap()
-        self._spent = None if lap is None or self._spent is None else self._spent.plus(lap)
+    def _task_energy(self) -> Energy | None:
+        """Return the energy of the open task; None if a part of it was not measured."""
+        since_last = self._since_last()
+        if since_last is None or self._spent is None:
+            self._spent = None
+        else:
+            self._spent = self._spent + since_last
         return self._spent
 
-    def _guard(self, action: Any) -> None:
-        # CodeCarbon probes hardware in many ways; an error there must not end the run.
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Call a function of the tracker; after an error, warn once and measure no more."""
+        # Any exception: CodeCarbon probes hardware in many ways.
         try:
             action()
         except Exception as error:
@@ -224,8 +234,9 @@ class EnergyMonitor(Callback):
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
-    """Return the driver's numbers or names of a process's GPUs, which CUDA_VISIBLE_DEVICES may
-    number differently.
+    """Return the driver's numbers or names of a process's GPUs.
+
+    They differ from the process's own numbers if CUDA_VISIBLE_DEVICES is set.
 
     Args:
         device_ids: indices as the process counts its GPUs.
@@ -234,48 +245,58 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
     if not visible:
         return list(device_ids)
     names = [name.strip() for name in visible.split(",")]
-    return [int(names[i]) if names[i].isdigit() else names[i] for i in device_ids]
+    chosen: list[int | str] = []
+    for i in device_ids:
+        name = names[i]
+        chosen.append(int(name) if name.isdigit() else name)
+    return chosen
 
 
-TRACKERS = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
-"""CodeCarbon's class of a GPU → the library that reads its energy."""
+GPU_LIBRARIES = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
+"""Library that reads the energy of each of CodeCarbon's classes of GPUs."""
 
 
 def energy_source(hardware: Sequence[Any]) -> str:
-    """Return where the numbers come from, e.g. "cpu estimated (cpu_load), gpu nvml, ram estimated".
+    """Return where the values come from, such as "cpu estimated (cpu_load), gpu nvml".
 
     Args:
-        hardware: what CodeCarbon's tracker reads.
+        hardware: components that CodeCarbon's tracker reads.
     """
-    parts = []
+    sources = []
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
-            counted = [
-                device for device in part.devices.devices if device.gpu_index in part._get_gpu_ids()
-            ]
-            libraries = {
-                TRACKERS.get(type(device).__name__, type(device).__name__)
-                + ("" if getattr(device, "_has_counter", True) else " (power sampled)")
-                for device in counted
-            }
-            parts += [f"gpu {library}" for library in sorted(libraries)]
+            sources += _gpu_sources(part)
         elif kind == "RAM":
-            parts.append("ram estimated")
+            sources.append("ram estimated")
         elif kind == "AppleSiliconChip":
-            parts.append(f"{str(part.chip_part).lower()} powermetrics")
+            sources.append(f"{str(part.chip_part).lower()} powermetrics")
         else:
             mode = str(getattr(part, "_mode", "unknown"))
-            parts.append(
-                f"cpu {mode}"
-                if mode in ("intel_rapl", "intel_power_gadget")
-                else f"cpu estimated ({mode})"
-            )
-    return ", ".join(parts)
+            if mode in ("intel_rapl", "intel_power_gadget"):
+                sources.append(f"cpu {mode}")
+            else:
+                sources.append(f"cpu estimated ({mode})")
+    return ", ".join(sources)
+
+
+def _gpu_sources(part: Any) -> list[str]:
+    """Return the libraries that read the counted GPUs, such as ``["gpu nvml"]``."""
+    counted = part._get_gpu_ids()
+    sources = set()
+    for device in part.devices.devices:
+        if device.gpu_index not in counted:
+            continue
+        kind = type(device).__name__
+        source = f"gpu {GPU_LIBRARIES.get(kind, kind)}"
+        if not getattr(device, "_has_counter", True):
+            source += " (power sampled)"
+        sources.add(source)
+    return sorted(sources)
 
 
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
-    """Sum over processes; only one process on each node has a reading."""
+    """Return the sum over processes; only one process on each node has a reading."""
     values = torch.tensor(astuple(energy or Energy()), dtype=torch.float64)
     total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return Energy(*total.tolist())

@@ -1,9 +1,10 @@
-"""Learn the images that were held out for the score, once the last task is scored."""
+"""Refit on all images: learn the held-out images too, once the last task is evaluated."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,22 +13,34 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, ImageBatch, pieces
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule, run_folder
+from cifnet_pl.learning.task_callback import TaskCallback, run_folder
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 
 
-class HeldOutImages(TaskCallback):
-    """Teaches a copy of the model the images that the run held out, and stores it as a bundle in
-    the run's folder.
+@dataclass
+class HeldOutBatch:
+    """Held-out images of this process.
 
-    Only where the run has split the user's own images, and the head can take in more images of
-    known classes. The run's model, its checkpoints and figures stay those without these images, so
-    that a run that goes on gives the same bits as one that never stopped; a run that goes on begins
-    by removing the bundle. Images are learned in the order of their rows, whatever the batches
-    were.
+    Attributes:
+        rows: (n,) int64 positions in the test set.
+        embeddings: (n, d) float32.
+    """
+
+    rows: np.ndarray
+    embeddings: Tensor
+
+
+class HeldOutImages(TaskCallback):
+    """Let a copy of the model learn the held-out images, and store it as a bundle in the run.
+
+    Only where the run has split the user's own images, and the head can add images of known
+    classes. The run's model, checkpoints and figures stay those without these images: a run that
+    goes on gives the same bits as one that never stopped. A run that goes on begins by removing the
+    bundle. Images are learned in the order of their rows, whatever the batches were.
 
     Attributes:
         model: the copy, after the last task; None where there is none.
@@ -35,79 +48,81 @@ class HeldOutImages(TaskCallback):
 
     def __init__(self) -> None:
         self.model: Classifier | None = None
-        self._parts: list[
-            tuple[np.ndarray, Tensor]
-        ] = []  # rows and embeddings of the last evaluation
+        self._batches: list[HeldOutBatch] = []
         self._sentences: list[str] = []
 
+    def sentences(self) -> list[str]:
+        """Return the lines of the screen about the held-out images."""
+        return self._sentences
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove what an earlier end of the run has left."""
+        """Remove the bundle of a finished run that goes on."""
         folder = run_folder(trainer)
         self.model = None
         if folder is not None and trainer.is_global_zero:
             shutil.rmtree(folder / COMPLETE, ignore_errors=True)
 
-    def see_answers(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
-        """Keep the embeddings of the last evaluation, and the content hashes of all that are
-        decoded.
-        """
+    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+        """Store the content hashes of decoded images, and the embeddings of the last evaluation."""
         if not module.data.learns_held_out or not isinstance(module, CIFNetModule):
             return
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
             module.data.source.val.note_hashes(rows, batch.key.cpu().numpy())
-        if _is_last(module) and module.head.pools:
-            self._parts.append((rows, module.evaluated.float().cpu()))
+        if _is_last_task(module) and module.head.pools:
+            self._batches.append(HeldOutBatch(rows, module.evaluated.float().cpu()))
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
-        """Learn them after the last task."""
+        """Learn the held-out images after the last task."""
         tested = sum(module.data.test_counts(module.class_names).values())
-        if not module.data.learns_held_out or not _is_last(module) or not tested:
+        if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
+        images = number_of(tested, "held-out image")
+        learner: object = module
+        if isinstance(module, CIFNetModule):
+            learner = module.head
         if not isinstance(module, CIFNetModule) or not module.head.pools:
-            name = type(module.head if isinstance(module, CIFNetModule) else module).__name__
-            images = number_of(tested, "held-out image was", "held-out images were")
+            name = type(learner).__name__
             self._sentences = [
-                f"The {images} tested, not learned: {name} cannot add images of known classes."
+                f"No refit on the {images}: {name} cannot add images of known classes"
             ]
             return
         folder = run_folder(trainer)
-        self.model = self._learned(module)
-        self._parts = []
-        count = sum(self.model.counts.values())
-        images = number_of(
-            count - sum(module.model.counts.values()), "held-out image was", "held-out images were"
-        )
+        self.model = self._refit(module)
+        self._batches = []
         if folder is not None:
             if trainer.is_global_zero:
                 self.model.save(folder / COMPLETE, overwrite=True)
+            count = sum(self.model.counts.values())
+            added = number_of(count - sum(module.model.counts.values()), "held-out image")
             self._sentences = [
-                f"After the score {images} learned, too: the model of the run folder knows all"
-                f" {count}. The figures are of the one without them, checkpoints/last.ckpt."
+                f"Refit on all {count} images, with {added}, in the run folder; the figures above"
+                " are without them (checkpoints/last.ckpt)"
             ]
 
-    def _learned(self, module: CIFNetModule) -> Classifier:
-        """Return a copy of the module's model that has learned all tested images, in all processes
-        together.
-        """
+    def _refit(self, module: CIFNetModule) -> Classifier:
+        """Return a copy of the model that has learned the held-out images of all processes."""
         start = time.perf_counter()
         data = module.data
         model = module.model.clone()
-        names = [name for name, count in data.test_counts(model.class_names).items() if count]
-        rows = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for rows, _ in self._parts)])
-        z = torch.cat([torch.zeros(0, model.head.in_features), *(part for _, part in self._parts)])
+        counts = data.test_counts(model.class_names)
+        names = [name for name, count in counts.items() if count]
+        rows = np.zeros(0, dtype=np.int64)
+        z = torch.zeros(0, model.head.in_features)
+        if self._batches:
+            rows = np.concatenate([batch.rows for batch in self._batches])
+            z = torch.cat([batch.embeddings for batch in self._batches])
         model.begin_task(names)
-        for part in pieces(np.argsort(rows), EMBEDDED_BATCH):
-            y = torch.from_numpy(data.learner_labels(rows[part]))
-            hashes = torch.from_numpy(data.source.val.hashes(rows[part]))
-            model.observe(z[torch.from_numpy(part)], y, hashes)
+        for positions in pieces(np.argsort(rows), EMBEDDED_BATCH):
+            part = rows[positions]
+            y = torch.from_numpy(data.learner_labels(part))
+            hashes = torch.from_numpy(data.source.val.hashes(part))
+            model.observe(z[torch.from_numpy(positions)], y, hashes)
         if data.source.val_groups is not None:
-            pair = (
-                torch.from_numpy(data.source.val.hashes(rows)),
-                torch.from_numpy(data.source.val_groups[rows]),
-            )
-            for key, given in of_all_processes(pair):
-                model.calibration.add_given_groups(key, given)
+            hashes = torch.from_numpy(data.source.val.hashes(rows))
+            groups = torch.from_numpy(data.source.val_groups[rows])
+            for keys, given in of_all_processes((hashes, groups)):
+                model.calibration.add_given_groups(keys, given)
         module.add_up(model)
         model.finish_task()
         model.record_event(
@@ -119,11 +134,7 @@ class HeldOutImages(TaskCallback):
         )
         return model
 
-    def sentences(self) -> list[str]:
-        """Return what is said of these images beside the score."""
-        return self._sentences
 
-
-def _is_last(module: TaskModule) -> bool:
+def _is_last_task(module: TaskModule) -> bool:
     """Return whether the task that is being evaluated is the run's last one."""
     return module.trainer.current_epoch + 1 == module.trainer.max_epochs

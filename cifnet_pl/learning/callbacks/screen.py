@@ -12,9 +12,11 @@ from rich.table import Table
 
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
 from cifnet_pl.learning.callbacks.held_out import HeldOutImages
-from cifnet_pl.learning.callbacks.task_metrics import RunRecord, TaskMetrics, TaskRow
+from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_module import TaskCallback, TaskModule, callback_of, run_folder
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.task_callback import TaskCallback, callback_of, run_folder
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import (
     ECE_BINS,
     MIN_TEST_IMAGES,
@@ -97,8 +99,8 @@ def megabytes(row: TaskRow, module: TaskModule) -> float:
         row: of the task.
         module: it knows the bytes of an element of each.
     """
-    buffer = row.buffer_elements * module.bytes_of("buffer")
-    statistics = (row.state_elements - row.buffer_elements) * module.bytes_of("statistics")
+    buffer = row.buffer_elements * module.bytes_per_element("buffer")
+    statistics = (row.state_elements - row.buffer_elements) * module.bytes_per_element("statistics")
     return (buffer + statistics) / 1e6
 
 

@@ -1,0 +1,142 @@
+"""What a checkpoint stores of a run besides tensors: its classes, tasks and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cifnet_pl.model.bundle import ImagesTable, Table, check_format, parse
+from cifnet_pl.utilities.errors import CheckpointError, explained
+from cifnet_pl.utilities.files import flatten
+
+
+class RunState(Table):
+    """The record that :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint.
+
+    Attributes:
+        under_way: whether the last task is not learned completely.
+        solving: whether the checkpoint was written while a task was being solved.
+        class_names: all classes, in the order of learning.
+        task_sizes: number of classes of each task.
+        settings: what the tensors depend on.
+        images: how images are prepared.
+        precision: of the Trainer.
+    """
+
+    under_way: bool
+    solving: bool
+    class_names: list[str]
+    task_sizes: list[Annotated[int, Field(ge=0)]]
+    settings: dict[str, Any]
+    images: ImagesTable
+    precision: str
+
+    def tasks(self) -> list[list[str]]:
+        """Return the class names of each task."""
+        tasks = []
+        end = 0
+        for size in self.task_sizes:
+            tasks.append(self.class_names[end : end + size])
+            end += size
+        return tasks
+
+    def check_complete(self, resumes: bool) -> None:
+        """Check that the run can be evaluated with the checkpoint, or go on from it.
+
+        Args:
+            resumes: whether the run is to go on.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
+        if self.solving:
+            moment = "while it was being solved"
+        elif self.under_way and not resumes:
+            moment = "in its middle: fit can go on from it, else"
+        else:
+            return
+        raise CheckpointError(
+            f"the checkpoint does not hold task {len(self.task_sizes)}, it was written"
+            f" {moment}; use another one, such as last.ckpt of the run's folder"
+        )
+
+
+def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
+    """Read and check the record of a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has none, or a damaged one.
+    """
+    stored = checkpoint.get("cifnet")
+    if not isinstance(stored, dict):
+        raise CheckpointError(
+            "the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl"
+        )
+    check_format(stored.get("format"), "the checkpoint")
+    state = parse(RunState, stored, "the checkpoint")
+    names = state.class_names
+    consistent = len(set(names)) == len(names) == sum(state.task_sizes)
+    if not consistent or (state.under_way and not state.task_sizes):
+        raise CheckpointError("the checkpoint is damaged: its classes and tasks do not agree")
+    return state
+
+
+def rewind_to_task_start(checkpoint: Mapping[str, Any], tasks: int) -> None:
+    """Set Lightning's counters to the end of a task, whichever hook the checkpoint was written in.
+
+    Otherwise the counters of an open task would skip its hooks and its first batches.
+
+    Args:
+        checkpoint: it is changed in place.
+        tasks: number of tasks that are finished.
+
+    Raises:
+        CheckpointError: it holds weights only.
+    """
+    message = (
+        "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but"
+        " cannot go on"
+    )
+    with explained(CheckpointError, message):
+        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
+            raise KeyError("saved with weights_only")
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        finished = dict.fromkeys(("ready", "started", "processed", "completed"), tasks)
+        fit_loop["epoch_progress"]["current"].update(finished)
+        fit_loop["epoch_progress"]["total"].update(finished)
+        batches = fit_loop["epoch_loop.batch_progress"]
+        batches["current"].update(dict.fromkeys(batches["current"], 0))
+        batches["is_last_batch"] = False
+
+
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Compare settings with those in a checkpoint.
+
+    Raises:
+        CheckpointError: one of ``settings`` differs from ``stored``; names the first.
+    """
+    flat = flatten(stored)
+    for key, value in flatten(settings).items():
+        stored_value = flat.get(key)
+        if type(stored_value) is not type(value) or stored_value != value:
+            raise CheckpointError(
+                f"the checkpoint was made with {key} = {stored_value}, this run has {value}: "
+                "use the same settings, or start a new experiment"
+            )
+
+
+def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how images are prepared and held out, by the names of the data module's options.
+
+    Args:
+        images: from ``CIFNetDataModule.describe_images``.
+    """
+    fraction, seed = images["held_out"] or (None, None)
+    return {
+        "image_size": images["image_size"],
+        "crop_ratio": images["crop_ratio"],
+        "val_fraction": fraction,
+        "split_seed": seed,
+    }
