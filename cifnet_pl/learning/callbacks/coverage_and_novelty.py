@@ -13,9 +13,9 @@ from cifnet_pl.data.loading import Batch, name_unreadable
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_callback import TaskCallback, write_table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.unknowns import Judge, detection
 from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import percent
+from cifnet_pl.model.unknowns import Judge, detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable

@@ -19,7 +19,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_callback import TaskCallback, run_folder, write_table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import TOP_K, top_classes, percent
+from cifnet_pl.model.metrics import TOP_K, percent, top_classes
 from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import utf8
