@@ -1,12 +1,9 @@
-"""Answer with the model that is served: photos that wait are embedded together, each gets its own
-answer.
-"""
+"""Answer with the served model: images that wait are embedded together, each gets its answer."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,19 +15,21 @@ from pydantic import BaseModel
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import Judge, Verdict
+from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.utilities.text import printable
 
-ON_A_CORE = 8
-ON_A_DEVICE = 64
-"""Photos that are embedded together at most: the first of them waits for all."""
+BATCH_ON_A_CORE = 8
+BATCH_ON_A_DEVICE = 64
+"""Images that are embedded together at most: the first of them waits for all."""
 
 
-class Message(BaseModel, use_attribute_docstrings=True):
-    """A part of an answer, or of a request; the texts below its fields describe them in the API."""
+class ApiObject(BaseModel, use_attribute_docstrings=True):
+    """A part of an answer or a request; the texts below its fields describe them in the API."""
 
 
-class Candidate(Message):
+class Candidate(ApiObject):
     """One class and its probability."""
 
     name: str
@@ -38,47 +37,50 @@ class Candidate(Message):
     """Calibrated, 0–1."""
 
 
-class ImageAnswer(Message):
-    """The answer about one photo."""
+class ImageAnswer(ApiObject):
+    """The prediction for one image."""
 
     file: str
-    """Name that the photo was sent with."""
+    """Name that the image was sent with."""
     classes: list[Candidate] = []
     """Most probable first."""
     known: bool | None = None
-    """False for 'none of these', as for --unknown (5 %) of known photos; null: cannot tell."""
+    """False if the image is of no known class, as for --unknown (5 %) of images of known classes;
+    null: cannot tell."""
     novelty: float | None = None
-    """How foreign the photo is; larger is more foreign."""
+    """Novelty score; larger for images that are less like those learned."""
     p_value: float | None = None
-    """Share of photos of known classes that are at least as foreign, 0–1."""
+    """Share of images of known classes with at least this novelty score, 0–1."""
     prediction_set: list[str] | None = None
-    """Set of classes that holds the right one with a chance of --coverage (95 %)."""
+    """Classes that hold the true one with probability --coverage (95 %)."""
     nearest: str | None = None
-    """Name of the most similar kept photo of the first class."""
+    """Name of the most similar kept image of the first class."""
     unreadable: str | None = None
-    """Why the photo cannot be decoded."""
+    """Why the image cannot be decoded."""
 
     @classmethod
-    def of(
+    def from_scores(
         cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int
     ) -> ImageAnswer:
-        """Return the answer for one photo.
+        """Return the prediction for one image.
 
         Args:
             file: name that it was sent with.
             names: of all classes.
             probabilities: (C,).
-            verdict: the model's.
+            verdict: of the model.
             top: number of classes to name.
         """
         best = probabilities.topk(min(top, len(names)))
+        classes = []
+        for column, share in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            classes.append(Candidate(name=names[column], probability=share))
         prediction_set = None
         if verdict.prediction_set is not None:
             prediction_set = list(verdict.prediction_set)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return cls(
             file=printable(file),
-            classes=[Candidate(name=names[column], probability=share) for column, share in pairs],
+            classes=classes,
             known=verdict.known,
             novelty=verdict.novelty,
             p_value=verdict.p_value,
@@ -87,14 +89,14 @@ class ImageAnswer(Message):
 
 
 @dataclass(frozen=True)
-class Served:
-    """A model that answers, and the number of its version; replaced as a whole, never changed.
+class ServedModel:
+    """A model that answers, and the number of its version.
 
     Attributes:
-        model: the model.
+        model: the model; it is never changed.
         version: its number.
-        unknown, coverage: as for :meth:`Classifier.judge`; ignored if the model cannot keep the
-            promise.
+        unknown: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
+        coverage: likewise.
     """
 
     model: Classifier
@@ -103,9 +105,7 @@ class Served:
     coverage: float | None = None
 
     def judged(self, z: torch.Tensor) -> tuple[torch.Tensor, list[Verdict]]:
-        """Return the probabilities (n, C) and verdicts of embeddings (n, d); the model may know no
-        class yet.
-        """
+        """Return the probabilities (n, C) and verdicts of embeddings (n, d)."""
         head = self.model.head
         if head.classes:
             probabilities = head.probabilities(z)
@@ -118,110 +118,138 @@ class Served:
         return self.model.judge(*self.model.available_shares(self.unknown, self.coverage))
 
 
+@dataclass
+class CurrentModel:
+    """The model that answers now; replaced as a whole when a change is stored."""
+
+    served: ServedModel
+
+
 @dataclass(frozen=True)
-class Scored:
-    """The model's result for one photo.
+class ScoredImage:
+    """The model's result for one image.
 
     Attributes:
         served: the model and version that answered.
         z: (d,) float32 embedding.
         probabilities: (C,) float64, columns as the model's class names.
-        verdict: whether it is of a known class, and the set of classes that it may be, if the model
-            can tell.
+        verdict: whether the class is known, and the prediction set, if the model can tell.
     """
 
-    served: Served
+    served: ServedModel
     z: torch.Tensor
     probabilities: torch.Tensor
     verdict: Verdict
 
 
-Decode = Callable[[], np.ndarray]
-"""Returns a photo as (s, s, 3) uint8."""
+@dataclass(frozen=True)
+class DecodedImage:
+    """Pixels (s, s, 3) uint8 of an image, and who waits for its result."""
+
+    pixels: np.ndarray
+    answer: Future[ScoredImage]
 
 
 class Answering:
-    """Threads that decode photos, and threads that embed those that are decoded, as many together
-    as wait.
+    """Threads that decode images, and threads that embed as many together as wait.
 
-    On a CPU one thread per core embeds. Networks that run side by side with one thread each are
+    On a CPU one thread per core embeds. Backbones that run side by side with one thread each are
     faster than one after the other with all threads, because those wait for each other at every
     layer. Batches save about a tenth of the CPU time where 16 clients ask at once.
 
     Args:
-        served: returns the model that answers now.
-        waiting: largest number of photos under way; more are refused.
+        current: the model that answers now.
+        limits: of one image.
+        largest_queue: number of images under way; more are refused.
 
     Attributes:
-        under_way: photos that were taken in and not yet answered.
+        under_way: images that were taken in and not yet answered.
     """
 
-    def __init__(self, served: Callable[[], Served], waiting: int):
-        self.served = served
-        self.waiting = waiting
+    def __init__(self, current: CurrentModel, limits: Limits, largest_queue: int):
+        self.current = current
+        self.limits = limits
+        self.largest_queue = largest_queue
         self.under_way = 0
-        on_cpu = served().model.device.type == "cpu"
-        self._largest = ON_A_CORE if on_cpu else ON_A_DEVICE
+        if current.served.model.device.type == "cpu":
+            self._largest_batch = BATCH_ON_A_CORE
+            embedders = decoding_cores()
+        else:
+            self._largest_batch = BATCH_ON_A_DEVICE
+            embedders = 1
         self._lock = threading.Lock()
-        self._ready: queue.SimpleQueue[tuple[np.ndarray, Future[Scored]]] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
-        self._embedders = ThreadPoolExecutor(decoding_cores() if on_cpu else 1, "answer")
+        self._embedders = ThreadPoolExecutor(embedders, "answer")
 
-    def submit(self, decode: Decode) -> Future[Scored]:
-        """Answer one photo.
+    def submit(self, content: bytes) -> Future[ScoredImage]:
+        """Queue one image.
 
         Args:
-            decode: called in another thread; its errors are those of the future.
+            content: of its file.
+
+        Returns:
+            The result, or UnreadableImage.
 
         Raises:
-            RequestError: too many photos are waiting.
+            RequestError: too many images are waiting.
         """
         with self._lock:
-            if self.under_way >= self.waiting:
-                raise RequestError(503, "too many photos are waiting: try again in a few seconds")
+            if self.under_way >= self.largest_queue:
+                raise RequestError(503, messages.BUSY)
             self.under_way += 1
-        answer: Future[Scored] = Future()
-        answer.add_done_callback(self._answered)
-        self._decoders.submit(self._decode, decode, answer)
+        answer: Future[ScoredImage] = Future()
+        answer.add_done_callback(self._count_answered)
+        self._decoders.submit(self._decode, content, answer)
         return answer
+
+    def decode(self, content: bytes) -> tuple[np.ndarray, str]:
+        """Return the pixels (s, s, 3) that the model takes, and the extension of the format.
+
+        Raises:
+            UnreadableImage: the image cannot be decoded.
+        """
+        model = self.current.served.model
+        return decoded(content, model.image_size, model.crop_ratio, self.limits)
 
     def close(self) -> None:
         """Answer everything that is under way, and stop."""
         self._decoders.shutdown()
         self._embedders.shutdown()
 
-    def _answered(self, answer: Future[Scored]) -> None:
+    def _count_answered(self, answer: Future[ScoredImage]) -> None:
         with self._lock:
             self.under_way -= 1
 
-    def _decode(self, decode: Decode, answer: Future[Scored]) -> None:
-        if answer.set_running_or_notify_cancel():  # not where the client is gone already
-            try:
-                self._ready.put((decode(), answer))
-                self._embedders.submit(self._score)
-            except BaseException as error:  # whatever happened, someone waits for it
-                answer.set_exception(error)
+    def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
+        if not answer.set_running_or_notify_cancel():  # the client is gone already
+            return
+        try:
+            pixels, _ = self.decode(content)
+            self._ready.put(DecodedImage(pixels, answer))
+            self._embedders.submit(self._score)
+        except BaseException as error:  # whatever happened, someone waits for it
+            answer.set_exception(error)
 
     def _score(self) -> None:
-        """Answer the photos that are decoded; none are left where others of these calls took them
-        together.
-        """
-        batch = list[tuple[np.ndarray, Future[Scored]]]()
+        """Answer the decoded images; none are left where other calls took them together."""
+        batch = list[DecodedImage]()
         with suppress(queue.Empty):
-            while len(batch) < self._largest:
+            while len(batch) < self._largest_batch:
                 batch.append(self._ready.get_nowait())
         if not batch:
             return
         try:
-            served = self.served()
+            served = self.current.served
+            pixels = np.stack([one.pixels for one in batch])
             with torch.inference_mode():
-                z = served.model.embed(
-                    torch.from_numpy(np.stack([pixels for pixels, _ in batch])).permute(0, 3, 1, 2)
-                )
+                z = served.model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
                 probabilities, verdicts = served.judged(z)
-            for row, (_, answer) in enumerate(batch):
-                answer.set_result(Scored(served, z[row], probabilities[row], verdicts[row]))
+            for row, one in enumerate(batch):
+                one.answer.set_result(
+                    ScoredImage(served, z[row], probabilities[row], verdicts[row])
+                )
         except BaseException as error:  # as above
-            for _, answer in batch:
-                if not answer.done():
-                    answer.set_exception(error)
+            for one in batch:
+                if not one.answer.done():
+                    one.answer.set_exception(error)

@@ -21,8 +21,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cifnet_pl.serving import messages
 from cifnet_pl.serving.api import changes, routes
-from cifnet_pl.serving.refusals import FAILED, explained
+from cifnet_pl.serving.refusals import explained
 from cifnet_pl.serving.service import Service
 from cifnet_pl.utilities.errors import CifnetError
 
@@ -46,7 +47,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-OF_STATUS = {
+REFUSAL_HEADERS = {
     401: {"www-authenticate": "Bearer"},
     429: {"retry-after": "1"},
     503: {"retry-after": "1"},
@@ -59,12 +60,13 @@ BODY_SECONDS = 60.0
 WHOLE_SECONDS = 1800.0
 """Longest time for a request's body: 256 MiB at little more than 1 Mbit/s."""
 
-CLIENTS = 10_000
+REMEMBERED_CLIENTS = 10_000
 """Addresses whose rate is remembered; the one that asked longest ago goes first."""
 
 STAGED_AT_ONCE = 2
-"""Requests whose photos are unpacked at the same time; others wait, so that answers keep their
-threads.
+"""Requests whose images are unpacked at the same time; others wait.
+
+So answers keep their threads.
 """
 
 
@@ -75,7 +77,7 @@ class Access:
     Attributes:
         token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
         any_host: whether requests may name any host; otherwise only this machine, so that a page of
-            a foreign site cannot reach the service through a name that it points here.
+            another site cannot reach the service through a name that it points here.
         rate: requests per second of one client address; 0 for no limit.
     """
 
@@ -85,8 +87,7 @@ class Access:
 
 
 class Rate:
-    """Limit of requests per second for each client, with a reserve of two seconds' worth (token
-    bucket).
+    """Limit of requests per second for each client: a token bucket of two seconds' worth.
 
     Args:
         per_second: number of requests; 0 for no limit.
@@ -108,7 +109,7 @@ class Rate:
         left = min(most, left + (now - last) * self.per_second)
         allowed = left >= 1
         self._left[client] = (left - allowed, now)
-        if len(self._left) > CLIENTS:
+        if len(self._left) > REMEMBERED_CLIENTS:
             self._left.popitem(last=False)
         return allowed
 
@@ -242,7 +243,7 @@ def make_app(service: Service, access: Access) -> Guard:
     app = FastAPI(
         title="cifnet_pl",
         version=version("cifnet_pl"),
-        description="A learned model: ask it, teach it, look at it, change it.",
+        description="A learned model: classify, learn, inspect, change.",
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -261,9 +262,7 @@ def make_app(service: Service, access: Access) -> Guard:
 
 
 def _docs(app: FastAPI) -> str:
-    """Return the page that describes the API: FastAPI's own loads its scripts from another
-    server.
-    """
+    """Return the page that describes the API, as FastAPI's own loads scripts from elsewhere."""
     template = Environment(autoescape=True).from_string(
         (PAGE / "docs.html").read_text(encoding="utf-8")
     )
@@ -273,13 +272,14 @@ def _docs(app: FastAPI) -> str:
 def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the answer to a request that is refused."""
     return JSONResponse(
-        {"error": sentence}, status, {**OF_STATUS.get(status, {}), **(headers or {})}
+        {"error": sentence}, status, {**REFUSAL_HEADERS.get(status, {}), **(headers or {})}
     )
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error; an unexpected one is raised again by Starlette afterwards, and uvicorn
-    writes it to the log.
+    """Answer an error.
+
+    Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
     if isinstance(error, CifnetError):
         refusal = explained(error)
@@ -298,4 +298,4 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
             sentence.get(error.status_code, str(error.detail)),
             dict(error.headers or {}),
         )
-    return refused(500, FAILED)
+    return refused(500, messages.FAILED)

@@ -1,4 +1,4 @@
--- What undo and redo move along is the line; a change after an undo continues the line from there. Of the photos in the
+-- What undo and redo move along is the line; a change after an undo continues the line from there. Of the images in the
 -- inbox those wait that were not taken away (gone), are not learned, and were not learned and forgotten by a version
 -- later than the one that was served when they were brought last (since).
 BEGIN;

@@ -7,72 +7,71 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
 from typing import Any
 
-from cifnet_pl.serving.answering import Served
-from cifnet_pl.serving.refusals import FAILED, RequestError, explained
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.answering import CurrentModel, ServedModel
+from cifnet_pl.serving.refusals import RequestError, explained
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import give_back_freed_memory
 
-LOG = logging.getLogger("cifnet_pl.serving")
+LOGGER = logging.getLogger("cifnet_pl.serving")
 
-REMEMBERED = 200
+REMEMBERED_JOBS = 200
 """Finished jobs whose result can still be asked for."""
 
-Result = dict[str, Any]
+JobResult = dict[str, Any]
+"""The answer of a change under its name: ``update`` or ``change``."""
 
 
 @dataclass
-class Job:
+class LearningJob:
     """One change that was asked for.
 
     Attributes:
-        what: "extend", "forget", …
+        action: "extend", "forget", …
         key: by which a client asks for it.
-        done, total: photos learned so far, and in all; None if there are none.
+        done: number of images learned so far.
+        total: number of images to learn; None if there are none.
         started: whether it is being done or finished.
         result: the answer, or the RequestError that refuses it.
     """
 
-    what: str
+    action: str
     key: str = field(default_factory=lambda: secrets.token_hex(16))
     done: int = 0
     total: int | None = None
     started: bool = False
-    result: Future[Result] = field(default_factory=Future)
+    result: Future[JobResult] = field(default_factory=Future)
 
     def progress(self, done: int, total: int) -> None:
-        """Record how many photos are learned."""
+        """Record how many images are learned."""
         self.done = done
         self.total = total
 
 
-Work = Callable[[Job], tuple[Served | None, Result]]
-"""Makes a change; returns the model and version to serve from then on (None to keep the old one),
-and the answer.
+Work = Callable[[LearningJob], tuple[ServedModel | None, JobResult]]
+"""Makes a change; returns the model to serve from then on (None to keep the old one), and the
+answer.
 """
 
 
 class Learner:
-    """The model that is served, and a thread that changes it.
+    """A thread that changes the served model.
 
     Args:
-        served: the model to begin with.
-        waiting: largest number of changes that wait.
-
-    Attributes:
-        served: replaced as a whole when a change is stored.
+        current: the model that answers; it is replaced when a change is stored.
+        largest_queue: number of changes that may wait.
     """
 
-    def __init__(self, served: Served, waiting: int = 32):
-        self.served = served
-        self.waiting = waiting
-        self._jobs: dict[str, Job] = {}
+    def __init__(self, current: CurrentModel, largest_queue: int = 32):
+        self.current = current
+        self.largest_queue = largest_queue
+        self._jobs: dict[str, LearningJob] = {}
+        self._lock = Lock()
         # At the priority of the answers: a thread of a lower one that is put off while it holds
         # Python's lock would hold up all others.
-        self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "learn")
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class Learner:
         """Jobs that are not finished."""
         return sum(not job.result.done() for job in list(self._jobs.values()))
 
-    def submit(self, action: str, work: Work) -> Job:
+    def submit(self, action: str, work: Work) -> LearningJob:
         """Queue a change.
 
         Args:
@@ -95,50 +94,54 @@ class Learner:
             RequestError: too many changes are waiting.
         """
         with self._lock:
-            if self.queued >= self.waiting:
-                raise RequestError(
-                    503, f"{self.queued} changes are waiting already: try again later"
-                )
-            job = Job(action)
+            queued = self.queued
+            if queued >= self.largest_queue:
+                raise RequestError(503, messages.changes_waiting(queued))
+            job = LearningJob(action)
             self._jobs[job.key] = job
-            for key in [key for key, old in self._jobs.items() if old.result.done()][:-REMEMBERED]:
+            finished = [key for key, old in self._jobs.items() if old.result.done()]
+            for key in finished[:-REMEMBERED_JOBS]:
                 del self._jobs[key]
             self._thread.submit(self._run, job, work)
         return job
 
-    def job(self, key: str) -> Job:
+    def job(self, key: str) -> LearningJob:
         """Return the job with a key.
 
         Raises:
             RequestError: there is no such job, or it ended long ago.
         """
         if key not in self._jobs:
-            raise RequestError(404, "there is no such job, or it ended long ago")
+            raise RequestError(404, messages.NO_JOB)
         return self._jobs[key]
 
-    def place(self, job: Job) -> int:
+    def place(self, job: LearningJob) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
-        jobs = list(self._jobs.values())
         if job.started:
             return 0
+        jobs = list(self._jobs.values())
         return sum(not other.result.done() for other in jobs[: jobs.index(job)])
 
-    def _run(self, job: Job, work: Work) -> None:
-        end = self._do(job, work)
+    def _run(self, job: LearningJob, work: Work) -> None:
+        """Make a change, free what it needed, and only then hand out its result."""
+        answer, error = self._result(job, work)
         give_back_freed_memory()
-        end()
+        if error is None:
+            job.result.set_result(answer)
+        else:
+            job.result.set_exception(error)
 
-    def _do(self, job: Job, work: Work) -> Callable[[], None]:
-        """Make a change; return what hands its result to those who wait for it."""
+    def _result(self, job: LearningJob, work: Work) -> tuple[JobResult, RequestError | None]:
+        """Make a change; return its answer, or what refuses it."""
         job.started = True
         try:
             served, answer = work(job)
         except CifnetError as error:
-            LOG.warning("%s refused: %s", job.what, error)
-            return partial(job.result.set_exception, explained(error))
+            LOGGER.warning("%s refused: %s", job.action, error)
+            return {}, explained(error)
         except BaseException:  # a fault of ours: the service goes on, and the log has the traceback
-            LOG.exception("%s failed", job.what)
-            return partial(job.result.set_exception, RequestError(500, FAILED))
+            LOGGER.exception("%s failed", job.action)
+            return {}, RequestError(500, messages.FAILED)
         if served is not None:
-            self.served = served
-        return partial(job.result.set_result, answer)
+            self.current.served = served
+        return answer, None

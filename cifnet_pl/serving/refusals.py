@@ -5,16 +5,27 @@ from __future__ import annotations
 import errno
 import sqlite3
 
+from cifnet_pl.serving import messages
 from cifnet_pl.utilities.errors import CifnetError, DataError, UnsupportedError, UsageError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
-"""What the system says when a change cannot be stored."""
-
-FAILED = "the server failed; its log says why"
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EIO,
+)
+"""Error numbers of a system that cannot store a change."""
 
 
 class RequestError(UsageError):
-    """A request that is refused, with its HTTP status."""
+    """A request that is refused.
+
+    Args:
+        status: of HTTP.
+        message: one sentence for people.
+    """
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -22,10 +33,10 @@ class RequestError(UsageError):
 
 
 class Question(RequestError):
-    """A change that may be a mistake, refused with 409: it is made where the client asks for it
-    anyway.
+    """A change that may be a mistake, refused with 409 unless the client asks for it anyway.
 
-    Attributes:
+    Args:
+        message: what may be wrong.
         instead: name of the class that may be meant.
     """
 
@@ -37,24 +48,29 @@ class Question(RequestError):
 def explained(error: CifnetError) -> RequestError:
     """Return an error of the package as the answer to a request, without paths of the server.
 
-    The answer is a new error: a job keeps it, and the traceback of the other one would keep the
-        models of its frames.
+    The answer is a new error. A job keeps it, and the traceback of the original would keep the
+    models of its frames in memory.
     """
     if isinstance(error, Question):
         return Question(str(error), error.instead)
     if isinstance(error, RequestError):
         return RequestError(error.status, str(error))
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, sqlite3.OperationalError) or (
-            isinstance(cause, OSError) and cause.errno in FULL
-        ):
-            return RequestError(
-                507, "the server's disk is full or not writable; nothing was changed"
-            )
-        cause = cause.__cause__ or cause.__context__
+    if has_disk_error(error):
+        return RequestError(507, messages.DISK_FULL)
     if isinstance(error, UnsupportedError):
         return RequestError(409, str(error))
-    if isinstance(error, (UsageError, DataError)):
+    if isinstance(error, UsageError | DataError):
         return RequestError(422, str(error))
-    return RequestError(500, "the server could not do that; its log says why")
+    return RequestError(500, messages.IMPOSSIBLE)
+
+
+def has_disk_error(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is that a change cannot be stored."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, sqlite3.OperationalError):
+            return True
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -52,36 +52,35 @@ def serve(
     name: str | None = None,
     trust: bool = False,
 ) -> None:
-    """Open a page and an HTTP service to ask a model, teach it, look at it, and take changes back.
+    """Open a page and an HTTP service to classify, learn new classes, inspect and undo changes.
 
     Every change is a version in the workspace, which goes on where it was when the service is
     started again.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed. Without one the
-            first classes are taught on the page.
+            first classes are learned from the page.
         port: of the page and the service; 0 for any free one.
         host: address to listen on; any but this machine's own needs a token.
-        workspace: folder for versions and kept photos; by default beside the model, its name with
+        workspace: folder for versions and kept images; by default beside the model, its name with
             "-workspace".
-        images: folder with the photos that the model learned, which a new workspace keeps as if
-            they had been taught on the page; by default that of the run.
-        watch: folder whose new photos wait on the page to be decided; they stay where they are,
+        images: folder with the images that the model learned, which a new workspace keeps as if
+            they had been learned from the page; by default that of the run.
+        watch: folder whose new images wait on the page to be labelled; they stay where they are,
             too.
         token: what clients must send; better in a file, as other users of a machine can see command
             lines.
         token_file: file with the token.
         read_only: whether changes are refused.
-        keep_photos: whether photos that are taught stay in the workspace, for exact forgetting and
-            as examples.
+        keep_images: whether images that are learned stay in the workspace, for exact forgetting
+            and as examples.
         keep_versions: number of versions to keep; the oldest are removed.
         rate: requests per second of one client; 0 for no limit.
-        unknown: share of photos of known classes that may be called "none of these"; null never to
-            say so.
-        coverage: chance that the right class is in the set of answers; null to give no set.
+        unknown: share of images of known classes that may be called unknown; null never to say so.
+        coverage: probability that the true class is in the prediction set; null to give none.
         name: of the model, for the page and for downloads; by default the folder's, of a run the
             experiment's.
-        trust: whether heads and networks from outside the package that a model names may be
+        trust: whether heads and backbones from outside the package that a model names may be
             imported, code and all.
 
     Raises:
@@ -99,7 +98,7 @@ def serve(
         import uvicorn
 
         from cifnet_pl.serving.app import Access, make_app
-        from cifnet_pl.serving.service import Options, Service
+        from cifnet_pl.serving.service import Service, ServiceOptions
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
@@ -111,7 +110,7 @@ def serve(
         )
     _check_numbers(keep_versions, rate, unknown, coverage)
     if watch is not None:
-        require_folder(expanded(watch), "--watch", "a folder of photos")
+        require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
     path = Path(model or "cifnet").expanduser().resolve()
     if workspace:
@@ -124,13 +123,15 @@ def serve(
     else:
         loaded = empty_model()
     root = images or images_of_run(path)
-    kept = expanded(root) if root and (images or expanded(root).is_dir()) else None
-    opened = Workspace(folder, loaded, keep_versions, trust, kept)
+    learned_images = None
+    if root and (images or expanded(root).is_dir()):
+        learned_images = expanded(root)
+    opened = Workspace(folder, loaded, keep_versions, trust, learned_images)
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = Options(
+    options = ServiceOptions(
         name or _plain(path if model else folder.resolve()),
         read_only,
         keep_images,
@@ -162,8 +163,9 @@ def serve(
 
 
 def keep_watching(service: Service, folder: Path) -> None:
-    """Let new photos of a folder wait to be decided, for ever; those that cannot be kept are tried
-    again.
+    """Let new images of a folder wait to be labelled, for ever.
+
+    Those that cannot be stored are tried again.
     """
     from cifnet_pl.images.files import NewFiles
     from cifnet_pl.serving.refusals import RequestError
@@ -181,7 +183,7 @@ def keep_watching(service: Service, folder: Path) -> None:
                             raise
                         log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
-            log.warning("photos of %s wait: %s", folder, error)
+            log.warning("images of %s wait: %s", folder, error)
         except sqlite3.ProgrammingError:  # the service has ended, and closed its journal
             return
         time.sleep(WATCH_SECONDS)
@@ -274,9 +276,7 @@ def _announce(host: str, port: int, classes: int, secret: bool) -> None:
         shown = "localhost"
     else:
         shown = host
-    asks = "; it asks for the token" if secret else ""
-    print(
-        f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs){asks}; Ctrl-C"
-        " ends it",
-        flush=True,
-    )
+    message = f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs)"
+    if secret:
+        message += "; it asks for the token"
+    print(f"{message}; Ctrl-C ends it", flush=True)

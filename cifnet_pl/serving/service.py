@@ -1,6 +1,4 @@
-"""Everything that the service can do, without HTTP: classify, teach, inspect and change one
-workspace.
-"""
+"""Everything that the service can do, without HTTP: classify, learn, inspect and change."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import IO, Any, Literal
 
@@ -25,71 +24,79 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
-from cifnet_pl.serving.answering import Answering, ImageAnswer, Message, Scored, Served
-from cifnet_pl.serving.inbox import Decided, Inbox, LeftOut, Received, check_alike, tidy
-from cifnet_pl.serving.inspection import (
-    Answers,
-    Audit,
-    Gallery,
-    Promise,
-    audited,
-    class_answers,
-    stored_accuracy,
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.answering import (
+    Answering,
+    ApiObject,
+    CurrentModel,
+    ImageAnswer,
+    ScoredImage,
+    ServedModel,
 )
-from cifnet_pl.serving.learner import Job, Learner, Result, Work
+from cifnet_pl.serving.gallery import Gallery
+from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
+from cifnet_pl.serving.inspection import (
+    AccuracyEstimate,
+    AuditView,
+    ClassPredictions,
+    accuracy_of_classes,
+    audited,
+    class_predictions,
+)
+from cifnet_pl.serving.learner import JobResult, Learner, LearningJob, Work
+from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.serving.workspace import Change, Version, Workspace
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import printable
 
-IMAGES_WAITING = 2048
-"""Photos that are being answered or wait; more are refused."""
+IMAGES_UNDER_WAY = 2048
+"""Images that are being answered or wait; more are refused."""
 
 PREVIEW_SIDE = 320
-"""Pixels of a side of what is shown where a browser cannot show a photo's format."""
+"""Pixels of a side of what is shown where a browser cannot show an image's format."""
 
 
-class Lesson(Message):
-    """The result of a lesson, or with ``dry_run`` what it would be."""
+class UpdateResult(ApiObject):
+    """The result of an update, or with ``dry_run`` what it would be."""
 
     version: int | None
     """The new version; null for a dry run."""
     learned: dict[str, int]
-    """Photos learned of each class."""
+    """Images learned of each class."""
     unreadable: list[LeftOut] = Field(default=[])
     held_out_accuracy: float | None = None
-    """Percent of a held-back fifth, scored before learned."""
+    """Percent of a held-out fifth that is predicted right before it is learned, too."""
     held_out_images: int = 0
     old_accuracy_before: float | None = None
-    """Percent of stored samples of the earlier classes."""
+    """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
     old_accuracy_after: float | None = None
-    right: Promise
+    accuracy: AccuracyEstimate
     seconds: float
-    note: str | None = None
+    warnings: list[str] = Field(default=[])
 
 
-class Changed(Message):
+class ChangeResult(ApiObject):
     """The version that is served after a change."""
 
     version: int
-    says: str
+    message: str
     exact: bool | None = None
-    """Of forget: whether the photos were taken out of the statistics."""
+    """Of forget: whether the images were taken out of the statistics."""
 
 
 @dataclass(frozen=True)
-class Options:
+class ServiceOptions:
     """The options by which a workspace is served.
 
     Attributes:
         name: of the model, for the page and for downloads.
         read_only: whether changes are refused.
-        keep_photos: whether photos that are taught stay in the workspace: for exact forgetting, and
-            to be shown.
-        unknown: share of photos of known classes that may be called "none of these"; None never to
-            say so.
-        coverage: chance that the right class is in the set of answers; None to give no set.
+        keep_images: whether images that are learned stay in the workspace: for exact forgetting,
+            and to be shown.
+        unknown: share of images of known classes that may be called unknown; None never to say so.
+        coverage: probability that the true class is in the prediction set; None to give none.
         limits: of one request.
     """
 
@@ -102,8 +109,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class EmbeddedImages(LabelledImages):
-    """Class photos of which the embeddings are known.
+class EmbeddedUploads(LabelledImages):
+    """Labelled images whose embeddings are known.
 
     Attributes:
         known: embeddings (d,) by the names of files.
@@ -112,18 +119,19 @@ class EmbeddedImages(LabelledImages):
     known: Mapping[str, Tensor] = field(default_factory=dict)
 
     def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`ClassPhotos.embedded` does; all are made anew where
-        one is not known.
+        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does.
+
+        All are made anew where one is not known.
         """
-        if not all(name in self.known for name in self.files.names):
+        names = self.files.names
+        if not all(name in self.known for name in names):
             yield from super().embedded(*args, **options)
             return
-        self.looks[:] = look_at_images([self.files.root / name for name in self.files.names])
+        self.looks[:] = look_at_images([self.files.root / name for name in names])
         rows = np.arange(len(self.files))
-        self.files.note_hashes(
-            rows, np.array([look.hash for look in self.looks if look], dtype=np.int64)
-        )
-        yield rows, torch.stack([self.known[name] for name in self.files.names])
+        hashes = [look.hash for look in self.looks if look]
+        self.files.note_hashes(rows, np.array(hashes, dtype=np.int64))
+        yield rows, torch.stack([self.known[name] for name in names])
 
 
 class Service:
@@ -132,38 +140,39 @@ class Service:
     Args:
         workspace: open; only this object may change it.
         model: of the workspace's current version.
-        options: see :class:`Options`.
+        options: see :class:`ServiceOptions`.
 
     Attributes:
         costly: held while something is made that takes seconds and all cores.
     """
 
-    def __init__(self, workspace: Workspace, model: Classifier, options: Options | None = None):
+    def __init__(
+        self, workspace: Workspace, model: Classifier, options: ServiceOptions | None = None
+    ):
         self.workspace = workspace
-        self.options = options or Options()
+        self.options = options or ServiceOptions()
         self.costly = Lock()
-        self._counting = Lock()
-        self._answers = (0, Answers(classes=[]))
-        with (
-            torch.inference_mode()
-        ):  # what makes the network ready is done once, before threads embed
-            model.embed(torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8))
-        self.learner = Learner(self._served(model, workspace.current))
-        self.answering = Answering(lambda: self.learner.served, IMAGES_WAITING)
-        self.gallery = Gallery(
-            lambda: self.workspace.kept(self.learner.served.version),
-            lambda: [one.file for one in self.workspace.waiting()],
-            self._score_kept,
-        )
+        self._predicting = Lock()
+        self._class_predictions = (0, ClassPredictions(classes=[]))
+        blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
+        with torch.inference_mode():  # what makes the backbone ready is done before threads embed
+            model.embed(blank)
+        self.current = CurrentModel(self._served_model(model, workspace.current))
+        self.learner = Learner(self.current)
+        self.answering = Answering(self.current, self.options.limits, IMAGES_UNDER_WAY)
+        self.gallery = Gallery(workspace, self.answering)
         self.gallery.update()
-        self.inbox = Inbox(
-            workspace, self.gallery, lambda: self.learner.served, self.options.limits
-        )
+        self.inbox = Inbox(workspace, self.gallery, self.options.limits)
+
+    @property
+    def served(self) -> ServedModel:
+        """The model that answers now, and its version."""
+        return self.current.served
 
     @property
     def model(self) -> Classifier:
         """The model that answers now."""
-        return self.learner.served.model
+        return self.current.served.model
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
@@ -172,359 +181,369 @@ class Service:
         self.answering.close()
         self.workspace.close()
 
-    # ------------------------------------------------------------------ ask
+    # ------------------------------------------------------------------ classify and inspect
 
-    def score(self, content: bytes) -> Future[Scored]:
-        """Answer one photo; RequestError if too many wait."""
-        return self.answering.submit(lambda: self._decoded(content)[0])
-
-    def _score_kept(self, name: str) -> Future[Scored]:
-        return self.score(self.workspace.image(name).read_bytes())
-
-    def _decoded(self, content: bytes) -> tuple[np.ndarray, str]:
-        model = self.model
-        return decoded(content, model.image_size, model.crop_ratio, self.options.limits)
+    def score(self, content: bytes) -> Future[ScoredImage]:
+        """Predict one image; RequestError if too many wait."""
+        return self.answering.submit(content)
 
     def preview(self, content: bytes) -> bytes:
-        """Return the middle of a photo as a small JPEG; UnreadableImage if it cannot be decoded."""
+        """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
         square, _ = decoded(content, PREVIEW_SIDE, 1.0, self.options.limits)
         out = io.BytesIO()
         Image.fromarray(square).save(out, "JPEG")
         return out.getvalue()
 
-    def answer(self, file: str, scored: Scored, top: int) -> ImageAnswer:
-        """Return the answer for one photo.
+    def answer(self, file: str, scored: ScoredImage, top: int) -> ImageAnswer:
+        """Return the prediction for one image.
 
         Args:
-            file: name that the photo was sent with.
+            file: name that the image was sent with.
             scored: the model's result.
             top: number of classes.
         """
         names = scored.served.model.class_names
-        answer = ImageAnswer.of(file, names, scored.probabilities, scored.verdict, top)
+        answer = ImageAnswer.from_scores(file, names, scored.probabilities, scored.verdict, top)
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
         return answer
 
-    def audit(self) -> Audit:
-        """Return the doubtful labels among the kept photos."""
-        return audited(self.gallery, self.workspace.kept(self.learner.served.version))
+    def audit(self) -> AuditView:
+        """Return the label errors among the kept images."""
+        return audited(self.gallery, self.workspace.kept_images(self.served.version))
 
-    def class_answers(self) -> Answers:
-        """Return what is answered for the stored photos, computed once for each version."""
-        with self._counting:
-            served = self.learner.served
-            if self._answers[0] != served.version:
-                self._answers = served.version, class_answers(served.model)
-            return self._answers[1]
+    def class_predictions(self) -> ClassPredictions:
+        """Return what is predicted for each class, computed once for each version."""
+        with self._predicting:
+            served = self.served
+            version, predictions = self._class_predictions
+            if version != served.version:
+                predictions = class_predictions(served.model)
+                self._class_predictions = (served.version, predictions)
+            return predictions
 
-    # ------------------------------------------------------------------ teach
+    # ------------------------------------------------------------------ learn
 
     def receive(self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True) -> Received:
-        """Keep photos until they are decided; those that are learned are left out, and those that
-        may not come again.
+        """Store images until they are labelled; those that are learned are left out.
 
         Args:
-            files: names that they were sent with, and open photos and zip files of photos.
-            again: whether photos that were taken away or forgotten wait again.
+            files: names that they were sent with, and open images and zip files of images.
+            again: whether images that were taken away or forgotten wait again.
         """
         self.check_writable()
-        return self.inbox.receive(
-            files, lambda content: self._decoded(content)[1], self._classes_of_images(), again
-        )
+        return self.inbox.receive(files, self._classes_of_images(), again)
 
-    def decide(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> Job:
-        """Queue a lesson of photos that wait.
+    def learn(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> LearningJob:
+        """Queue an update with images that wait.
 
         Args:
-            names: name of a photo's file → its class.
+            names: name of an image's file → its class.
             dry_run: whether to learn on a copy that is thrown away.
             anyway: whether to learn what may be a mistake: see
                 :class:`~cifnet_pl.serving.refusals.Question`.
         """
         self.check_writable()
-        decided = self.inbox.decided(names)
-
-        def work(job: Job) -> tuple[Served | None, Result]:
-            learned = self._classes_of_images()
-            if not anyway:
-                decided.ask(learned, self.model.class_names)
-            decided.leave_out(learned)
-            return self._extend(decided, dry_run, job)
-
-        return self._submit("extend", work)
+        uploads = self.inbox.labelled(names)
+        return self._submit("extend", partial(self._learn, uploads, dry_run, anyway))
 
     def remove(self, images: Sequence[str], back: bool) -> int:
-        """Take photos that wait away, or ``back`` among those that wait; return how many wait
-        now.
-        """
+        """Take images away that wait, or take them ``back``; return how many wait now."""
         self.check_writable()
         self.workspace.remove(images, back)
         self.gallery.update()
         return len(self.workspace.waiting())
 
     def _classes_of_images(self) -> dict[int, set[str]]:
-        """Return the classes in which each photo was learned, by the hash of its content."""
+        """Return the classes in which each image was learned, by the hash of its content."""
         names = self.model.class_names
-        known = classes_of_hashes(self.model, names)
-        return {
-            image: {names[position] for position in positions} for image, positions in known.items()
-        }
+        classes = {}
+        for image, positions in classes_of_hashes(self.model, names).items():
+            classes[image] = {names[position] for position in positions}
+        return classes
 
-    def _with_embeddings(self, names: list[str], files: FileSet, job: Job) -> EmbeddedImages:
-        """Return photos that are kept or wait, by their classes, with embeddings; the job says how
-        many there are.
-        """
+    def _with_embeddings(
+        self, names: list[str], files: FileSet, job: LearningJob
+    ) -> EmbeddedUploads:
+        """Return labelled images with their embeddings; the job says how many there are."""
         present, z = self.gallery.embeddings(files.names, job.progress)
-        return EmbeddedImages(names, files, known=dict(zip(present, z, strict=True)))
+        return EmbeddedUploads(names, files, known=dict(zip(present, z, strict=True)))
 
-    def _extend(self, decided: Decided, dry_run: bool, job: Job) -> tuple[Served | None, Result]:
+    def _learn(
+        self, uploads: LabelledUploads, dry_run: bool, anyway: bool, job: LearningJob
+    ) -> tuple[ServedModel | None, JobResult]:
+        """Learn images that were labelled."""
         start = time.perf_counter()
+        learned = self._classes_of_images()
+        if not anyway:
+            uploads.check_plausible(learned, self.model.class_names)
+        uploads.leave_out(learned)
         old = self.model.clone()
-        others = {one.file for one in self.workspace.waiting()} - {
-            one.file for one in decided.images
-        }
-        if decided.chosen or not others:
-            old.calibration.exclude_selected(
-                torch.tensor(decided.chosen if others else [], dtype=torch.int64)
-            )
-        lesson = learn(old, self._with_embeddings(decided.names, decided.files, job))
-        model = lesson.model
-        score = lesson.score
-        learned = lesson.learned
-        before = stored_accuracy(old, old.class_names)
-        after = stored_accuracy(model, old.class_names)
+        self._choose_calibration_samples(old, uploads)
+        images = self._with_embeddings(uploads.names, uploads.files, job)
+        update = learn(old, images)
+        model = update.model
+        score = update.score
+        before = accuracy_of_classes(old, old.class_names)
+        after = accuracy_of_classes(model, old.class_names)
+        count = sum(update.learned.values())
         model.history.append(
-            Event("extend", len(model.counts), sum(learned.values()), score.percent, before, after)
+            Event("extend", len(model.counts), count, score.percent, before, after)
         )
-        result = Lesson(
+        unreadable = []
+        for file, reason in update.unreadable:
+            unreadable.append(LeftOut(file=printable(file.name), reason=reason))
+        result = UpdateResult(
             version=None,
-            learned=learned,
-            unreadable=[
-                LeftOut(file=printable(file.name), reason=reason)
-                for file, reason in lesson.unreadable
-            ],
+            learned=update.learned,
+            unreadable=unreadable,
             held_out_accuracy=score.percent,
             held_out_images=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
-            right=Promise.of(model),
+            accuracy=AccuracyEstimate.from_model(model),
             seconds=time.perf_counter() - start,
-            note="; ".join(old.class_name_warnings(decided.names)) or None,
+            warnings=old.class_name_warnings(uploads.names),
         )
         if dry_run:
-            return None, {"lesson": result}
-        version = self._store(model, decided, result)
-        result = result.model_copy(
-            update={"version": version.number, "seconds": time.perf_counter() - start}
-        )
-        return self._served(model, version.number), {"lesson": result}
+            return None, {"update": result}
+        result.version = self._store(model, uploads, result).number
+        result.seconds = time.perf_counter() - start
+        return self._served_model(model, result.version), {"update": result}
 
-    def _store(self, model: Classifier, decided: Decided, lesson: Lesson) -> Version:
-        """Store a model that learned; the photos that it learned go unless they are kept."""
-        names = ", ".join(f"'{printable(name)}'" for name in list(lesson.learned)[:3])
-        names += ", …" if len(lesson.learned) > 3 else ""
+    def _choose_calibration_samples(self, model: Classifier, uploads: LabelledUploads) -> None:
+        """Tell a model which images were chosen by a person while others waited.
+
+        Those are the least certain ones, so an accuracy of them says little of new images.
+        """
+        labelled = {image.file for image in uploads.images}
+        others_wait = any(image.file not in labelled for image in self.workspace.waiting())
+        if not others_wait:
+            model.calibration.exclude_selected(torch.tensor([], dtype=torch.int64))
+        elif uploads.chosen:
+            model.calibration.exclude_selected(torch.tensor(uploads.chosen, dtype=torch.int64))
+
+    def _store(self, model: Classifier, uploads: LabelledUploads, result: UpdateResult) -> Version:
+        """Store a model that learned; the images that it learned go unless they are kept."""
         scores = {
-            "held_out_accuracy": lesson.held_out_accuracy,
-            "held_out_images": lesson.held_out_images,
-            "old_before": lesson.old_accuracy_before,
-            "old_after": lesson.old_accuracy_after,
+            "held_out_accuracy": result.held_out_accuracy,
+            "held_out_images": result.held_out_images,
+            "old_accuracy_before": result.old_accuracy_before,
+            "old_accuracy_after": result.old_accuracy_after,
         }
+        learned = {}
+        if self.options.keep_images:
+            learned = {name: uploads.of_class(name) for name in uploads.names}
         change = Change(
             "extend",
-            f"learned {number_of(sum(lesson.learned.values()), 'photo')} of {names}",
-            learned=(
-                {name: decided.of_class(name) for name in decided.names}
-                if self.options.keep_images
-                else {}
-            ),
+            messages.learned(result.learned),
+            learned=learned,
             scores={name: value for name, value in scores.items() if value is not None},
         )
         version = self.workspace.commit(model, change)
         if not self.options.keep_images:
-            self.workspace.remove([image.file for image in decided.images], back=False)
+            self.workspace.remove([image.file for image in uploads.images], back=False)
             self.workspace.remove_unused_images()
         return version
 
     # ------------------------------------------------------------------ change
 
-    def forget(self, name: str) -> Job:
-        """Queue forgetting a class: exactly where all of its photos are kept, else from what can be
-        predicted.
+    def forget(self, name: str) -> LearningJob:
+        """Queue forgetting a class.
+
+        It is exact where all of its images are kept, else it is taken out of the predictions.
         """
+        return self._submit("forget", partial(self._forget, name))
 
-        def work(job: Job) -> tuple[Served, Result]:
-            old = self.model
-            require(old, name)
-            require_another(old, name)
-            kept = len(self.workspace.kept(self.workspace.current).get(name, []))
-            images = self.workspace.images_of(name, old.counts[name])
-            done = forget(old, name, images if old.head.subtracts else None)
-            how = "exactly: the model keeps nothing of its photos"
-            if not done.exact:
-                how = "from the answers; its photos still count against other classes"
-            change = Change("forget", f"forgot '{printable(name)}' {how}", forgotten=name)
-            version = self.workspace.commit(done.model, change)
-            stays = (
-                f". {number_of(kept, 'photo')} of it and the versions before stay here until you"
-                " delete them for good"
-            )
-            return self._changed(
-                done.model, version, change.says + (stays if kept else ""), done.exact
-            )
+    def _forget(self, name: str, job: LearningJob) -> tuple[ServedModel, JobResult]:
+        """Forget a class."""
+        old = self.model
+        require(old, name)
+        require_another(old, name)
+        kept_images = self.workspace.kept_images(self.workspace.current).get(name, [])
+        images = None
+        if old.head.subtracts:
+            images = self.workspace.images_of_class(name, old.counts[name])
+        done = forget(old, name, images)
+        message = messages.forgot(name, done.exact)
+        version = self.workspace.commit(done.model, Change("forget", message, forgotten=name))
+        if kept_images:
+            message += f". {messages.images_stay(len(kept_images))}"
+        return self._changed(done.model, version, message, done.exact)
 
-        return self._submit("forget", work)
+    def rename(self, old: str, new: str, anyway: bool = False) -> LearningJob:
+        """Queue giving a class another name.
 
-    def rename(self, old: str, new: str, anyway: bool = False) -> Job:
-        """Queue giving a class another name; ``anyway`` even if that is nearly the name of another
-        class.
+        Args:
+            old: its name.
+            new: its new name.
+            anyway: whether it may be nearly the name of another class.
         """
+        return self._submit("rename", partial(self._rename, old, new, anyway))
 
-        def work(job: Job) -> tuple[Served, Result]:
-            model = self.model.clone()
-            name = tidy(new)
-            require(model, old)
-            others = [other for other in model.class_names if other != old]
-            if name in others:
-                both = f"'{printable(name)}' and '{printable(old)}' would become one"
-                raise Question(
-                    f"there is a class '{printable(name)}' already: {both}", instead=name
-                )
-            if not anyway:
-                check_alike(name, others)
-            model.rename(old, name)
-            change = Change(
-                "rename", f"renamed '{printable(old)}' to '{printable(name)}'", renamed=(old, name)
-            )
-            return self._changed(model, self.workspace.commit(model, change), change.says)
-
-        return self._submit("rename", work)
+    def _rename(
+        self, old: str, new: str, anyway: bool, job: LearningJob
+    ) -> tuple[ServedModel, JobResult]:
+        """Give a class another name."""
+        model = self.model.clone()
+        name = tidy(new)
+        require(model, old)
+        others = [other for other in model.class_names if other != old]
+        if name in others:
+            raise Question(messages.taken_name(name, old), instead=name)
+        if not anyway:
+            check_similar(name, others)
+        model.rename(old, name)
+        message = messages.renamed(old, name)
+        version = self.workspace.commit(model, Change("rename", message, renamed=(old, name)))
+        return self._changed(model, version, message)
 
     def move(
         self, name: str, into: str, images: Collection[str] | None = None, anyway: bool = False
-    ) -> Job:
-        """Queue making photos of a class photos of another, which may be new: all are taken out,
-        and learned anew.
+    ) -> LearningJob:
+        """Queue making images of a class images of another, which may be new.
+
+        All are taken out, and learned anew.
 
         Args:
-            name: of the class, all of whose photos must be kept here; it goes where none of them
-                stays.
+            name: of the class, all of whose images must be kept; it goes where none of them stays.
             into: name of the other class.
-            photos: names of the photos' files; None for all of them, which joins both classes.
+            images: names of the images' files; None for all of them, which joins both classes.
             anyway: whether ``into`` may be nearly the name of another class.
         """
+        return self._submit("move", partial(self._move, name, into, images, anyway))
 
-        def work(job: Job) -> tuple[Served, Result]:
-            model = self.model
-            other = tidy(into)
-            known = self.workspace.kept(self.workspace.current)
-            require(model, name)
-            class_names([other], "the request", UsageError)
-            moved = [file for file in known.get(name, []) if images is None or file in images]
-            rest = [file for file in known.get(name, []) if file not in moved]
-            if other == name or (images is not None and not moved):
-                raise RequestError(
-                    422,
-                    f"none of these is a photo of '{printable(name)}' that is to be another class",
-                )
-            if not anyway and other not in model.class_names:
-                check_alike(other, model.class_names)
-            new = [file for file in moved if file not in known.get(other, [])]
-            learned = {one: files for one, files in ((name, rest), (other, new)) if files}
-            taken = self.workspace.images_of(name, model.counts[name])
-            if taken is None or not model.head.subtracts:
-                cannot = (
-                    f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are"
-                    " kept here"
-                )
-                raise RequestError(
-                    409, f"{cannot}: forget it, and teach its photos as '{printable(other)}'"
-                )
-            require_another(model, name)
-            model = forget(model, name, taken).model
-            if learned:
-                labels = [label for label, files in enumerate(learned.values()) for _ in files]
-                names = [file for files in learned.values() for file in files]
-                files = FileSet(self.workspace.folder / "images", names, labels)
-                model = learn(model, self._with_embeddings(list(learned), files, job)).model
-            model.history.append(Event("move" if rest else "join", len(model.counts), len(new)))
-            if rest:
-                says = f"moved {number_of(len(moved), 'photo')} of"
+    def _move(
+        self,
+        name: str,
+        into: str,
+        images: Collection[str] | None,
+        anyway: bool,
+        job: LearningJob,
+    ) -> tuple[ServedModel, JobResult]:
+        """Make images of a class images of another."""
+        model = self.model
+        target = tidy(into)
+        require(model, name)
+        class_names([target], "the request", UsageError)
+        kept_images = self.workspace.kept_images(self.workspace.current)
+        moved = []
+        rest = []
+        for file in kept_images.get(name, []):
+            if images is None or file in images:
+                moved.append(file)
             else:
-                says = "joined"
-            says += f" '{printable(name)}' to '{printable(other)}'"
-            change = Change("move" if rest else "join", says, learned=learned, forgotten=name)
-            return self._changed(model, self.workspace.commit(model, change), says)
+                rest.append(file)
+        if target == name or (images is not None and not moved):
+            raise RequestError(422, messages.nothing_to_move(name))
+        if not anyway and target not in model.class_names:
+            check_similar(target, model.class_names)
+        removed = self.workspace.images_of_class(name, model.counts[name])
+        if removed is None or not model.head.subtracts:
+            raise RequestError(409, messages.cannot_move(name, target))
+        require_another(model, name)
+        new = [file for file in moved if file not in kept_images.get(target, [])]
+        learned = {name: rest, target: new}
+        learned = {one: files for one, files in learned.items() if files}
+        model = self._learned_anew(forget(model, name, removed).model, learned, job)
+        if rest:
+            action = "move"
+            message = messages.moved(len(moved), name, target)
+        else:
+            action = "join"
+            message = messages.joined(name, target)
+        model.history.append(Event(action, len(model.counts), len(new)))
+        change = Change(action, message, learned=learned, forgotten=name)
+        return self._changed(model, self.workspace.commit(model, change), message)
 
-        return self._submit("move", work)
+    def _learned_anew(
+        self, model: Classifier, learned: Mapping[str, list[str]], job: LearningJob
+    ) -> Classifier:
+        """Return a model that learned kept images: class name → names of their files."""
+        if not learned:
+            return model
+        names: list[str] = []
+        labels: list[int] = []
+        for label, files in enumerate(learned.values()):
+            names += files
+            labels += [label] * len(files)
+        images = FileSet(self.workspace.images_folder, names, labels)
+        return learn(model, self._with_embeddings(list(learned), images, job)).model
 
-    def undo(self) -> Job:
+    def undo(self) -> LearningJob:
         """Queue going back by one change."""
+        return self._submit("undo", self._undo)
 
-        def work(job: Job) -> tuple[Served, Result]:
-            undone = self.workspace.version(self.workspace.current)
-            version, model = self.workspace.undo()
-            made = undone.parent == version.number
-            return self._changed(
-                model, version, f"undid: {undone.change.says}" if made else "went back"
-            )
+    def _undo(self, job: LearningJob) -> tuple[ServedModel, JobResult]:
+        """Go back by one change."""
+        undone = self.workspace.version(self.workspace.current)
+        version, model = self.workspace.undo()
+        if undone.parent == version.number:
+            message = messages.undid(undone.change.message)
+        else:
+            message = messages.WENT_BACK
+        return self._changed(model, version, message)
 
-        return self._submit("undo", work)
-
-    def redo(self) -> Job:
+    def redo(self) -> LearningJob:
         """Queue doing again what was undone last."""
+        return self._submit("redo", self._redo)
 
-        def work(job: Job) -> tuple[Served, Result]:
-            before = self.workspace.current
-            version, model = self.workspace.redo()
-            made = version.parent == before
-            return self._changed(
-                model, version, f"did again: {version.change.says}" if made else "went there again"
-            )
+    def _redo(self, job: LearningJob) -> tuple[ServedModel, JobResult]:
+        """Do again what was undone last."""
+        before = self.workspace.current
+        version, model = self.workspace.redo()
+        if version.parent == before:
+            message = messages.redid(version.change.message)
+        else:
+            message = messages.WENT_AGAIN
+        return self._changed(model, version, message)
 
-        return self._submit("redo", work)
-
-    def go_to(self, number: int) -> Job:
+    def go_to(self, number: int) -> LearningJob:
         """Queue serving another version."""
+        return self._submit("go to", partial(self._go_to, number))
 
-        def work(job: Job) -> tuple[Served, Result]:
-            version, model = self.workspace.go_to(number)
-            return self._changed(model, version, f"went to version {number}")
+    def _go_to(self, number: int, job: LearningJob) -> tuple[ServedModel, JobResult]:
+        """Serve another version."""
+        version, model = self.workspace.go_to(number)
+        return self._changed(model, version, messages.went_to(number))
 
-        return self._submit("go to", work)
+    def purge(self, images: Literal["forgotten", "all"]) -> LearningJob:
+        """Queue deleting kept images, and all versions but the served one, for good."""
+        return self._submit("purge", partial(self._purge, images == "all"))
 
-    def purge(self, images: Literal["forgotten", "all"]) -> Job:
-        """Queue deleting kept photos, and all versions but the served one, for good."""
-
-        def work(job: Job) -> tuple[None, Result]:
-            count = self.workspace.purge(every=images == "all")
-            says = f"deleted {number_of(count, 'photo')} and all other versions for good"
-            return None, {"changed": Changed(version=self.workspace.current, says=says)}
-
-        return self._submit("purge", work)
+    def _purge(self, every: bool, job: LearningJob) -> tuple[None, JobResult]:
+        """Delete kept images and versions for good."""
+        message = messages.purged(self.workspace.purge(every))
+        result = ChangeResult(version=self.workspace.current, message=message)
+        return None, {"change": result}
 
     def check_writable(self) -> None:
         """Raise RequestError if changes are refused."""
         if self.options.read_only:
-            raise RequestError(403, "this service is read-only: it answers, but does not learn")
+            raise RequestError(403, messages.READ_ONLY)
 
-    def _submit(self, action: str, work: Work) -> Job:
+    def _submit(self, action: str, work: Work) -> LearningJob:
         self.check_writable()
         job = self.learner.submit(action, work)
-        job.result.add_done_callback(lambda _: self.gallery.update())
+        job.result.add_done_callback(self._update_gallery)
         return job
 
-    def _changed(
-        self, model: Classifier, version: Version, says: str, exact: bool | None = None
-    ) -> tuple[Served, Result]:
-        changed = Changed(version=version.number, says=says, exact=exact)
-        return self._served(model, version.number), {"changed": changed}
+    def _update_gallery(self, result: Future[JobResult]) -> None:
+        self.gallery.update()
 
-    def _served(self, model: Classifier, number: int) -> Served:
-        """Return a model to be served; what detects unknown photos is prepared now, so that no
-        answer waits for it.
+    def _changed(
+        self, model: Classifier, version: Version, message: str, exact: bool | None = None
+    ) -> tuple[ServedModel, JobResult]:
+        """Return the model that is served after a change, and the answer."""
+        result = ChangeResult(version=version.number, message=message, exact=exact)
+        return self._served_model(model, version.number), {"change": result}
+
+    def _served_model(self, model: Classifier, number: int) -> ServedModel:
+        """Return a model to be served.
+
+        What detects unknown images is prepared now, so that no answer waits for it.
         """
-        served = Served(model, number, self.options.unknown, self.options.coverage)
+        served = ServedModel(model, number, self.options.unknown, self.options.coverage)
         served.judge()
         return served
 
@@ -540,4 +559,4 @@ def require(model: Classifier, name: str) -> None:
 def require_another(model: Classifier, name: str) -> None:
     """Raise RequestError where the model knows no class but ``name``."""
     if len(model.class_names) == 1:
-        raise RequestError(422, f"'{printable(name)}' is the only class: teach another one first")
+        raise RequestError(422, messages.only_class(name))

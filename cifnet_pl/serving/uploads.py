@@ -1,4 +1,4 @@
-"""Check photos from outside: how many, how large and of which kind they may be."""
+"""Check images from outside: how many, how large and of which kind they may be."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cifnet_pl.images.image import EncodedImage, UnreadableImage, content_hash, 
 from cifnet_pl.images.names import is_hidden
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
+from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
@@ -28,13 +29,16 @@ FORMATS = {
     "GIF": "gif",
     "BMP": "bmp",
     "TIFF": "tif",
+    "AVIF": "avif",
+    "HEIF": "heic",
 }
-FORMATS |= {"AVIF": "avif", "HEIF": "heic"}
-"""Formats that are decoded, and the extension of their kept files. Pillow has others that run
-programs (EPS).
+"""Formats that are decoded, and the extension of their kept files.
+
+Pillow has others that run programs (EPS).
 """
 
-_OPENED = [name for name in FORMATS if name != "MPO"]  # those are opened as JPEG
+OPENED_FORMATS = [name for name in FORMATS if name != "MPO"]
+"""Names by which Pillow opens them: MPO is opened as JPEG."""
 
 DIRECTORY_BYTES = 2**23
 """Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""
@@ -46,9 +50,9 @@ class Limits:
 
     Attributes:
         body_bytes: of the whole request.
-        photo_bytes: of one photo.
-        pixels: of one photo, decoded.
-        photos: number of photos, those in zip files included.
+        image_bytes: of one image.
+        pixels: of one image, decoded.
+        images: number of images, those in zip files included.
         zip_bytes: of one zip file's content, unpacked.
         zip_ratio: unpacked bytes per packed byte of a zip file.
     """
@@ -62,65 +66,65 @@ class Limits:
 
 
 def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Yield the photos of a request, those in zip files included, one at a time.
+    """Yield the images of a request, those in zip files included, one at a time.
 
     Args:
         files: names and open files.
         limits: of one request.
 
     Yields:
-        The path that a photo was sent with, used only for messages and the class, and its content.
+        The path that an image was sent with, used only for messages and the class, and its content.
 
     Raises:
         RequestError: more than the limits allow, or a zip file that is damaged or hostile.
     """
     count = 0
     for name, file in files:
-        packed = name.lower().endswith(".zip")
-        for image in (
-            _of_zip(name, file, limits) if packed else [(name, _whole(name, file, limits))]
-        ):
+        if name.lower().endswith(".zip"):
+            images = _zipped_images(name, file, limits)
+        else:
+            images = iter([(name, _content(name, file, limits))])
+        for image in images:
             count += 1
             if count > limits.images:
-                raise RequestError(
-                    413, f"more than {limits.images} photos in one request: send them in parts"
-                )
+                raise RequestError(413, messages.too_many_images(limits.images))
             yield image
 
 
-def _whole(name: str, file: IO[bytes], limits: Limits) -> bytes:
+def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
     content = file.read(limits.image_bytes + 1)
     if len(content) > limits.image_bytes:
-        raise RequestError(
-            413, f"{printable(name[:200])} is larger than {limits.image_bytes // 2**20} MiB"
-        )
+        raise RequestError(413, messages.too_large(name, limits.image_bytes))
     return content
 
 
-def _of_zip(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Yield the photos in a zip file; nothing is unpacked to the disk, and no name in it is used as
-    a path.
+def _zipped_images(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Yield the images in a zip file.
+
+    Nothing is unpacked to the disk, and no name in it is used as a path.
     """
-    where = printable(name[:200])
+    where = printable(name[: messages.LONGEST_FILE_NAME])
     try:
-        bounded = _Bounded(file)
+        bounded = _BoundedDirectory(file)
         with zipfile.ZipFile(cast(IO[bytes], bounded)) as archive:
             bounded.largest = None
             entries = archive.infolist()
             _check_entries(entries, where, limits)
             for entry in entries:
-                if not entry.is_dir() and not is_hidden(entry.filename):
-                    with archive.open(entry) as content:
-                        yield entry.filename, _whole(entry.filename, content, limits)
+                if entry.is_dir() or is_hidden(entry.filename):
+                    continue
+                with archive.open(entry) as content:
+                    yield entry.filename, _content(entry.filename, content, limits)
     except RequestError:
         raise
     except Exception as error:  # zipfile and the decompressors each have errors of their own
         raise RequestError(422, f"{where} is damaged or not a zip file that can be read") from error
 
 
-class _Bounded:
-    """A zip file whose directory is refused before it is read if it is too large: each entry takes
-    memory.
+class _BoundedDirectory:
+    """A zip file whose directory is refused before it is read if it is too large.
+
+    Each entry takes memory.
 
     Attributes:
         largest: bytes of one read; None for any number.
@@ -133,9 +137,8 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         """Read as the file does; RequestError if that is too much at once."""
         if self.largest is not None and size > self.largest:
-            raise RequestError(
-                413, f"a zip file lists over {self.largest // 2**20} MiB of names: send it in parts"
-            )
+            limit = self.largest // 2**20
+            raise RequestError(413, messages.LARGE_ZIP_INDEX.format(limit))
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -144,17 +147,14 @@ class _Bounded:
 
 def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -> None:
     """Check the directory of a zip file; RequestError if it is hostile or too large."""
-    if len(entries) > 2 * limits.images:
-        raise RequestError(
-            413, f"{where} has more than {2 * limits.images} entries: send it in parts"
-        )
-    unpacked, packed = (
-        sum(getattr(e, size) for e in entries) for size in ("file_size", "compress_size")
-    )
+    most = 2 * limits.images
+    if len(entries) > most:
+        raise RequestError(413, f"{where} has more than {most} entries: send it in parts")
+    unpacked = sum(entry.file_size for entry in entries)
+    packed = sum(entry.compress_size for entry in entries)
     if unpacked > limits.zip_bytes:
-        raise RequestError(
-            413, f"{where} unpacks to more than {limits.zip_bytes // 2**20} MiB: send it in parts"
-        )
+        size = f"{limits.zip_bytes // 2**20} MiB"
+        raise RequestError(413, f"{where} unpacks to more than {size}: send it in parts")
     if unpacked > limits.zip_ratio * max(packed, 1):
         raise RequestError(413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size")
     for entry in entries:
@@ -166,11 +166,12 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
 
 
 def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tuple[np.ndarray, str]:
-    """Decode a photo whose header says what may be decoded.
+    """Decode an image whose header says what may be decoded.
 
     Args:
         content: of the file.
-        size, crop_ratio: of the square that the model takes.
+        size: pixels of a side of the square that the model takes.
+        crop_ratio: share of the image's shorter side that the square takes.
         limits: of one request.
 
     Returns:
@@ -180,43 +181,39 @@ def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tup
         UnreadableImage: no image of a known format, one that is damaged, or one with too many
             pixels.
     """
-    with EncodedImage(content).open(_OPENED) as image:
+    with EncodedImage(content).open(OPENED_FORMATS) as image:
         if image.width * image.height > limits.pixels:
-            raise UnreadableImage(
-                f"{image.width} × {image.height} pixels are more than {limits.pixels:,}"
-            )
+            area = f"{image.width} × {image.height} pixels"
+            raise UnreadableImage(f"{area} are more than {limits.pixels:,}")
         return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
 
 
 def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """Find the photos of a folder that a model has learned, by their content.
+    """Find the images of a folder that a model has learned, by their content.
 
     Yields:
-        The photo, the name of its kept file, and its class.
+        The image, the name of its kept file, and its class.
 
     Raises:
-        DataError: there is no such folder, or it holds no photo.
+        DataError: there is no such folder, or it holds no image.
     """
     classes = classes_of_hashes(model, model.class_names)
     for path in find_images(folder):
         try:
             content = path.read_bytes()
             for position in classes.get(content_hash(content), ()):
-                yield path, file_name(content, extension_of(content)), model.class_names[position]
+                name = file_name(content, extension_of(content))
+                yield path, name, model.class_names[position]
         except (OSError, UnreadableImage):  # within an archive, or of a format that is not kept
             continue
 
 
 def extension_of(content: bytes) -> str:
-    """Return the extension of a photo's format; UnreadableImage for a format that is not decoded
-    here.
-    """
-    with EncodedImage(content).open(_OPENED) as image:
+    """Return the extension of an image's format; UnreadableImage for one that is not decoded."""
+    with EncodedImage(content).open(OPENED_FORMATS) as image:
         return FORMATS[image.format or "PNG"]
 
 
 def file_name(content: bytes, extension: str) -> str:
-    """Return the name of a photo's kept file: the SHA-256 of its content, and the extension of its
-    format.
-    """
+    """Return the name of a kept file: the SHA-256 of its content, and the format's extension."""
     return f"{sha256(content).hexdigest()}.{extension}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.serving.services import image, zipped
 
 PATHS = ("/classify", "/inbox")
-GETS = ("/classes", "/look", "/versions", "/images/{}", "/jobs/{}", "/versions/{}/bundle",
+GETS = ("/classes", "/summary", "/versions", "/images/{}", "/jobs/{}", "/versions/{}/bundle",
         "/page/{}", "/{}")  # fmt: skip
 POSTS = ("/inbox/learn", "/inbox/remove", "/group", "/forget", "/rename", "/move", "/undo", "/redo",
          "/versions/{}/serve", "/classify", "/inbox")  # fmt: skip

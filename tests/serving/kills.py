@@ -9,7 +9,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from cifnet_pl.serving.learner import Job
+from cifnet_pl.serving.learner import LearningJob
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
@@ -20,18 +20,18 @@ KEPT = 4
 """Versions that are kept: few, so that kills hit their removal, too."""
 
 
-def decided(service: Service, name: str, first: int) -> Job:
+def decided(service: Service, name: str, first: int) -> LearningJob:
     """Photos arrive, and all of those that wait but the newest are decided."""
     service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
-    return service.decide(
+    return service.learn(
         {waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False
     )
 
 
-def random_change(service: Service, draw: random.Random) -> Job:
+def random_change(service: Service, draw: random.Random) -> LearningJob:
     """Bring photos and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
-    what: list[Callable[[], Job]] = [
+    what: list[Callable[[], LearningJob]] = [
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.forget, name),
         partial(service.rename, name, draw.choice(NAMES)),
@@ -96,7 +96,9 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         for number, version in versions.items():
             if version.stored:
                 assert workspace.load(number).counts == version.counts
-        kept = {name for files in workspace.kept(workspace.current).values() for name in files}
+        kept = {
+            name for files in workspace.kept_images(workspace.current).values() for name in files
+        }
         told = {name for line in lines for name in json.loads(line)["waiting"]}
         assert all((folder / "images" / name).is_file() for name in kept | told)
         learned = {

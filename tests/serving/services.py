@@ -94,7 +94,7 @@ def counts(http: httpx.Client) -> dict[str, int]:
 
 def kept(http: httpx.Client) -> dict[str, list[str]]:
     """The photos of each class that are kept."""
-    return {one["name"]: one["kept"] for one in http.get("/classes").json()}
+    return {one["name"]: one["kept_images"] for one in http.get("/classes").json()}
 
 
 def becomes(true: Callable[[], Any], seconds: float = 30) -> Any:

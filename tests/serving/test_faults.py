@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from cifnet_pl.serving.app import Access
-from cifnet_pl.serving.service import Options
+from cifnet_pl.serving.service import ServiceOptions
 from cifnet_pl.serving.uploads import Limits
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
@@ -49,12 +49,12 @@ def attacked(tmp_path_factory):
     """
     place = tmp_path_factory.mktemp("attacked")
     (place / "outside").mkdir()
-    with client(place / "w", Access(rate=0), Options(limits=LIMITS)) as http:
+    with client(place / "w", Access(rate=0), ServiceOptions(limits=LIMITS)) as http:
         yield http
         assert {path.name for path in place.iterdir()} == {"outside", "w"}
         assert tree(place / "outside") == tree(place / "w" / "incoming") == set()
         assert http.get("/health").json() == {"ready": True}
-        assert http.get("/look").status_code == 200
+        assert http.get("/summary").status_code == 200
 
 
 @settings(

@@ -10,7 +10,7 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.serving import inbox
-from cifnet_pl.serving.service import Options
+from cifnet_pl.serving.service import ServiceOptions
 from tests.serving.services import (
     becomes,
     client,
@@ -150,7 +150,7 @@ def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
     """It waits since its class was forgotten, and that is undone: to learn it as another class may
     be a mistake.
     """
-    with client(tmp_path / "w", begun=model(()), options=Options(keep_images=False)) as http:
+    with client(tmp_path / "w", begun=model(()), options=ServiceOptions(keep_images=False)) as http:
         teach(http, images("red", 3), "red")
         teach(http, images("green", 3), "green")
         http.post("/forget", json={"name": "red"})
@@ -198,7 +198,7 @@ def test_purging_leaves_what_waits(http, tmp_path):
 
 
 def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
-    with client(tmp_path / "w", options=Options(keep_images=False)) as http:
+    with client(tmp_path / "w", options=ServiceOptions(keep_images=False)) as http:
         sent(http, images("blue", 2))
         learned(http, {one["image"]: "blue" for one in waiting(http)["images"]})
         assert http.get("/inbox").json()["waiting"] == 0
@@ -237,7 +237,7 @@ def test_eight_people_decide_at_once(http):
 
 
 def test_more_than_may_wait_are_refused(http, monkeypatch):
-    monkeypatch.setattr(inbox, "MOST", 2)
+    monkeypatch.setattr(inbox, "LARGEST_INBOX", 2)
     answer = http.post("/inbox", files=images("blue", 3))
     assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (503, True)
 

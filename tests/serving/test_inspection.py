@@ -14,14 +14,19 @@ from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import accuracy_margin
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
-from cifnet_pl.serving.inspection import Promise, class_answers, forecast, stored_accuracy
+from cifnet_pl.serving.inspection import (
+    AccuracyEstimate,
+    accuracy_of_classes,
+    class_predictions,
+    forecast,
+)
 from tests.models import learned, take_in
 
 
 def test_stored_samples_are_answered_as_if_never_learned():
     model = learned("cifnet")
-    assert stored_accuracy(model, model.class_names) == pytest.approx(100, abs=20)
-    assert stored_accuracy(learned("ncm"), ["ant"]) is None
+    assert accuracy_of_classes(model, model.class_names) == pytest.approx(100, abs=20)
+    assert accuracy_of_classes(learned("ncm"), ["ant"]) is None
 
 
 def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -46,28 +51,33 @@ def test_what_each_class_is_taken_for():
     """Nothing tells the third class from the first; of a class of five photos nothing is said."""
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
-    pear, plum, quince, rare = class_answers(model).classes
-    assert (pear.taken_for, plum.taken_for, quince.taken_for, rare.taken_for) == (
+    pear, plum, quince, rare = class_predictions(model).classes
+    assert (pear.confused_with, plum.confused_with, quince.confused_with, rare.confused_with) == (
         ["quince"],
         [],
         ["pear"],
         [],
     )
-    assert (plum.right, plum.between) == (100, pytest.approx((90, 100)))
-    assert (rare.right, rare.between) == (None, None)
-    assert 20 < pear.right < 80
-    assert not any(one.seldom for one in (pear, plum, quince, rare))
-    assert Promise.of(model).new_group_accuracy is not None
+    assert (plum.accuracy, plum.interval) == (100, pytest.approx((90, 100)))
+    assert (rare.accuracy, rare.interval) == (None, None)
+    assert 20 < pear.accuracy < 80
+    assert not any(one.rarely_predicted for one in (pear, plum, quince, rare))
+    assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
 
 
 def test_where_nearly_any_share_is_possible_no_number_is_told(monkeypatch: pytest.MonkeyPatch):
     y = torch.arange(3).repeat_interleave(30)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
-    pear, plum, _ = class_answers(model).classes
-    assert (pear.right is None, plum.right) == (False, 100)
-    monkeypatch.setattr(inspection, "WIDEST", 20)  # that of plum is 10 wide
-    pear, plum, _ = class_answers(model).classes
-    assert (pear.right, pear.between, pear.taken_for, plum.right) == (None, None, ["quince"], 100)
+    pear, plum, _ = class_predictions(model).classes
+    assert (pear.accuracy is None, plum.accuracy) == (False, 100)
+    monkeypatch.setattr(inspection, "WIDEST_INTERVAL", 20)  # that of plum is 10 wide
+    pear, plum, _ = class_predictions(model).classes
+    assert (pear.accuracy, pear.interval, pear.confused_with, plum.accuracy) == (
+        None,
+        None,
+        ["quince"],
+        100,
+    )
 
 
 @pytest.mark.parametrize("groups", [4, 12, 40])
@@ -114,7 +124,7 @@ def test_what_ten_more_images_would_bring():
         before, after = (taught(means, torch.arange(6).repeat(count)) for count in (30, 40))
         named = [one.head.predict(samples(means, new, 2)) == new for one in (before, after)]
         right = [100 * float(hits.double().mean()) for hits in named]
-        found = class_answers(before).ten_more
+        found = class_predictions(before).ten_more
         assert found[0] <= right[1] - right[0] <= found[1]
         assert found[1] >= least
-    assert class_answers(taught(directions, torch.arange(6).repeat(19))).ten_more is None
+    assert class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more is None

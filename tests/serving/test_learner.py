@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cifnet_pl.serving.answering import Served
+from cifnet_pl.serving.answering import CurrentModel, ServedModel
 from cifnet_pl.serving.learner import Learner
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import DataError
@@ -14,7 +14,7 @@ from tests.serving.services import model
 
 @pytest.fixture
 def learner():
-    made = Learner(Served(model(), 1), waiting=3)
+    made = Learner(CurrentModel(ServedModel(model(), 1)), 3)
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.serving.learner import Job
+from cifnet_pl.serving.learner import LearningJob
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
@@ -25,9 +25,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     made.close()
 
 
-def taught(service: Service) -> Job:
+def taught(service: Service) -> LearningJob:
     arrived = service.receive([(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]).images
-    return service.decide(dict.fromkeys(arrived, "blue"), dry_run=False)
+    return service.learn(dict.fromkeys(arrived, "blue"), dry_run=False)
 
 
 def test_models_of_earlier_versions(service, caplog):

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from cifnet_pl.serving.service import Options
+from cifnet_pl.serving.service import ServiceOptions
 from tests.serving.browsing import (
     CONTRAST,
     WIDTHS,
@@ -359,7 +359,7 @@ def promise(right):
 
     def answer(route):
         found = route.fetch()
-        route.fulfill(response=found, json={**found.json(), "right": right})
+        route.fulfill(response=found, json={**found.json(), "accuracy": right})
 
     return answer
 
@@ -385,21 +385,27 @@ def test_plain_words_first(browser, server):
         found = {
             "loo_accuracy": 96.5,
             "new_group_accuracy": 71.0,
-            "known": "found",
-            "says": ["of these days", "of another day"],
+            "kind": "found",
+            "message": "Photos taken together count as one.",
         }
-        page.route("**/look", promise(found))
+        page.route("**/summary", promise(found))
         seen = [
             {
                 "name": "red",
-                "right": 71.2,
-                "between": [50, 86.4],
-                "taken_for": ["green"],
-                "seldom": False,
+                "accuracy": 71.2,
+                "interval": [50, 86.4],
+                "confused_with": ["green"],
+                "rarely_predicted": False,
             }
         ]
         seen += [
-            {"name": "green", "right": 3.0, "between": None, "taken_for": ["red"], "seldom": True}
+            {
+                "name": "green",
+                "accuracy": 3.0,
+                "interval": None,
+                "confused_with": ["red"],
+                "rarely_predicted": True,
+            }
         ]
         answers = {"classes": seen, "margin": 2.4, "ten_more": [-0.6, 2.2]}
         page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
@@ -407,12 +413,12 @@ def test_plain_words_first(browser, server):
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71 % ± 3")
         expect(figures.nth(4).locator("dd")).to_have_text("at most 2 points")
-        said = "Hardly ever answered: green. Of these days. Of another day. What helps most"
+        said = "Hardly ever answered: green. Photos taken together count as one. What helps most"
         expect(page.locator("#about-days")).to_contain_text(said)
         rows = page.locator("#class-table tr")  # the worst first
         expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
         expect(rows.nth(2)).to_contain_text("71 % (50 to 86)")
-        page.route("**/look", promise({**found, "new_group_accuracy": None, "known": "few"}))
+        page.route("**/summary", promise({**found, "new_group_accuracy": None, "kind": "few"}))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
@@ -455,7 +461,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
 
 
 def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
-    with ThreadServer(tmp_path / "w", options=Options(read_only=True)) as server:
+    with ThreadServer(tmp_path / "w", options=ServiceOptions(read_only=True)) as server:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")
             drop(

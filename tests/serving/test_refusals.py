@@ -119,7 +119,7 @@ def test_a_reserve_of_two_seconds_that_fills_again():
 
 
 def test_the_oldest_client_is_forgotten_first(monkeypatch):
-    monkeypatch.setattr(guard, "CLIENTS", 2)
+    monkeypatch.setattr(guard, "REMEMBERED_CLIENTS", 2)
     rate = Rate(0.5, lambda: 0.0)
     assert [rate.allows(client) for client in "abca"] == [True, True, True, True]
     assert not rate.allows("c")

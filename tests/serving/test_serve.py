@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import serve as starting
 from cifnet_pl.serving.serve import empty_model
-from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.service import Service, ServiceOptions
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
@@ -73,7 +73,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     failed = []
     (folder / "blue").mkdir(parents=True)
     service = Service(
-        Workspace(tmp_path / "w", begun), begun, Options(limits=Limits(image_bytes=5000))
+        Workspace(tmp_path / "w", begun), begun, ServiceOptions(limits=Limits(image_bytes=5000))
     )
     (folder / "a.png").write_bytes(
         image("red", 1, 200)

@@ -15,7 +15,7 @@ import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.app import HEADERS, Access
-from cifnet_pl.serving.service import Options, Service
+from cifnet_pl.serving.service import Service, ServiceOptions
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CheckpointError
@@ -218,7 +218,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_pa
             ("done", 200),
             ("refused", 404),
         ]
-        assert now[0]["lesson"]["learned"] == {"blue": 5}
+        assert now[0]["update"]["learned"] == {"blue": 5}
         assert http.get("/versions").json()["current"] == 3
 
 
@@ -233,7 +233,7 @@ def test_purged_images_and_versions_are_gone(tmp_path):
         assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
         assert len(tree(tmp_path / "w" / "images")) == 7
         assert (
-            http.post("/purge", json={}).json()["says"]
+            http.post("/purge", json={}).json()["message"]
             == "deleted 4 photos and all other versions for good"
         )
         assert [path.name for path in (tmp_path / "w" / "versions").iterdir()] == ["000004"]
@@ -251,15 +251,15 @@ def test_purged_images_and_versions_are_gone(tmp_path):
 def test_teach_undo_redo_and_start_again(tmp_path):
     with client(tmp_path / "w") as http:
         taught(http)
-        assert http.post("/undo").json()["says"] == "undid: learned 10 photos of 'blue'"
+        assert http.post("/undo").json()["message"] == "undid: learned 10 photos of 'blue'"
         assert "blue" not in names_of(http.post("/classify", files=images("blue", 3, 500)))
         assert http.post("/undo").status_code == 409
         assert http.post("/redo").json()["version"] == 2
         assert http.post("/versions/1/serve").json()["version"] == 1
-        assert http.post("/undo").json() == {"version": 2, "says": "went back", "exact": None}
+        assert http.post("/undo").json() == {"version": 2, "message": "went back", "exact": None}
         assert http.post("/redo").json() == {
             "version": 1,
-            "says": "went there again",
+            "message": "went there again",
             "exact": None,
         }
         http.post("/undo")
@@ -275,7 +275,7 @@ def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
     assert (changed["exact"], changed["version"]) == (True, 3)
     assert_same_model(model(), cifnet_pl.load(tmp_path / "w" / "versions" / "000003"))
     changed = http.post("/forget", json={"name": "red"}).json()
-    assert (changed["exact"], "still count" in changed["says"]) == (False, True)
+    assert (changed["exact"], "still count" in changed["message"]) == (False, True)
     assert http.post("/forget", json={"name": "green"}).status_code == 422
     assert list(counts(http)) == ["green"]
 
@@ -328,7 +328,7 @@ def test_two_classes_become_one(http, tmp_path):
     job = refused(http, "/rename", {"old": "Blue", "new": "blue"})
     assert (job["may_be_asked_for"], job["instead"]) == (True, "blue")
     assert (
-        http.post("/move", json={"name": "Blue", "into": "blue"}).json()["says"]
+        http.post("/move", json={"name": "Blue", "into": "blue"}).json()["message"]
         == "joined 'Blue' to 'blue'"
     )
     assert [counts(http)["blue"], len(kept(http)["blue"])] == [10, 10]
@@ -358,7 +358,9 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
         for into in ("both", "../x", " ")
     ] == [422] * 3
     assert http.post("/move", json={**asked, "name": "neither"}).status_code == 404
-    assert http.post("/move", json=asked).json()["says"] == "moved 4 photos of 'both' to 'yellow'"
+    assert (
+        http.post("/move", json=asked).json()["message"] == "moved 4 photos of 'both' to 'yellow'"
+    )
     http.post("/move", json={"name": "both", "into": "blue"})
     assert counts(http) == {"red": 12, "green": 12, "yellow": 4, "blue": 6}
     assert [len(files) for files in kept(http).values()] == [0, 0, 4, 6]
@@ -404,7 +406,7 @@ def test_doubtful_images_and_the_nearest_image(http):
     taught(http, "brown", 1)
     found = http.get("/audit").json()
     assert (found["images"], found["not_judged"]) == (42, ["brown"])
-    label_errors = {(one["label"], one["looks_like"]) for one in found["label_errors"]}
+    label_errors = {(one["label"], one["predicted"]) for one in found["label_errors"]}
     assert label_errors == {("blue", "yellow"), ("yellow", "blue")}
     nearest = becomes(
         lambda: http.post("/classify", files=images("blue", 1)).json()["images"][0]["nearest"]
@@ -420,10 +422,10 @@ def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
 
 def test_look(http):
     taught(http)
-    look = http.get("/look").json()
+    look = http.get("/summary").json()
     assert (look["name"], look["classes"], look["images"], look["version"]) == ("model", 3, 34, 2)
     assert [moment["what"] for moment in look["history"]] == ["task", "extend"]
-    assert set(look["right"]) == {"loo_accuracy", "new_group_accuracy", "known", "says"}
+    assert set(look["accuracy"]) == {"loo_accuracy", "new_group_accuracy", "kind", "message"}
     assert 0.1 < look["state_mb"] < 0.2  # triangles
 
 
@@ -445,7 +447,7 @@ def test_token(tmp_path):
             "Authorization": f"bearer {'a' * 20}"
         }  # the scheme's case does not matter (RFC 9110)
         assert http.get("/classes", headers=lower).status_code == 200
-        for path in ("/classes", "/look", "/versions", "/images/x", "/jobs/x"):
+        for path in ("/classes", "/summary", "/versions", "/images/x", "/jobs/x"):
             assert http.get(path).status_code == 401, path
             assert http.get(path, headers=good).status_code != 401
         assert http.post("/classify", files=images("red", 1)).status_code == 401
@@ -463,9 +465,9 @@ def test_token(tmp_path):
 def test_the_page_of_the_api_lists_routes_parameters_and_answers(http):
     page = http.get("/docs").text
     says = [
-        "one photo or many",
-        "Number of photos it was learned from",
-        "Kept photos that were judged",
+        "one image or many",
+        "Number of images it was learned from",
+        "Kept images that were judged",
     ]
     for said in ("POST /classify", "GET /health", "<code>anyway</code>", "<code>new</code>", *says):
         assert said in page
@@ -481,7 +483,7 @@ def test_no_cookie_no_cross_origin_and_a_strict_policy(http):
 
 
 def test_read_only(tmp_path):
-    with client(tmp_path / "w", options=Options(read_only=True)) as http:
+    with client(tmp_path / "w", options=ServiceOptions(read_only=True)) as http:
         answers = [http.post(path) for path in ("/undo", "/redo", "/versions/1/serve")]
         answers += [
             http.post("/forget", json={"name": "red"}),
@@ -512,7 +514,7 @@ def test_read_only(tmp_path):
 
 def test_limits(tmp_path):
     limits = Limits(body_bytes=20_000, image_bytes=5_000, images=3)
-    with client(tmp_path / "w", options=Options(limits=limits)) as http:
+    with client(tmp_path / "w", options=ServiceOptions(limits=limits)) as http:
         large = http.post("/classify", files=[("files", ("a.png", bytes(30_000)))])
         one = http.post("/classify", files=[("files", ("a.png", bytes(6_000)))])
         many = http.post("/classify", files=[("files", ("a.png", b"x"))] * 4)
@@ -537,7 +539,7 @@ def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
 def test_heads_that_cannot_take_more_say_so(logistic):
     """The head's own reason, as a conflict."""
     arrived = logistic.receive([(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]).images
-    error = logistic.decide(dict.fromkeys(arrived, "red"), False).result.exception(30)
+    error = logistic.learn(dict.fromkeys(arrived, "red"), False).result.exception(30)
     assert (error.status, "cannot add images to class 'red'" in str(error)) == (409, True)
 
 
@@ -554,7 +556,7 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
             if not turn:
                 (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
                 assert (answer["classes"], answer["known"]) == ([], None)
-                assert http.get("/look").json()["classes"] == 0
+                assert http.get("/summary").json()["classes"] == 0
                 assert (
                     http.get("/versions/1/bundle").status_code
                     == http.get("/audit").status_code

@@ -9,7 +9,8 @@ import pytest
 
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.serving import uploads as module
-from cifnet_pl.serving.inbox import Decided, DecidedImage, check_alike, tidy
+from cifnet_pl.serving.inbox import LabelledUpload, LabelledUploads
+from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded, uploads
 from tests.images.test_image import bomb
@@ -99,15 +100,15 @@ def test_decoded_as_a_file_is(tmp_path):
 def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
     names = [" banana ", "red  apple", "cafe\u0301", "a\u00a0b", "a\nb"]
     assert [tidy(name) for name in names] == ["banana", "red apple", "caf\u00e9", "a b", "a\nb"]
-    check_alike("banana", ["Bananas", "banana"])
+    check_similar("banana", ["Bananas", "banana"])
     for name, other in (("banana", "Banana"), ("redapple", "Red apple"), ("\uff42anana", "banana")):
         with pytest.raises(Question) as question:
-            check_alike(name, ["kiwi", other])
+            check_similar(name, ["kiwi", other])
         assert (question.value.status, question.value.instead) == (409, other)
 
 
 def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
-        Decided(tmp_path, [DecidedImage("1", "1", "X", 1), DecidedImage("2", "2", "x", 2)]).ask(
+        LabelledUploads(tmp_path, [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)]).check_plausible(
             {}, []
         )

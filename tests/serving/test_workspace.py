@@ -75,7 +75,7 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
     workspace.close()
     workspace = Workspace(tmp_path / "w", model())
     assert (workspace.current, workspace.can_redo, first_class(workspace)) == (2, True, "a")
-    assert [(v.number, v.change.says) for v in workspace.versions.values()][1:] == [
+    assert [(v.number, v.change.message) for v in workspace.versions.values()][1:] == [
         (2, "to a"),
         (3, "to b"),
     ]
@@ -102,7 +102,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
     journal = sqlite3.connect(tmp_path / "w" / "journal.sqlite")
     journal.execute("PRAGMA user_version = 7")
     journal.close()
-    with pytest.raises(CheckpointError, match="format 7, expected 2"):
+    with pytest.raises(CheckpointError, match="format 7, expected 3"):
         Workspace(tmp_path / "w", model())
 
 
@@ -164,7 +164,7 @@ class Full(sqlite3.Connection):
 
 def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(tmp_path, monkeypatch):
     """Of the bundle, see test_service.py."""
-    monkeypatch.setattr(module.sqlite3, "connect", partial(sqlite3.connect, factory=Full))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Full))
     workspace = Workspace(tmp_path / "w", model())
     before = tree(tmp_path)
     Full.left = 3  # statements of a transaction: the fourth finds the disk full

@@ -310,7 +310,7 @@ def test_five_thousand_hostile_requests(tmp_path: Path) -> None:
                 memory.append(resident(process))
 
         attack()
-        assert http.get("/look").status_code == 200
+        assert http.get("/summary").status_code == 200
         names = {path.name for path in tmp_path.iterdir()}
         assert names <= {"outside", "b", "b-workspace", ".b-workspace.lock", "output"}, names
         assert tree(tmp_path / "outside") == tree(tmp_path / "b-workspace" / "incoming") == set()

@@ -20,12 +20,12 @@ function figures(look, answers) {
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.right, answers?.margin),
+  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy, answers?.margin),
     "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
-  const help = look.right.known === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
-  const seldom = (answers?.classes ?? []).filter((one) => one.seldom).map(({ name }) => name);
+  const help = look.accuracy.kind === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
+  const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
-  $("about-days").textContent = [...never, ...look.right.says, ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
+  $("about-days").textContent = [...never, look.accuracy.message.replace(/\.$/, ""), ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
   show("laboratory", {
     Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
     "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
@@ -42,7 +42,7 @@ const COLUMNS = [
 ];
 
 /** How many of a class's photos would be right on another day, and between what as many new ones may show. */
-function estimate({ right, between, seldom }) {
+function estimate({ accuracy: right, interval: between, rarely_predicted: seldom }) {
   if (right === undefined) return "…";
   if (right === null) return make("span", { class: "hint", textContent: "too few to say" });
   const shown = make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
@@ -51,7 +51,7 @@ function estimate({ right, between, seldom }) {
   return shown;
 }
 
-function row({ name, images: photos, kept }, answers = { taken_for: [] }) {
+function row({ name, images: photos, kept_images: kept }, answers = { confused_with: [] }) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const button = (text, work, kind = "") => {
     const label = `${text} ${kind ? "" : "of "}${name}`;
@@ -67,7 +67,7 @@ function row({ name, images: photos, kept }, answers = { taken_for: [] }) {
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
   }, "changes"));
-  const others = answers.taken_for.join(", ");
+  const others = answers.confused_with.join(", ");
   return { cells: [named(name), examples, photos, estimate(answers), others && named(others), actions] };
 }
 
@@ -111,7 +111,7 @@ async function group() {
   showPhotos(shown, (await post("/group", { images: photos })).map((one) => one.images));
 }
 
-function doubtful({ file, label, looks_like: other, own }) {
+function doubtful({ file, label, predicted: other, label_probability: own }) {
   const move = make("button", { type: "button", class: "plain changes" }, named(`It is ${other}`));
   const text = make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` });
   const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text, move);
@@ -167,15 +167,15 @@ export function start() {
 }
 
 export async function show() {
-  const [look, found] = await Promise.all([get("/look"), get("/classes")]);
+  const [look, found] = await Promise.all([get("/summary"), get("/classes")]);
   const draw = (answers) => {
     figures(look, answers);
     const of = new Map((answers?.classes ?? []).map((one) => [one.name, one]));
-    const right = ({ name }) => of.get(name)?.right ?? 101; // the worst first, those with too few photos last
+    const right = ({ name }) => of.get(name)?.accuracy ?? 101; // the worst first, those with too few photos last
     table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name))));
   };
   const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
-  if (open?.kept.length) showPhotos(shown, [open.kept.slice(-MOST)]);
+  if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
   const answers = found.length ? await get("/classes/predictions") : { classes: [], ten_more: null };

@@ -219,7 +219,7 @@ async function learn(trial) {
   };
   $("learn").disabled = $("try").disabled = true;
   try {
-    const { lesson } = await finished(begin, (now) => say(now.place ? queued(now) : "Learning…", true));
+    const { update: lesson } = await finished(begin, (now) => say(now.place ? queued(now) : "Learning…", true));
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
     showLesson(lesson);
     if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
@@ -240,7 +240,7 @@ function showLesson(lesson) {
   if (before !== null) {
     lines.push(`Earlier classes, photos of another day (estimated): ${rounded(before)} right before, ${rounded(after)} after.`);
   }
-  lines.push(...Object.entries(promised(lesson.right)).map(([name, value]) => `${name}: ${value}.`), ...(lesson.note ? [lesson.note] : []));
+  lines.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
 }
 

@@ -27,7 +27,7 @@ function entitle() {
 }
 
 async function refresh() {
-  const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/look")]);
+  const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/summary")]);
   $("model-name").textContent = state.name;
   const parts = [count(state.classes, "class", "classes"), count(state.images, "photo"), `version ${state.version}`];
   $("state").textContent = [...parts, ...(state.read_only ? ["read-only"] : [])].join(", ");

@@ -56,11 +56,11 @@ export function verdict(photo) {
 }
 
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
-export function promised({ loo_accuracy: these, new_group_accuracy: other, known }, margin = null) {
+export function promised({ loo_accuracy: these, new_group_accuracy: other, kind }, margin = null) {
   const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
   const estimated = margin === null || other === null ? shown(other) : `${other.toFixed(0)} % ± ${Math.ceil(margin)}`;
-  const where = known === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
-  return { "Right on photos of these days": shown(these), [where]: known === "few" ? "too few photos to say" : estimated };
+  const where = kind === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
+  return { "Right on photos of these days": shown(these), [where]: kind === "few" ? "too few photos to say" : estimated };
 }
 
 /** Fewer photos than these say too little for a percentage. */
@@ -316,8 +316,8 @@ export async function change(path, content, act = null, done = () => {}) {
     if (now.place) say(waits(now), true);
   });
   done();
-  const text = job.changed.says;
-  await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.changed.version} is served.`, act);
+  const text = job.change.message;
+  await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.change.version} is served.`, act);
 }
 
 /** A button at the end of a message that takes the last change back. */

@@ -41,8 +41,8 @@ function row(version, current) {
     }
   } else actions.append("removed");
   const number = version.number + (other ? "" : " ●");
-  const when = new Date(version.when).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
-  return { current: !other, cells: [number, named(version.says), version.classes, version.images, scores, when, actions] };
+  const when = new Date(version.time).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+  return { current: !other, cells: [number, named(version.message), version.classes, version.images, scores, when, actions] };
 }
 
 export async function show() {

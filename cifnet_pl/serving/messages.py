@@ -1,0 +1,191 @@
+"""Sentences for the people who use the page: photos, teaching and learning in everyday words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cifnet_pl.utilities.text import number_of, printable
+
+SHOWN_NAMES = 3
+"""Class names in one sentence; others are left out."""
+
+LONGEST_FILE_NAME = 200
+"""Characters of a file's name that are shown."""
+
+BUSY = "too many photos are waiting: try again in a few seconds"
+AUDIT_RUNS = "an audit or an ONNX graph is being made already: try again in a few seconds"
+FAILED = "the server failed; its log says why"
+IMPOSSIBLE = "the server could not do that; its log says why"
+DISK_FULL = "the server's disk is full or not writable; nothing was changed"
+READ_ONLY = "this service is read-only: it answers, but does not learn"
+NO_JOB = "there is no such job, or it ended long ago"
+NO_IMAGE = "there is no such photo in the workspace"
+NO_UNDO = "there is no change that could be undone"
+NO_REDO = "there is no undone change that could be done again"
+NOTHING_WAITS = "none of these photos waits any more: someone else decided them, or took them away"
+NOTHING_TO_AUDIT = "no photos of two classes are kept here, so none can be checked: teach some"
+HALF_CHARACTER = "a class name holds half a character: type it again"
+TWO_CLASSES = "a photo in two classes makes both of them worse"
+LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
+WENT_BACK = "went back"
+WENT_AGAIN = "went there again"
+BEGAN_EMPTY = "began with no class"
+
+ACCURACY_MESSAGES = {
+    "found": "Photos taken together, on one day or at one place, count as one.",
+    "independent": "No photos taken together were found, so one number serves for both.",
+    "measured": "Measured on photos of another place that someone named.",
+    "few": "There are too few photos to say how often it is right on another day.",
+    "unknown": "How often it is right on another day is not estimated.",
+}
+"""How the two accuracies were found, by the kind of the estimate."""
+
+
+def too_many_images(limit: int) -> str:
+    """Return why a request with more than ``limit`` images is refused."""
+    return f"more than {limit} photos in one request: send them in parts"
+
+
+def too_many_to_group(limit: int) -> str:
+    """Return why more than ``limit`` images are not grouped."""
+    return f"more than {limit} photos to group in one request: send them in parts"
+
+
+def too_many_waiting(limit: int) -> str:
+    """Return why a full inbox takes no more images."""
+    return f"{limit} photos wait already: decide some of them first"
+
+
+def changes_waiting(count: int) -> str:
+    """Return why no further change is taken in."""
+    return f"{count} changes are waiting already: try again later"
+
+
+def too_large(file: str, limit: int) -> str:
+    """Return why a file of more than ``limit`` bytes is refused."""
+    return f"{printable(file[:LONGEST_FILE_NAME])} is larger than {limit // 2**20} MiB"
+
+
+def learned(counts: dict[str, int]) -> str:
+    """Return what a version learned: numbers of images by class."""
+    return f"learned {number_of(sum(counts.values()), 'photo')} of {listed(list(counts))}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return a few class names, quoted."""
+    quoted = [f"'{printable(name)}'" for name in names[:SHOWN_NAMES]]
+    if len(names) > SHOWN_NAMES:
+        quoted.append("…")
+    return ", ".join(quoted)
+
+
+def opened(classes: int) -> str:
+    """Return what the first version of a workspace is."""
+    if not classes:
+        return BEGAN_EMPTY
+    return f"{number_of(classes, 'class')} from the model that was given"
+
+
+def forgot(name: str, exact: bool) -> str:
+    """Return what forgetting a class did."""
+    if exact:
+        how = "exactly: the model keeps nothing of its photos"
+    else:
+        how = "from the answers; its photos still count against other classes"
+    return f"forgot '{printable(name)}' {how}"
+
+
+def images_stay(count: int) -> str:
+    """Return what stays in the workspace of a class that was forgotten."""
+    photos = number_of(count, "photo")
+    return f"{photos} of it and the versions before stay here until you delete them for good"
+
+
+def renamed(old: str, new: str) -> str:
+    """Return what renaming a class did."""
+    return f"renamed '{printable(old)}' to '{printable(new)}'"
+
+
+def moved(count: int, name: str, target: str) -> str:
+    """Return what moving ``count`` images to another class did."""
+    return f"moved {number_of(count, 'photo')} of '{printable(name)}' to '{printable(target)}'"
+
+
+def joined(name: str, target: str) -> str:
+    """Return what joining two classes did."""
+    return f"joined '{printable(name)}' to '{printable(target)}'"
+
+
+def undid(message: str) -> str:
+    """Return what undoing a change did."""
+    return f"undid: {message}"
+
+
+def redid(message: str) -> str:
+    """Return what redoing a change did."""
+    return f"did again: {message}"
+
+
+def went_to(number: int) -> str:
+    """Return what serving another version did."""
+    return f"went to version {number}"
+
+
+def purged(count: int) -> str:
+    """Return what deleting images for good did."""
+    return f"deleted {number_of(count, 'photo')} and all other versions for good"
+
+
+def taken_name(name: str, old: str) -> str:
+    """Return why a class cannot get the name of another one without joining both."""
+    both = f"'{printable(name)}' and '{printable(old)}' would become one"
+    return f"there is a class '{printable(name)}' already: {both}"
+
+
+def nearly_equal_names(name: str, other: str) -> str:
+    """Return why a class name may be a typing mistake."""
+    apart = f"'{printable(name)}' differs from the class '{printable(other)}'"
+    return f"{apart} by capitals, spaces or Unicode form only"
+
+
+def learned_as(file: str, name: str) -> str:
+    """Return why an image may be a mistake that was learned as another class before."""
+    shown = printable(file[:LONGEST_FILE_NAME])
+    return f"{shown} was learned as '{printable(name)}' before, and {TWO_CLASSES}"
+
+
+def learned_before(count: int) -> str:
+    """Return why an update of ``count`` known images is refused."""
+    subject = "it was" if count == 1 else "all were"
+    return f"{number_of(count, 'photo')} sent, but {subject} learned before"
+
+
+def nothing_to_move(name: str) -> str:
+    """Return why a request that moves no image is refused."""
+    return f"none of these is a photo of '{printable(name)}' that is to be another class"
+
+
+def cannot_move(name: str, target: str) -> str:
+    """Return why images cannot be moved out of a class."""
+    why = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
+    return f"{why}: forget it, and teach its photos as '{printable(target)}'"
+
+
+def only_class(name: str) -> str:
+    """Return why the last class is not removed."""
+    return f"'{printable(name)}' is the only class: teach another one first"
+
+
+def no_version(number: int, newest: int) -> str:
+    """Return why an unknown version is refused."""
+    return f"there is no version {number}: the newest is {newest}"
+
+
+def removed_version(number: int, stored: int) -> str:
+    """Return why a version without its bundle is refused."""
+    return f"version {number} is no longer stored: the newest {stored} are kept"
+
+
+def empty_version(number: int) -> str:
+    """Return why a version without a class cannot be downloaded."""
+    return f"version {number} knows no class yet"

@@ -1,0 +1,52 @@
+"""Compare class names that people type: spaces, capitals and Unicode forms."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.refusals import Question, RequestError
+
+
+def tidy(name: str) -> str:
+    """Return a class name in Unicode form NFC, without spaces around it or two in a row.
+
+    Raises:
+        RequestError: it holds half a character (a lone surrogate), which no file can store.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise RequestError(422, messages.HALF_CHARACTER)
+    return re.sub(r"[^\S\t-\r]+", " ", unicodedata.normalize("NFC", name)).strip(" ")
+
+
+def bare(name: str) -> str:
+    """Return a name without what typing mistakes change: spaces, capitals and Unicode form."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def similar_name(name: str, others: Iterable[str]) -> str | None:
+    """Return the name that differs by spaces, capitals or Unicode form only; None without one."""
+    for other in others:
+        if name != other and bare(name) == bare(other):
+            return other
+    return None
+
+
+def check_similar(name: str, others: Iterable[str]) -> None:
+    """Raise Question where a name may be a typing mistake of another one."""
+    other = similar_name(name, others)
+    if other is not None:
+        raise Question(messages.nearly_equal_names(name, other), instead=other)
+
+
+def folder_of(path: str) -> str | None:
+    """Return the name of the folder that an image was sent in, if it was."""
+    parts = []
+    for part in path.replace("\\", "/").split("/"):
+        if part not in ("", "."):
+            parts.append(part)
+    if len(parts) < 2:
+        return None
+    return parts[-2]
