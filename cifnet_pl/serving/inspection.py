@@ -42,7 +42,7 @@ WIDEST_INTERVAL = 75
 class HistoryEntry(ApiObject, from_attributes=True):
     """One step in the model's life."""
 
-    what: str
+    kind: str
     classes: int
     images: int | None
     accuracy: float | None

@@ -32,6 +32,7 @@ WENT_AGAIN = "went there again"
 BEGAN_EMPTY = "began with no class"
 
 ACCURACY_MESSAGES = {
+    "given": "Photos taken together, as they were named, count as one.",
     "found": "Photos taken together, on one day or at one place, count as one.",
     "independent": "No photos taken together were found, so one number serves for both.",
     "measured": "Measured on photos of another place that someone named.",

@@ -424,7 +424,7 @@ def test_look(http):
     taught(http)
     look = http.get("/summary").json()
     assert (look["name"], look["classes"], look["images"], look["version"]) == ("model", 3, 34, 2)
-    assert [moment["what"] for moment in look["history"]] == ["task", "extend"]
+    assert [moment["kind"] for moment in look["history"]] == ["task", "extend"]
     assert set(look["accuracy"]) == {"loo_accuracy", "new_group_accuracy", "kind", "message"}
     assert 0.1 < look["state_mb"] < 0.2  # triangles
 

@@ -22,7 +22,7 @@ function figures(look, answers) {
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy, answers?.margin),
     "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
-  const help = look.accuracy.kind === "found" ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
+  const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
   $("about-days").textContent = [...never, look.accuracy.message.replace(/\.$/, ""), ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
