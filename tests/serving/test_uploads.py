@@ -109,6 +109,6 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
 
 def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
-        LabelledUploads(tmp_path, [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)]).check_plausible(
-            {}, []
-        )
+        LabelledUploads(
+            tmp_path, [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)]
+        ).check_plausible({}, [])
