@@ -150,7 +150,7 @@ def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(
     earlier = samples({1: 50}, 6)
     buffers = []
     for streaming in ({"random"}, set()):
-        monkeypatch.setattr("cifnet_pl.buffer.STREAMING", streaming)
+        monkeypatch.setattr("cifnet_pl.buffer.calibration_buffer.STREAMING", streaming)
         buffer = filled(CalibrationBuffer(capacity=20), earlier)
         offer(buffer, data, torch.arange(len(data[1])).split(7))
         # Pruned, a task's candidates stay within a few times the capacity; else all of them wait.

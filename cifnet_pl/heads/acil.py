@@ -1,18 +1,15 @@
-"""ACIL: ridge regression on a random projection of the embedding (Zhuang et al., NeurIPS 2022)."""
+"""ACIL and DS-AL: ridge regression on a random projection of the embedding."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Head, LeftOut, check_ridge
+from cifnet_pl.heads.base import Dtype, Head, LeftOut
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     Choice,
@@ -20,30 +17,33 @@ from cifnet_pl.statistics import (
     Position,
     Ridge,
     Sums,
+    check_projection,
+    check_ridge,
+    draw_projection,
     half_products,
     left_out_together,
+    projection_fingerprint,
     solve,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
 
 
 class ACILHead(SumsHead):
-    """Ridge regression of one-hot targets on ``h = ReLU(P z)``, without bias, over all data ever
-    seen.
+    """Ridge regression of one-hot targets on ``h = ReLU(P z)``, without bias, over all data seen.
 
-    ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h``: the joint solution that
-    ACIL's recursion over inverse Gram matrices reaches step by step, here from sums and one
-    Cholesky factorisation a task. The sums are exact under ``merge_`` and ``subtract_``, where the
-    recursion could only add. At most three and a half matrices of B² numbers are alive at a time,
-    four with "gcv".
+    ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h`` (Zhuang et al., NeurIPS
+    2022). ACIL reaches this joint solution by a recursion over inverse Gram matrices; here it comes
+    from sums and one Cholesky factorisation a task. The sums are exact under ``merge_`` and
+    ``subtract_``, where the recursion could only add. At most three and a half matrices of B² values
+    are in memory at a time, four with "gcv".
 
     Args:
         in_features: width d of the embeddings.
         width: number B of random features; that of ``projection`` where one is given.
         ridge: γ added to the unweighted Gram matrix of the random features, or "gcv" (chosen anew
             at every solve).
-        projection: (B, d) matrix P, which is then part of the state; None to draw it from the seed,
-            uniform in ±1/√d (the default of a linear layer), in which case the state holds only its
+        projection: (B, d) matrix P, which is then part of the state. None draws it from the seed,
+            uniform in ±1/√d (the default of a linear layer); then the state holds only its
             fingerprint.
         seed: of the projection.
         dtype: of the sums and the projection, "float64" or "float32".
@@ -62,11 +62,7 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
-            if projection.ndim != 2 or projection.shape[1] != in_features:
-                raise UsageError(
-                    f"projection has shape {tuple(projection.shape)}, expected (width,"
-                    f" {in_features})"
-                )
+            check_given_projection(projection, in_features)
             width = len(projection)
         check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
@@ -75,9 +71,11 @@ class ACILHead(SumsHead):
         self.seed = seed
         self.position: Position = "given"
         self.given = projection is not None
-        matrix = (self._draw() if projection is None else projection).double()
+        if projection is None:
+            projection = self._draw()
+        matrix = projection.double()
         self.projection: Tensor = nn.Buffer(matrix.to(self.dtype, copy=True), persistent=self.given)
-        self.fingerprint: Tensor = nn.Buffer(torch.tensor(fingerprint(matrix)))
+        self.fingerprint: Tensor = nn.Buffer(torch.tensor(projection_fingerprint(matrix)))
         self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def _draw(self) -> Tensor:
@@ -85,22 +83,28 @@ class ACILHead(SumsHead):
         return draw_projection(self.width, self.in_features, self.seed)
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on; of a matrix that was
-        given, that it was.
+        """Return the constructor arguments that a stored state depends on.
+
+        Of a projection that was given, only that it was given.
         """
         settings = super().settings()
         del settings["projection"]
-        return settings | ({"projection": "given"} if self.given else {})
+        if self.given:
+            settings["projection"] = "given"
+        return settings
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
-        """Return an empty head (see :meth:`Head.from_settings`); a matrix that was given is zero
-        until it is loaded.
+        """Return an empty head (see :meth:`Head.from_settings`).
+
+        A projection that was given is zero until it is loaded.
         """
         if "projection" not in settings:
             return cls(**settings)
-        shape = int(settings["width"]), int(settings["in_features"])
-        return cls(**{**settings, "projection": torch.zeros(shape, dtype=torch.float64)})
+        shape = (int(settings["width"]), int(settings["in_features"]))
+        arguments = dict(settings)
+        arguments["projection"] = torch.zeros(shape, dtype=torch.float64)
+        return cls(**arguments)
 
     def fresh(self) -> ACILHead:
         """Return an empty head with the same projection."""
@@ -119,13 +123,13 @@ class ACILHead(SumsHead):
         return self._features(z)
 
     def _moments(self) -> ClassMoments:
-        return ClassMoments.of(
-            self.sums.gram, self.sums.class_sums, self.sums.class_mass, None, self.sums.mass
-        )
+        sums = self.sums
+        return ClassMoments.of(sums.gram, sums.class_sums, sums.class_mass, None, sums.mass)
 
     def _solve(self) -> None:
         self._fold()
-        self.weights, choice = solve_stream(self.sums, self.sums.class_mass.sum(), self.ridge)
+        target_energy = self.sums.class_mass.sum()
+        self.weights, choice = solve_stream(self.sums, target_energy, self.ridge)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
 
@@ -136,10 +140,9 @@ class ACILHead(SumsHead):
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         h = self._features(z)
         half = half_products(self.sums.gram, self.ridge_used.to(h), h)
+        weight = torch.ones_like(half[:, 0])
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
-        return partial(
-            left_out_together, h @ self.weights, half, torch.ones_like(half[:, 0]), targets
-        )
+        return partial(left_out_together, h @ self.weights, half, weight, targets)
 
     def _same_kind(self, other: Head) -> None:
         super()._same_kind(other)
@@ -150,101 +153,67 @@ class ACILHead(SumsHead):
             )
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: B(B+1)/2 + 2CB, and Bd for a projection that was
-        given.
-        """
-        return {
-            "projection": self.projection.numel() if self.given else 0
-        } | super().state_elements()
+        """Count the values kept between tasks: B(B+1)/2 + 2CB, and Bd for a given projection."""
+        elements = {"projection": 0}
+        if self.given:
+            elements["projection"] = self.projection.numel()
+        return elements | super().state_elements()
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         if not self.given:
-            check_drawn(state, self.fingerprint, f"width {self.width} and seed {self.seed}")
-        matrix = state.get("projection")
-        if isinstance(matrix, Tensor) and matrix.shape != self.projection.shape:
+            arguments = f"width {self.width} and seed {self.seed}"
+            check_projection(state, self.fingerprint, arguments)
+        stored = state.get("projection")
+        if isinstance(stored, Tensor) and stored.shape != self.projection.shape:
             raise CheckpointError(
-                f"stored projection has shape {tuple(matrix.shape)}, expected"
+                f"stored projection has shape {tuple(stored.shape)}, expected"
                 f" {tuple(self.projection.shape)}"
             )
 
 
+def check_given_projection(projection: Tensor, in_features: int) -> None:
+    """Check that a projection has the shape (B, d)."""
+    if projection.ndim != 2 or projection.shape[1] != in_features:
+        raise UsageError(
+            f"projection has shape {tuple(projection.shape)}, expected (width, {in_features})"
+        )
+
+
 def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tensor, Choice]:
-    """Solve ridge regression without bias: weights (p, C) on sums whose ``class_sums`` are the
-    moments, and the ridge.
+    """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
     Args:
         sums: over the features of one stream.
         target_energy: () sum of the squared targets; with one-hot targets, of the sample weights.
         ridge: a number, or "gcv".
-    """
-    weights, choice = solve(
-        sums.gram, sums.class_sums.T, ridge, target_energy, int(sums.seen), spare=True
-    )
-    # Row-major, as after loading: products round differently with the solver's column-major result.
-    return weights.contiguous(), choice
-
-
-def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
-    """Draw a projection, uniform in ±1/√d, the same for ever.
-
-    Only raw output of the bit generator is used, which NumPy never changes: a state that does not
-    hold its projection can be loaded under any later release.
-
-    Args:
-        width: number of random features B.
-        in_features: width d of the embeddings.
-        seed: of the bit generator.
 
     Returns:
-        (width, in_features) float64.
+        Weights (p, C), and the ridge.
     """
-    raw = np.random.PCG64(seed).random_raw((width, in_features)) >> np.uint64(
-        11
-    )  # the 53 bits of a double
-    uniform: Tensor = torch.from_numpy(raw.astype(np.float64) * 2.0**-52 - 1)
-    return uniform / math.sqrt(in_features)
-
-
-def fingerprint(matrix: Tensor) -> int:
-    """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
-    content = (
-        str(tuple(matrix.shape)).encode() + matrix.detach().cpu().contiguous().numpy().tobytes()
-    )
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
-
-
-def check_drawn(state: Mapping[str, Any], own: Tensor, arguments: str) -> None:
-    """Raise CheckpointError if a stored head drew another projection than ``arguments`` give here.
-
-    Args:
-        state: of the head, with the fingerprint of its projection.
-        own: () fingerprint of the projection here.
-        arguments: which ones, for the error.
-    """
-    stored = state.get("fingerprint")
-    if isinstance(stored, Tensor) and int(stored) != int(own):
-        raise CheckpointError(
-            f"the stored head used another projection than {arguments} give for embeddings of this"
-            " width: use the arguments that it was made with"
-        )
+    moment = sums.class_sums.T
+    samples = int(sums.seen)
+    weights, choice = solve(sums.gram, moment, ridge, target_energy, samples, spare=True)
+    # Row-major, as after loading: products round differently with the solver's column-major result.
+    return weights.contiguous(), choice
 
 
 class DSALHead(ACILHead):
     """Two ridge regressions on one random projection: ReLU main stream, tanh compensation stream.
 
-    The main stream is ACIL's. After task k the compensation stream is taught, on ``φ = tanh(P z)``,
-    the residual ``y − W_kᵀh`` of the main stream for the classes of task k; the residual of earlier
-    classes is set to zero (previous label cleansing). ``score = Wᵀh + C·Vᵀφ`` with C the
+    The main stream is ACIL's. After task k the compensation stream is fitted, on ``φ = tanh(P z)``,
+    to the residual ``y − W_kᵀh`` of the main stream for the classes of task k. The residual of
+    earlier classes is set to zero (previous label cleansing). ``score = Wᵀh + C·Vᵀφ`` with C the
     compensation ratio.
 
-    In sums: ``Φ = Σ φφᵀ`` over all data; the moment of a class of task k is ``Σ_k φ y − (Σ_k φ hᵀ)
-        W_k`` over the
-    samples of task k alone, since its target is zero in every other task; ``V = (Φ + γI)⁻¹`` times
-    the moments. The cross product ``Σ_k φ hᵀ`` is needed during task k only. All samples of a task
-    are taken together, as one batch of the authors' recursion, so batch size and order do not
-    matter. The residual targets depend on the weights at their time, so the statistics cannot be
-    merged over sites. At most five matrices of B² numbers are alive at a time, seven with "gcv".
+    In sums: ``Φ = Σ φφᵀ`` over all data. The moment of a class of task k is ``Σ_k φ y − (Σ_k φ hᵀ)
+    W_k`` over the samples of task k alone, since its target is zero in every other task. ``V = (Φ +
+    γI)⁻¹`` times the moments. The cross product ``Σ_k φ hᵀ`` is needed during task k only.
+
+    All samples of a task are taken together, as one batch of the authors' recursion, so batch size
+    and order do not matter. The residual targets depend on the weights at their time, so the
+    statistics cannot be merged over sites. At most five matrices of B² values are in memory at a
+    time, seven with "gcv".
 
     Args:
         in_features: width d of the embeddings.
@@ -257,7 +226,9 @@ class DSALHead(ACILHead):
     """
 
     title = "DS-AL"
-    merges = pools = subtracts = False
+    merges = False
+    pools = False
+    subtracts = False
     reason = "its residual targets were fixed by the weights that each site had at the time"
 
     def __init__(
@@ -286,14 +257,13 @@ class DSALHead(ACILHead):
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)
         self.compensation.grow(new)
-        self.residual_energy = torch.cat(
-            [self.residual_energy, self.residual_energy.new_zeros(new)]
-        )
+        zeros = self.residual_energy.new_zeros(new)
+        self.residual_energy = torch.cat([self.residual_energy, zeros])
 
     def _open_increment(self) -> Sums:
         if self.compensation_increment is None:
             self.compensation_increment = self.compensation.empty(len(self.labels))
-            self.cross = self.sums.products.new_zeros(self.width, self.width)
+            self.cross = self.sums.packed_gram.new_zeros(self.width, self.width)
         return super()._open_increment()
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
@@ -304,23 +274,20 @@ class DSALHead(ACILHead):
         phi = projected.tanh_()
         main.add(h, columns, weight)
         self.compensation_increment.add(phi, columns, weight)
-        if weight is None:
-            weighted = phi
-        else:
+        weighted = phi
+        if weight is not None:
             weighted = phi * weight.to(phi)[:, None]
         self.cross.addmm_(weighted.T, h)
 
-    def _note_duplicates(self, count: int) -> None:
-        super()._note_duplicates(count)
+    def _count_duplicates(self, count: int) -> None:
+        super()._count_duplicates(count)
         assert self.compensation_increment is not None
-        self.compensation_increment.note_duplicates(count)
+        self.compensation_increment.count_duplicates(count)
 
     def choices(self) -> list[Choice]:
         """Return the ridges of the main stream and of the compensation stream."""
-        return [
-            *super().choices(),
-            Choice(float(self.compensation_ridge), self.compensation_position),
-        ]
+        compensation = Choice(float(self.compensation_ridge), self.compensation_position)
+        return [*super().choices(), compensation]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
@@ -338,18 +305,16 @@ class DSALHead(ACILHead):
             observed.drop_gram()  # only the energy for gcv needs it
         super()._solve()
         if observed is not None:
-            self._teach(observed)
+            self._fit_residuals(observed)
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
-        weights, choice = solve_stream(self.compensation, self.residual_energy.sum(), self.ridge)
-        self.compensation_weights = weights
+        energy = self.residual_energy.sum()
+        self.compensation_weights, choice = solve_stream(self.compensation, energy, self.ridge)
         self.compensation_ridge.fill_(choice.ridge)
         self.compensation_position = choice.position
 
-    def _teach(self, observed: Sums) -> None:
-        """Replace the compensation moments of the classes just learned by those of their residual
-        targets.
-        """
+    def _fit_residuals(self, observed: Sums) -> None:
+        """Replace the compensation moments of the new classes by those of their residual targets."""
         seen = observed.counts > 0
         if not seen.any():  # all classes of the task were removed again
             return
@@ -357,39 +322,38 @@ class DSALHead(ACILHead):
         weights = self.weights[:, current]
         self.compensation.class_sums[current] -= (self.cross @ weights).T
         if self.ridge == "gcv":
-            fitted = (weights * (observed.gram @ weights - 2 * observed.class_sums[current].T)).sum(
-                dim=0
-            )
+            moment = observed.class_sums[current].T
+            change = observed.gram @ weights - 2 * moment
+            fitted = (weights * change).sum(dim=0)
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        """Leave samples out of the main stream exactly; the other stream's targets come from the
-        current main weights.
+        """Leave samples out of the main stream exactly, and of the compensation stream nearly.
 
-        The effect of a sample on the residual targets of others is ignored: it would need the
-        weights at its time.
+        The targets of the compensation stream come from the current main weights. The effect of a
+        sample on the residual targets of others is ignored: it would need the weights at its time.
         """
         main = super()._leaving_out(z, columns)
         projected = self._projected(z)
-        residual = (
-            torch.nn.functional.one_hot(columns, len(self.labels)) - projected.relu() @ self.weights
-        )
+        targets = torch.nn.functional.one_hot(columns, len(self.labels))
+        residual = targets - projected.relu() @ self.weights
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
         half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
-        compensation_scores = phi @ self.compensation_weights
-        ones = torch.ones_like(half[:, 0])
-        compensation = partial(
-            left_out_together, compensation_scores, half, ones, residual * own_task
-        )
-        return lambda groups: main(groups) + self.compensation_ratio * compensation(groups)
+        scores = phi @ self.compensation_weights
+        weight = torch.ones_like(half[:, 0])
+        compensation = partial(left_out_together, scores, half, weight, residual * own_task)
+
+        def left_out(groups: Tensor | None) -> Tensor:
+            return main(groups) + self.compensation_ratio * compensation(groups)
+
+        return left_out
 
     def _scores(self, z: Tensor) -> Tensor:
         projected = self._projected(z)
         main = projected.relu() @ self.weights
-        return (
-            main + self.compensation_ratio * (projected.tanh_() @ self.compensation_weights)
-        ).double()
+        compensation = projected.tanh_() @ self.compensation_weights
+        return (main + self.compensation_ratio * compensation).double()
 
     def _discard(self) -> None:
         super()._discard()
@@ -398,26 +362,22 @@ class DSALHead(ACILHead):
 
     def _keep(self, columns: Tensor) -> None:
         # Nothing is folded: the residual targets of a task that is under way are still to be made.
-        sums = [self.sums, self.compensation, self.increment, self.compensation_increment]
-        for class_sums in sums:
-            if class_sums is not None:
-                class_sums.keep(columns)
+        self.sums.keep(columns)
+        self.compensation.keep(columns)
+        for increment in (self.increment, self.compensation_increment):
+            if increment is not None:
+                increment.keep(columns)
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: B(B+1) + 4CB, and Bd for a projection that was
-        given.
-        """
-        second = {
-            "factors": self.compensation.products.numel(),
-            "moments": self.compensation.class_sums.numel(),
-            "weights": self.compensation_weights.numel(),
-        }
-        return {
-            name: count + second.get(name, 0) for name, count in super().state_elements().items()
-        }
+        """Count the values kept between tasks: B(B+1) + 4CB, and Bd for a given projection."""
+        elements = super().state_elements()
+        elements["factors"] += self.compensation.packed_gram.numel()
+        elements["moments"] += self.compensation.class_sums.numel()
+        elements["weights"] += self.compensation_weights.numel()
+        return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self.compensation_increment = None

@@ -1,19 +1,16 @@
-"""Heads around class means: nearest class mean, and linear discriminant analysis with one shared
-covariance.
-"""
+"""Heads around class means: nearest class mean, discriminant analysis, and their variants."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.acil import ACILHead, check_drawn, fingerprint
-from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision, number_or_gcv
+from cifnet_pl.heads.acil import ACILHead
+from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -22,7 +19,12 @@ from cifnet_pl.statistics import (
     Ridge,
     Sums,
     augment,
+    check_projection,
+    draw_normal,
+    draw_phases,
     factorise,
+    number_or_gcv,
+    projection_fingerprint,
     solve_ridge,
     within_scatter,
 )
@@ -32,8 +34,20 @@ from cifnet_pl.utilities.errors import check_choice, check_that
 Shrinkage = float | Literal["gcv"]
 """A share in (0, 1], or how it is chosen."""
 
-ALMOST_ONE = 1 - 1e-9
-"""A shrinkage that differs from 1 by less than rounding does, but still has a scatter."""
+LARGEST_SHRINKAGE = 1 - 1e-9
+"""Largest shrinkage that is used to leave samples out: with 1 the scatter would be lost."""
+
+
+class Covariance(NamedTuple):
+    """Covariance within classes.
+
+    Attributes:
+        within: (d, d) S.
+        scale: () s, the mean of its diagonal.
+    """
+
+    within: Tensor
+    scale: Tensor
 
 
 class NCMHead(SumsHead):
@@ -48,7 +62,9 @@ class NCMHead(SumsHead):
     """
 
     title = "NCM"
-    counterexamples = linear = tells_novelty = False
+    counterexamples = False
+    linear = False
+    tells_novelty = False
 
     def __init__(self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"):
         super().__init__(in_features, in_features + 1, dtype, gram=False)
@@ -62,28 +78,28 @@ class NCMHead(SumsHead):
 
     def _scores(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
+        means = self.means
         if self.metric == "cosine":
             unit = torch.nn.functional.normalize(z, dim=1)
-            return (unit @ torch.nn.functional.normalize(self.means, dim=1).T).double()
-        means = self.means
+            unit_means = torch.nn.functional.normalize(means, dim=1)
+            return (unit @ unit_means.T).double()
         squares = z.square().sum(dim=1)[:, None] + means.square().sum(dim=1)
         return (2 * z @ means.T - squares).double()
 
 
 class SLDAHead(SumsHead):
-    """Linear discriminant analysis with one covariance for all classes (streaming LDA, Hayes and
-    Kanan, 2020).
+    """Linear discriminant analysis with one covariance for all classes.
 
-    ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within
-    classes and ``s = tr(S)/d``; equal priors, so the softmax of the scores is the model's
-    posterior. The paper's streaming update of S depends on the order of the samples; S from sums
+    The exact form of streaming LDA (Hayes and Kanan, 2020). ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within
+    classes and ``s = tr(S)/d``. The priors are equal, so the softmax of the scores is the posterior
+    of the model. The paper's streaming update of S depends on the order of the samples. S from sums
     over all data, ``Σ zzᵀ − Σ_c n_c μ_c μ_cᵀ``, does not.
 
     Args:
         in_features: width d of the embeddings.
-        shrinkage: α in (0, 1], or chosen at every solve from the sums alone: "gcv" takes the ridge
-            λ that generalised cross-validation chooses for regression on class indicators, which
-            spans the same directions as the LDA with ``α/(1−α) = λ/(n·s)``.
+        shrinkage: α in (0, 1], or "gcv" to choose it at every solve from the sums alone. "gcv" uses
+            the ridge λ that generalised cross-validation chooses for regression on class
+            indicators, which spans the same directions as the LDA with ``α/(1−α) = λ/(n·s)``.
         dtype: of the sums, "float64" or "float32".
     """
 
@@ -97,34 +113,37 @@ class SLDAHead(SumsHead):
 
     def _solve(self) -> None:
         self._fold()
-        means, (within, scale) = class_means(self.sums), self._covariance()
-        alpha = self._choose_shrinkage(scale.item())
-        inverse_means = solve_ridge((1 - alpha) * within, means.T, alpha * scale)
+        means = class_means(self.sums)
+        covariance = self._covariance()
+        alpha = self._choose_shrinkage(covariance.scale.item())
+        gram = (1 - alpha) * covariance.within
+        inverse_means = solve_ridge(gram, means.T, alpha * covariance.scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
         self.weights = torch.cat([bias[None], inverse_means])
         self.shrinkage_used.fill_(alpha)
 
-    def _covariance(self) -> tuple[Tensor, Tensor]:
-        """Return S (d, d) and s."""
+    def _covariance(self) -> Covariance:
         within = self.within_scatter() / self.sums.mass
         scale = within.diagonal().mean()
         if scale <= 0:  # every class is a single point: nothing is known about directions
-            return torch.zeros_like(within), torch.ones_like(scale)
-        return within, scale
+            return Covariance(torch.zeros_like(within), torch.ones_like(scale))
+        return Covariance(within, scale)
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        (within, scale), sums = self._covariance(), self.sums
-        alpha = min(self.shrinkage_used.item(), ALMOST_ONE)
-        ridge = (
-            alpha / (1 - alpha) * (sums.mass * scale).item()
-        )  # that of the scatter; it stays as it is
-        rule = Discriminant.from_sums(sums.mass * within, sums.class_sums, sums.mass, ridge)
+        sums = self.sums
+        covariance = self._covariance()
+        alpha = min(self.shrinkage_used.item(), LARGEST_SHRINKAGE)
+        trace_ridge = (sums.mass * covariance.scale).item()
+        ridge = alpha / (1 - alpha) * trace_ridge  # that of the scatter; it stays as it is
+        scatter = sums.mass * covariance.within
+        rule = Discriminant.from_sums(scatter, sums.class_sums, sums.mass, ridge)
         left_out = rule.leaving_out(self._rows(z), columns)
         return lambda groups: left_out(groups) / (1 - alpha)
 
     def within_scatter(self) -> Tensor:
-        """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples, those of removed classes
-        included.
+        """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples.
+
+        Those of removed classes are included.
         """
         return within_scatter(self.sums.gram, self.sums.class_sums)
 
@@ -132,13 +151,12 @@ class SLDAHead(SumsHead):
         if isinstance(self.shrinkage, float):
             return self.shrinkage
         moment = self.sums.class_sums.T
-        gram = self.sums.gram  # its corner is the weight of the classes that are still here
-        ridge = (
-            Centred.from_augmented(gram, moment, gram[0, 0], int(self.sums.seen))
-            .solve("gcv")[1]
-            .ridge
-        )
-        return ridge / (ridge + self.sums.mass.item() * scale)
+        gram = self.sums.gram
+        target_square = gram[0, 0]  # the weight of the classes that are still here
+        samples = int(self.sums.seen)
+        regression = Centred.from_augmented(gram, moment, target_square, samples)
+        choice = regression.solve("gcv")[1]
+        return choice.ridge / (choice.ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:
         self._fold()
@@ -151,7 +169,7 @@ class SLDAHead(SumsHead):
 
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    """Check a shrinkage as :func:`~cifnet_pl.heads.base.number_or_gcv`."""
+    """Check a shrinkage as :func:`~cifnet_pl.statistics.number_or_gcv`."""
     return number_or_gcv("shrinkage", shrinkage, "a number in (0, 1] or gcv", most=1.0)
 
 
@@ -165,13 +183,12 @@ def class_means(sums: Sums) -> Tensor:
 
 
 class RanPACHead(ACILHead):
-    """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal numbers,
-    not trained.
+    """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal values.
 
-    The same closed form as ACIL's, on another projection. The first phase of the paper, which
-    adapts the network to the first task by parameter-efficient tuning, is left out, as the backbone
-    is frozen here; λ is chosen by generalised cross-validation on all data, where the paper takes
-    the best of 17 powers of ten on a fifth of each task's samples.
+    The closed form is ACIL's, on another projection (McDonnell et al., 2023). The first phase of the
+    paper, which adapts the backbone to the first task by parameter-efficient tuning, is left out, as
+    the backbone is frozen here. λ is chosen by generalised cross-validation on all data, where the
+    paper takes the best of 17 powers of ten on a fifth of each task's samples.
 
     Args:
         in_features, projection, dtype: as for :class:`ACILHead`.
@@ -197,32 +214,13 @@ class RanPACHead(ACILHead):
         return draw_normal(self.width, self.in_features, self.seed)
 
 
-def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
-    """Draw standard normal numbers by Box and Muller from raw random bits.
-
-    As for :func:`cifnet_pl.heads.acil.draw_projection`, any later release draws the same numbers.
-
-    Args:
-        width: number of rows.
-        in_features: number of columns.
-        seed: of the random bits.
-
-    Returns:
-        (width, in_features) float64.
-    """
-    raw = np.random.PCG64(seed).random_raw((2, width, in_features)) >> np.uint64(11)
-    radius, angle = (raw.astype(np.float64) + 0.5) * 2.0**-53
-    normal: Tensor = torch.from_numpy(np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle))
-    return normal
-
-
 class KLDAHead(SLDAHead):
-    """:class:`SLDAHead` on ``√(2/B)·cos(√(2γ)·Ωz/‖z‖ + b)``, whose products approximate ``exp(−γ‖x
-    − y‖²)``.
+    """:class:`SLDAHead` on random Fourier features of a Gaussian kernel.
 
+    Inner products of the features ``√(2/B)·cos(√(2γ)·Ωz/‖z‖ + b)`` approximate ``exp(−γ‖x − y‖²)``.
     Ω is standard normal and b uniform in [0, 2π) (Rahimi and Recht, 2007); both are drawn from the
     seed and not stored. Embeddings are L2-normalised first, so that γ has a meaning whatever the
-    backbone; the paper chooses γ for each backbone, and inverts the covariance with a
+    backbone. The paper chooses γ for each backbone, and inverts the covariance with a
     pseudo-inverse where ours is shrunk.
 
     Args:
@@ -252,42 +250,36 @@ class KLDAHead(SLDAHead):
         self.width = width
         self.gamma = float(gamma)
         self.seed = seed
-        raw = np.random.PCG64(seed).jumped().random_raw(width) >> np.uint64(11)
-        phases = torch.from_numpy(raw.astype(np.float64) * 2.0**-53) * (2 * math.pi)
+        phases = draw_phases(width, seed)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
         self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
-        self.fingerprint: Tensor = nn.Buffer(torch.tensor(fingerprint(directions)))
+        self.fingerprint: Tensor = nn.Buffer(torch.tensor(projection_fingerprint(directions)))
         self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
         unit = torch.nn.functional.normalize(z.to(self.dtype), dim=1)
-        return augment((unit @ self.directions.T + self.phases).cos() * math.sqrt(2 / self.width))
+        waves = (unit @ self.directions.T + self.phases).cos()
+        return augment(waves * math.sqrt(2 / self.width))
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        check_drawn(
-            state,
-            self.fingerprint,
-            f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}",
-        )
+        arguments = f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}"
+        check_projection(state, self.fingerprint, arguments)
 
 
-SMALLEST = 1e-9
-"""Added to the diagonal of a correlation matrix, so that samples that are all alike leave it
-invertible.
-"""
+CORRELATION_RIDGE = 1e-9
+"""Added to the diagonal of a correlation matrix: samples that are all alike leave it invertible."""
 
 
 class FeCAMHead(SumsHead):
-    """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)`` with x̂, μ̂ of unit length and R_c the class's
-    correlation matrix.
+    """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)``, with the correlation matrix R_c of each class.
 
-    The features are ``sign(z)·|z|^power`` (Tukey's ladder). A class's covariance Σ is shrunk to
-    ``Σ + γ₁V₁I + γ₂V₂(1 − I)``, V₁ the mean of its diagonal and V₂ of the rest, and then normalised
-    to correlations. The paper's, but for sums instead of a pass over each class's samples, and
-    Cholesky for the pseudo-inverse. C(d+1)(d+2)/2 numbers are kept, and as many as C·d² are made
-    for prediction.
+    x̂ and μ̂ have unit length. The features are ``sign(z)·|z|^power`` (Tukey's ladder). A class's
+    covariance Σ is shrunk to ``Σ + γ₁V₁I + γ₂V₂(1 − I)``, V₁ the mean of its diagonal and V₂ of the
+    rest, and then normalised to correlations (Goswami et al., 2023). We sum instead of passing over
+    each class's samples, and use Cholesky factors instead of the pseudo-inverse. C(d+1)(d+2)/2
+    values are kept, and C·d² are computed for prediction.
 
     Args:
         in_features: width d of the embeddings.
@@ -297,7 +289,8 @@ class FeCAMHead(SumsHead):
     """
 
     title = "FeCAM"
-    counterexamples = linear = False
+    counterexamples = False
+    linear = False
 
     def __init__(
         self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"
@@ -307,6 +300,7 @@ class FeCAMHead(SumsHead):
         check_that(0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number")
         self.power = float(power)
         self.shrinkage = float(shrinkage)
+        self._inverses: Tensor | None = None  # (C, d, d), since the sums changed
 
     def _features(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
@@ -325,33 +319,41 @@ class FeCAMHead(SumsHead):
         spread = covariance.diagonal().mean()
         d = len(covariance)
         identity = torch.eye(d, dtype=torch.float64, device=gram.device)
-        if spread <= SMALLEST * gram.diagonal()[1:].mean() / gram[0, 0]:  # all samples alike
+        if spread <= CORRELATION_RIDGE * gram.diagonal()[1:].mean() / gram[0, 0]:  # all samples alike
             return identity
         rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
-        shrunk = covariance + self.shrinkage * (spread * identity + rest * (1 - identity))
+        prior = spread * identity + rest * (1 - identity)
+        shrunk = covariance + self.shrinkage * prior
         scale = shrunk.diagonal().rsqrt()
         return scale[:, None] * shrunk * scale
 
     @in_full_precision
     def refresh(self) -> None:
         """Invert the correlation matrices, if they are not inverted yet."""
-        if self.derived.inverses is None and len(self.labels):
-            matrices = [self._correlation(column) for column in range(len(self.labels))]
-            small = torch.tensor(SMALLEST, dtype=torch.float64)
-            self.derived.inverses = torch.stack(
-                [torch.cholesky_inverse(factorise(m, small.to(m))) for m in matrices]
-            )
+        if self._inverses is not None or not len(self.labels):
+            return
+        ridge = torch.tensor(CORRELATION_RIDGE, dtype=torch.float64, device=self.labels.device)
+        inverses = list[Tensor]()
+        for column in range(len(self.labels)):
+            factor = factorise(self._correlation(column), ridge)
+            inverses.append(torch.cholesky_inverse(factor))
+        self._inverses = torch.stack(inverses)
+
+    def _sums_changed(self) -> None:
+        super()._sums_changed()
+        self._inverses = None
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`); the correlation matrices are
-        inverted first.
+        """Return the scores as a function (see :meth:`Head.scoring`).
+
+        The correlation matrices are inverted first.
         """
         self.refresh()
-        assert self.derived.inverses is not None
-        inverses = self.derived.inverses
+        assert self._inverses is not None
+        inverses = self._inverses
         means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
 
         def score(z: Tensor) -> Tensor:
@@ -365,7 +367,8 @@ class FeCAMHead(SumsHead):
         return score
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: C(d+1)(d+2)/2 for the covariances and C(d+1) for
-        the means.
+        """Count the values kept between tasks.
+
+        C(d+1)(d+2)/2 for the covariances and C(d+1) for the means.
         """
         return {"factors": self.sums.class_grams.numel(), **super().state_elements()}

@@ -1,0 +1,314 @@
+"""The calibration buffer: a selection of the embeddings of past classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cifnet_pl.buffer.selection import (
+    STRATEGIES,
+    STREAMING,
+    Strategy,
+    mix_keys,
+    unique_by_key,
+    whole_groups,
+)
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+CANDIDATES_PER_PLACE = 4
+"""Offered samples that are in memory, as a multiple of the capacity; with more they are pruned."""
+
+
+class BufferSamples(NamedTuple):
+    """Samples that are in the buffer, or offered to it.
+
+    Attributes:
+        z: (n, d) float embeddings.
+        y: (n,) int64 labels.
+        key: (n,) int64 identity of each sample, such as the hash of its content.
+    """
+
+    z: Tensor
+    y: Tensor
+    key: Tensor
+
+    def at(self, rows: Tensor | slice) -> BufferSamples:
+        """Return the samples at some rows, a mask or positions."""
+        return BufferSamples(self.z[rows], self.y[rows], self.key[rows])
+
+
+def joined(parts: Sequence[BufferSamples]) -> BufferSamples:
+    """Join samples; embeddings get the dtype of the last part."""
+    last = parts[-1].z
+    z = torch.cat([part.z.to(last) for part in parts])
+    y = torch.cat([part.y for part in parts])
+    key = torch.cat([part.key for part in parts])
+    return BufferSamples(z, y, key)
+
+
+class CalibrationBuffer(GrowingModule):
+    """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each.
+
+    With a total capacity each class keeps ``⌊capacity / classes seen⌋``, so early tasks keep more.
+    ``add`` collects candidates of the current task. ``commit`` selects among them and shrinks the
+    older classes.
+
+    Buffers:
+        z: (n, d) embeddings, in the dtype they came in.
+        y: (n,) int64 labels.
+        key: (n,) int64 identity of each sample.
+
+    The samples are grouped by class in the order of commit, best first within a class.
+
+    Attributes:
+        offered: number of samples offered since the last commit, in all processes.
+
+    Args:
+        capacity: total number of embeddings; ignored if ``per_class`` is given.
+        per_class: number of embeddings of each class, or None.
+        strategy: one of ``STRATEGIES``.
+        seed: of the selection; on the command line, ``--seed_everything``.
+        oversample: whether ``oversampling`` gives eq:oversampling or all ones (ablation of the
+            paper).
+    """
+
+    def __init__(
+        self,
+        capacity: int = 2000,
+        per_class: int | None = None,
+        strategy: Strategy = "random",
+        seed: int = 0,
+        oversample: bool = True,
+    ):
+        super().__init__()
+        check_choice("buffer strategy", strategy, Strategy)
+        check_that(capacity >= 1, "buffer capacity", capacity, "at least 1")
+        if per_class is not None:
+            check_that(per_class >= 1, "buffer capacity", per_class, "at least 1")
+        check_that(seed >= 0, "buffer seed", seed, "at least 0")
+        self.capacity = capacity
+        self.per_class = per_class
+        self.strategy = strategy
+        self.seed = seed
+        self.oversample = oversample
+        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self._pending: list[BufferSamples] = []
+        self._prune_at = CANDIDATES_PER_PLACE * capacity
+        self.offered = 0
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        z = state.get("z")
+        # Embeddings keep the dtype that they came in.
+        if isinstance(z, Tensor) and z.is_floating_point():
+            self.z = self.z.to(z.dtype)
+
+    @property
+    def classes(self) -> list[int]:
+        """Labels of the classes in the buffer, in the order they were committed."""
+        return list(dict.fromkeys(self.y.tolist()))
+
+    def settings(self) -> dict[str, int | str | bool | None]:
+        """Return the constructor arguments that the selection depends on."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def quota(self, classes: int) -> int:
+        """Return how many embeddings are kept of each class.
+
+        Args:
+            classes: number of classes that are known.
+
+        Raises:
+            UsageError: the capacity is smaller than the number of classes.
+        """
+        if self.per_class is not None:
+            return self.per_class
+        if self.capacity < classes:
+            raise UsageError(
+                f"a buffer of {self.capacity} cannot hold {classes} classes: use a capacity of"
+                f" {classes}"
+            )
+        return self.capacity // classes
+
+    @torch.no_grad()
+    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Offer samples of the current task.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample, such as the hash of its content; repeats are
+                kept once.
+        """
+        if not len(z) == len(y) == len(key):
+            raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
+        if not len(z):
+            return
+        self.offered += len(z)
+        self._pending.append(BufferSamples(z.detach().clone(), y.clone(), key.clone()))
+        in_memory = sum(len(batch.y) for batch in self._pending)
+        if self.strategy in STREAMING and in_memory > self._prune_at:
+            self._prune_pending()
+
+    def candidates(self) -> BufferSamples | None:
+        """Return the samples to select among, those of the buffer and those offered, by class.
+
+        Returns:
+            Within a class by key, each once. None where all fit, where the strategy is not random,
+            or where more than four times the capacity were offered: then only a part of these is in
+            memory.
+        """
+        most = CANDIDATES_PER_PLACE * self.capacity
+        if self.strategy != "random" or not 0 < self.offered <= most:
+            return None
+        samples = self._with_stored(self.pending())
+        rows_by_class = list[Tensor]()
+        for label in torch.unique(samples.y):
+            rows = (samples.y == label).nonzero().flatten()
+            rows_by_class.append(rows[unique_by_key(samples.key[rows]).rows])
+        largest = max(len(rows) for rows in rows_by_class)
+        if largest <= self.quota(len(rows_by_class)):
+            return None
+        return samples.at(torch.cat(rows_by_class))
+
+    @torch.no_grad()
+    def commit_groups(self, candidates: BufferSamples, groups: Tensor) -> None:
+        """Select whole groups among samples, as far as they fit into the quota of their class.
+
+        Args:
+            candidates: from :meth:`candidates`.
+            groups: (n,) int64, equal for samples of a class that are kept or dropped together.
+        """
+        classes = list(dict.fromkeys([*self.classes, *candidates.y.tolist()]))
+        quota = self.quota(len(classes))
+        hashes = mix_keys(candidates.key, self.seed)
+        chosen = list[Tensor]()
+        for label in classes:
+            rows = (candidates.y == label).nonzero().flatten()
+            chosen.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
+        self._replace(candidates.at(torch.cat(chosen)))
+        self.discard_pending()
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Select among the samples offered and shrink every class to its quota."""
+        offered = self.pending()
+        classes = list(dict.fromkeys([*self.classes, *torch.unique(offered.y).tolist()]))
+        quota = self.quota(max(1, len(classes)))
+        self.discard_pending()
+        if classes:
+            self._replace(joined([self._select(label, offered, quota) for label in classes]))
+
+    def items(self) -> tuple[Tensor, Tensor]:
+        """Return the embeddings (n, d) and labels (n,) of the buffer, of past tasks only."""
+        return self.z, self.y
+
+    def oversampling(self, n_max: int) -> Tensor:
+        """Compute each sample's weight: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling).
+
+        Args:
+            n_max: number of samples of the largest class of the current task.
+
+        Returns:
+            (n,) float64; all ones without ``oversample``.
+
+        Example:
+            >>> buffer = CalibrationBuffer(capacity=4)
+            >>> buffer.add(torch.randn(6, 2), torch.tensor([0, 0, 0, 1, 1, 1]), torch.arange(6))
+            >>> buffer.commit()  # two of each class
+            >>> buffer.oversampling(5).tolist()
+            [2.0, 2.0, 2.0, 2.0]
+        """
+        if not self.oversample:
+            return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
+        _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
+        repeats = torch.div(n_max, counts, rounding_mode="floor").clamp_min(1)
+        return repeats.double()[inverse]
+
+    @torch.no_grad()
+    def remove_classes(self, labels: list[int]) -> None:
+        """Drop all embeddings of some classes.
+
+        Args:
+            labels: of the classes; those that are not in the buffer are ignored.
+        """
+        stays = ~torch.isin(self.y, self.y.new_tensor(labels))
+        self._replace(self._stored().at(stays))
+
+    def relabel(self, labels: Mapping[int, int]) -> None:
+        """Rename the classes.
+
+        Args:
+            labels: old label → new one, of every class in the buffer.
+        """
+        self.y = self.y.new_tensor([labels[label] for label in self.y.tolist()])
+
+    def state_elements(self) -> int:
+        """Return how many values the embeddings have."""
+        return self.z.numel()
+
+    def pending(self) -> BufferSamples:
+        """Return the samples offered since the last commit."""
+        if not self._pending:
+            return self._stored().at(slice(0))
+        return joined(self._pending)
+
+    def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Replace the samples offered since the last commit, for example by those of all processes.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels.
+            key: (n,) int64 identity of each sample.
+        """
+        self._pending = [BufferSamples(z, y, key)]
+
+    def discard_pending(self) -> None:
+        """Forget the samples offered since the last commit."""
+        self._pending = []
+        self.offered = 0
+
+    def _stored(self) -> BufferSamples:
+        return BufferSamples(self.z, self.y, self.key)
+
+    def _replace(self, samples: BufferSamples) -> None:
+        self.z, self.y, self.key = samples
+
+    def _with_stored(self, offered: BufferSamples) -> BufferSamples:
+        """Return the samples of the buffer, then those offered, whose dtype is kept."""
+        if not len(self.y):  # an empty buffer has no width yet
+            return offered
+        return joined([self._stored(), offered])
+
+    def _prune_pending(self) -> None:
+        """Select among the offered samples: no class can keep more than its quota of today."""
+        offered = self.pending()
+        present = torch.unique(offered.y).tolist()
+        quota = self.quota(len({*present, *self.classes}))
+        selected = joined([self._best(offered.at(offered.y == c), quota) for c in present])
+        self._pending = [selected]
+        self._prune_at = max(CANDIDATES_PER_PLACE * self.capacity, 2 * len(selected.y))
+
+    def _select(self, label: int, offered: BufferSamples, quota: int) -> BufferSamples:
+        """Select among the samples of one class."""
+        of_class = offered.at(offered.y == label)
+        if len(of_class.y):
+            everything = self._with_stored(offered)
+            return self._best(everything.at(everything.y == label), quota)
+        rows = (self.y == label).nonzero().flatten()  # in order of preference already
+        return self._stored().at(rows[:quota])
+
+    def _best(self, samples: BufferSamples, quota: int) -> BufferSamples:
+        """Select the best samples of one class.
+
+        They are sorted by key first, each key once, so that the order of arrival has no effect.
+        """
+        distinct = samples.at(unique_by_key(samples.key).rows)
+        select = STRATEGIES[self.strategy]
+        return distinct.at(select(distinct.z, distinct.key, self.seed, quota))

@@ -1,0 +1,84 @@
+"""Targets of the regression on class membership, and the slopes that weigh them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.utilities.errors import check_choice, check_that
+
+Weighting = Literal["derivative", "released"]
+"""The paper's formula, or the authors' released code."""
+
+
+def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
+    """Compute the targets of the regression.
+
+    Args:
+        columns: (n,) int64 column of each sample's class.
+        classes: number of columns C.
+        limit: the target of a positive.
+
+    Returns:
+        (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
+
+    Example:
+        >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
+        [[-2.0, 2.0, -2.0]]
+    """
+    one_hot = torch.nn.functional.one_hot(columns, classes).double()
+    return limit * (2 * one_hot - 1)
+
+
+def target_limit(epsilon: float) -> float:
+    """Return ``L = logit(1 − ε)``, the target of a positive (eq:delinear).
+
+    Args:
+        epsilon: the one-hot targets are clipped to [ε, 1 − ε].
+
+    Raises:
+        UsageError: ``epsilon`` is not between 0 and 0.5.
+
+    Example:
+        >>> round(target_limit(0.05), 3)
+        2.944
+    """
+    check_that(0 < epsilon < 0.5, "epsilon", epsilon, "a number between 0 and 0.5")
+    return math.log((1 - epsilon) / epsilon)
+
+
+class Slopes(NamedTuple):
+    """Squared slopes of the sigmoid at the two targets.
+
+    Attributes:
+        positive: at the target of a sample's own class.
+        negative: at the target of any other class.
+    """
+
+    positive: float
+    negative: float
+
+
+def squared_slopes(weighting: Weighting, epsilon: float) -> Slopes:
+    """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
+
+    Args:
+        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets.
+            "released" is what the authors' released code computes, ``t(1 − t)`` at the logit t.
+        epsilon: clip of the one-hot targets.
+
+    Example:
+        >>> [round(slope, 1) for slope in squared_slopes("released", 0.05)]
+        [32.8, 134.9]
+    """
+    check_choice("weighting", weighting, Weighting)
+    if weighting == "derivative":
+        slope = (epsilon * (1 - epsilon)) ** 2
+        return Slopes(slope, slope)
+    limit = target_limit(epsilon)
+    positive = (limit * (1 - limit)) ** 2
+    negative = (limit * (1 + limit)) ** 2
+    return Slopes(positive, negative)
