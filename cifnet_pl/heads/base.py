@@ -1,20 +1,19 @@
-"""The base class of all heads: the task protocol, the checks of what comes in, and the state."""
+"""The base class of all heads: the task protocol, the checks of its inputs, and the state."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, Discriminant, Ridge
+from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, to_probabilities
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -24,7 +23,13 @@ from cifnet_pl.utilities.errors import (
     check_embeddings,
     check_that,
 )
-from cifnet_pl.utilities.growing_tensors import keeping_dtypes, make_room, state_of
+from cifnet_pl.utilities.growing_tensors import (
+    Sizes,
+    grown_sizes,
+    keeping_dtypes,
+    make_room,
+    state_of,
+)
 from cifnet_pl.utilities.memory import matrices_given_back
 
 Capability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
@@ -35,72 +40,31 @@ ACTIONS: dict[Capability, str] = {
     "subtracts": "subtract",
     "reduces": "be reduced over processes",
     "leaves_one_out": "leave samples out",
-    "tells_novelty": "tell unknown things from known ones",
+    "tells_novelty": "score novelty",
 }
-"""Capability → what a head without it cannot do, as error messages say it."""
+"""Capability → what a head without it cannot do, for error messages."""
 
 REASONS: dict[Capability, str] = {
     "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
     "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
 }
-"""Capability → why a head has none, where that is the same for all heads; else the head's own
-``reason``.
-"""
-
-
-Sizes = tuple[frozenset[int] | None, ...]
-"""Allowed sizes of each dimension of a tensor; None for any size."""
-
-
-def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool) -> Sizes:
-    """Infer the sizes of a tensor from its shapes with one class and with two classes.
-
-    A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry
-        for each class.
-
-    Args:
-        one: shape with one class.
-        two: shape with two classes.
-        classes: number of classes.
-        any_rows: whether empty dimensions may have any size, as those of stored samples.
-    """
-    sizes: list[frozenset[int] | None] = []
-    for small, large in zip(one, two, strict=True):
-        if any_rows and small == 0:
-            sizes.append(None)
-        elif small == large == 0:
-            sizes.append(frozenset({0, classes}))
-        else:
-            sizes.append(frozenset({small + (classes - 1) * (large - small)}))
-    return tuple(sizes)
-
-
-def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
-    """Return whether a tensor of ``shape`` is one of those that ``sizes`` allow."""
-    pairs = zip(shape, sizes, strict=False)
-    return len(shape) == len(sizes) and all(
-        allowed is None or size in allowed for size, allowed in pairs
-    )
+"""Capability → why a head lacks it, where all heads have the same reason; else see ``Head.reason``."""
 
 
 H = TypeVar("H", bound="Head")
 P = ParamSpec("P")
 R = TypeVar("R")
-AnyHead = TypeVar("AnyHead", bound="Head")
 
 
-def in_full_precision(
-    method: Callable[Concatenate[AnyHead, P], R],
-) -> Callable[Concatenate[AnyHead, P], R]:
-    """Decorate a method that changes statistics, so that no setting of the caller changes what is
-    stored.
+def in_full_precision(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """Decorate a method that changes statistics: no setting of the caller changes what is stored.
 
     Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no
     inference mode, whose tensors could never be updated in place again.
     """
 
     @functools.wraps(method)
-    def wrapped(self: AnyHead, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
         autocast = torch.autocast(self.labels.device.type, enabled=False)
         with torch.inference_mode(False), torch.no_grad(), autocast, matrices_given_back():
             return method(self, *args, **kwargs)
@@ -112,43 +76,12 @@ Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
 
 LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from the number of each sample's group (n,) int64, or None where each stands alone, to
-the scores (n, C) of the samples without their group."""
+"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
+
+The scores (n, C) are those of a head that never learned the sample or its group."""
 
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
-
-
-def number_or_gcv(
-    name: str, value: float | str, expected: str, most: float = sys.float_info.max
-) -> Ridge:
-    """Check an argument that is a positive number, or "gcv".
-
-    Args:
-        name: of the argument, for the error.
-        value: the argument.
-        expected: what the error says was expected.
-        most: the largest number.
-
-    Returns:
-        The number as a float, or "gcv".
-
-    Raises:
-        UsageError: neither.
-    """
-    if value == "gcv":
-        return "gcv"
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} is '{value}', expected {expected}") from None
-    check_that(0 < number <= most, name, number, expected)
-    return number
-
-
-def check_ridge(ridge: Ridge) -> Ridge:
-    """Check a ridge as :func:`number_or_gcv`."""
-    return number_or_gcv("ridge", ridge, "a positive number or gcv")
 
 
 def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> None:
@@ -176,115 +109,47 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
-def log_odds(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute by how much each row's largest logit is above all others together.
+NOVELTY_RIDGE = 3.0
+"""λ of the novelty score, as a share of the mean eigenvalue of the scatter within classes.
 
-    Args:
-        logits: (n, C) float.
-
-    Returns:
-        (n, 1) column of the most probable class; (n, 1) logarithm of its odds; (n, C) log
-        probability of each other class among those, infinite or NaN at the most probable one.
-    """
-    first = logits.argmax(dim=1, keepdim=True)
-    others = logits.masked_fill(
-        torch.arange(logits.shape[1], device=logits.device) == first, -torch.inf
-    )
-    together = others.logsumexp(dim=1, keepdim=True)
-    return first, logits.gather(1, first) - together, others - together
-
-
-def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor | float) -> Tensor:
-    """Turn scores into probabilities by a temperature, and a power of the odds of the most probable
-    class.
-
-    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become
-    their ``power``-th power. The other classes share what is left in the same proportions. As the
-    power is at most 1, the largest probability stays the largest one. With 1 it is the softmax.
-
-    Args:
-        scores: (n, C) float; rows with NaN give NaN.
-        temperature: () above 0.
-        power: () above 0 and at most 1.
-
-    Returns:
-        (n, C), of the dtype of the scores.
-
-    Example:
-        >>> scores = torch.tensor([[4.0, 1.0, 1.0]]).double()
-        >>> to_probabilities(scores, 1.0, 0.5)[0].round(decimals=3).tolist()
-        [0.76, 0.12, 0.12]
-    """
-    first, odds, others = log_odds(scores / temperature)
-    return (torch.sigmoid(-power * odds) * others.exp()).scatter(
-        1, first, torch.sigmoid(power * odds)
-    )
-
-
-RIDGE = 3.0
-"""λ as a share of the mean eigenvalue of the scatter within classes (``python -m
-benchmarks.studies.novelty``).
+Measured by ``python -m benchmarks.studies.novelty``.
 """
 
-OVERALL = 0.5
-"""How much of the distance to the mean of all is subtracted: 0 is the plain distance, 1 the
-relative one.
-"""
-
-
-class Derived:
-    """What was computed from the sums of a head since they changed; each change replaces it by an
-    empty one.
-
-    Attributes:
-        distances: of the head, or None until they are asked for.
-        measure: function from features (n, p) to novelty (n,), or None until it is asked for.
-        regression, factors, discriminant: of :class:`~cifnet_pl.heads.RidgeHead`, as far as they
-            were asked for.
-        inverses: of :class:`~cifnet_pl.heads.FeCAMHead`, likewise.
-    """
-
-    def __init__(self) -> None:
-        self.distances: ClassDistances | None = None
-        self.measure: Callable[[Tensor], Tensor] | None = None
-        self.regression: tuple[Tensor, Choice] | None = None
-        self.factors: Tensor | None = None
-        self.discriminant: Discriminant | None = None
-        self.inverses: Tensor | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Derived:
-        return Derived()
+OVERALL_SHARE = 0.5
+"""Share of the distance to the mean of all that is subtracted: 0 plain, 1 relative distance."""
 
 
 class Head(nn.Module, ABC):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then
-        ``observe_past`` with
-    samples of earlier classes if the head uses them, then ``solve``. Scores are float64.
+    ``observe_past`` with samples of earlier classes if the head uses them, then ``solve``. Scores
+    are float64.
 
-    A subclass implements the methods under "what a head does in its own way", declares what it can
-    do by the attributes below, and keeps every argument of its constructor as an attribute of the
-    same name.
+    A subclass implements the methods under "what a subclass implements", declares its capabilities
+    by the attributes below, and keeps every argument of its constructor as an attribute of the same
+    name.
 
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
         merges: whether ``merge_`` adds the statistics of another process or site.
         pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then
-            samples of classes that are learned already can be added too.
-        subtracts: whether ``subtract_`` takes statistics out again.
+            samples of known classes can be added, too.
+        subtracts: whether ``subtract_`` removes statistics again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
         leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be
             calibrated.
-        tells_novelty: whether ``novelty`` says how foreign a sample is, which takes a Gram matrix
-            and class sums of the same samples. Nothing is stored for it, so whatever is exact for
-            these sums is exact for it.
-        decides: whether ``decide`` chooses between ways to score, by stored samples.
+        tells_novelty: whether ``novelty`` scores how far a sample is from all classes, which needs
+            a Gram matrix and class sums of the same samples. Nothing is stored for it, so whatever
+            is exact for these sums is exact for it.
+        selects_rule: whether ``select_rule`` chooses a decision rule by the calibration buffer.
         uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is
             worth its memory.
         counterexamples: whether a class's samples change what is known of other classes, so that
             something stays when the class is removed.
-        reason: why the head cannot do what it cannot.
+        reason: why the head lacks the capabilities that it lacks.
+        computed: names of the attributes that are computed from the statistics when they are first
+            needed. They are None after each change, and in copies.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
@@ -293,8 +158,8 @@ class Head(nn.Module, ABC):
         solved: () bool, whether everything observed so far is in the weights.
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that
             it can be aborted.
-        temperature, odds_power: () float64, make scores probabilities (:func:`to_probabilities`); 1
-            until calibrated.
+        temperature, odds_power: () float64, turn scores into probabilities
+            (:func:`~cifnet_pl.statistics.to_probabilities`); 1 until calibrated.
     """
 
     title: ClassVar[str] = ""
@@ -304,10 +169,11 @@ class Head(nn.Module, ABC):
     reduces: bool = False
     leaves_one_out: bool = False
     tells_novelty: bool = False
-    decides: bool = False
+    selects_rule: bool = False
     uses_buffer: bool = False
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
+    computed: ClassVar[tuple[str, ...]] = ("_distances", "_relative_distance")
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
@@ -315,8 +181,8 @@ class Head(nn.Module, ABC):
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.derived = Derived()
-        self.kept: dict[tuple[str, bool], tuple[Tensor, Tensor, LeftOut]] | None = None
+        self._distances: ClassDistances | None = None
+        self._relative_distance: Callable[[Tensor], Tensor] | None = None
         self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
@@ -324,8 +190,7 @@ class Head(nn.Module, ABC):
         self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
         self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
-    # ------------------------------------------------------------------ what a head does in its own
-    # way
+    # ------------------------------------------------------------------ what a subclass implements
 
     @abstractmethod
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -353,47 +218,38 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks, by component (as in the paper's
-        tab:memory_breakdown).
-        """
+        """Count the values kept between tasks, by component (tab:memory_breakdown of the paper)."""
 
     @abstractmethod
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label; samples not yet
-        solved included.
+        """Return the number of distinct samples seen of each class, by label.
+
+        Samples that are not yet solved are included.
         """
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         """Add checked samples of earlier classes."""
 
-    def _note_duplicates(self, count: int) -> None:
-        """Count ``count`` of the samples as copies of others; for a head that chooses a ridge by
-        their number.
-        """
+    def _count_duplicates(self, count: int) -> None:
+        """Count ``count`` of the samples as duplicates; for a head that chooses a ridge by GCV."""
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum what this task observed over processes; for a head that ``reduces``."""
         raise NotImplementedError
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        """Prepare the scores of checked samples, each without its group; for a head that
-        ``leaves_one_out``.
-        """
+        """Prepare the scores of checked samples without their groups; if it ``leaves_one_out``."""
         raise NotImplementedError
 
     def _merge(self, other: Any) -> None:
-        """Add the statistics of a head of the same class and settings; for a head that
-        ``merges``.
-        """
+        """Add the statistics of a head of the same class and settings; if it ``merges``."""
         raise NotImplementedError
 
     def _subtract(self, other: Any) -> None:
-        """Take the statistics of a head of the same class and settings out; for a head that
-        ``subtracts``.
-        """
+        """Remove the statistics of a head of the same class and settings; if it ``subtracts``."""
         raise NotImplementedError
 
-    def share_of(self, label: int) -> Any:
+    def statistics_of_class(self, label: int) -> Any:
         """Return a head of the same settings that has learned the samples of one class alone.
 
         Subtracting it equals subtracting a head that was shown the samples again.
@@ -402,15 +258,14 @@ class Head(nn.Module, ABC):
             label: of the class.
 
         Returns:
-            The head; None if these sums are not kept.
+            The head; None if these statistics are not kept.
         """
         return None
 
-    def decide(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Choose how to score by the leave-one-out scores of stored samples, before they are
-        calibrated.
+    def select_rule(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
+        """Select the decision rule by the leave-one-out scores of samples of the calibration buffer.
 
-        A no-op for a head with nothing to choose (``decides``).
+        It comes before calibration. A no-op for a head with one rule (``selects_rule``).
 
         Args:
             z: (n, d) embeddings.
@@ -420,31 +275,36 @@ class Head(nn.Module, ABC):
         """
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores of a solved head as a function of (n, d) embeddings, without branches
-        on values.
+        """Return the scores of a solved head as a function of (n, d) embeddings.
 
-        Unchecked: for graphs (ONNX). A head whose ``_scores`` looks at tensors to decide what to do
-            overrides this.
+        The function has no branches on values and checks nothing: it is made for graphs (ONNX). A
+        head whose ``_scores`` branches on values overrides this.
         """
         return self._scores
 
     def choices(self) -> list[Choice]:
-        """Return the ridges of the last solve, the same ones at each solve first; empty for a head
-        that has none.
-        """
+        """Return the ridges of the last solve, in the same order each time; empty without ridges."""
         return []
 
     def _rows(self, z: Tensor) -> Tensor:
-        """Return the features (n, p) of embeddings (n, d) that the Gram matrix is over, without the
-        bias.
+        """Return the features (n, p) of embeddings (n, d) for novelty, without the bias.
 
         Only heads that declare ``tells_novelty`` have them.
         """
         raise NotImplementedError
 
     def _moments(self) -> ClassMoments:
-        """Return the moments of these features over all that was learned."""
+        """Return the moments of the features of :meth:`_rows` over all that was learned."""
         raise NotImplementedError
+
+    def _statistics_changed(self) -> None:
+        """Drop what was computed from the statistics."""
+        for name in self.computed:
+            setattr(self, name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of a copy what can be computed again."""
+        return self.__dict__ | dict.fromkeys(self.computed)
 
     # ------------------------------------------------------------------ learning
 
@@ -483,13 +343,10 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
-        if len(self.task_of):
-            current = self.task_of == self.task_of.max()
-        else:
-            current = self.task_of.bool()
-        if not current[columns].all():
-            stray = y[~current[columns]][0].item()
-            raise UsageError(f"label {stray} is not a class of the current task {self.tasks[-1]}")
+        earlier = self.task_of[columns] < self.task_of.max()
+        if earlier.any():
+            label = y[earlier][0].item()
+            raise UsageError(f"label {label} is not a class of the current task {self.tasks[-1]}")
         if len(z):
             self.solved.fill_(False)
             self._observe(z, columns, weight)
@@ -519,19 +376,18 @@ class Head(nn.Module, ABC):
             self._observe_past(z, columns, weight)
 
     @in_full_precision
-    def note_duplicates(self, count: int) -> None:
-        """Count observed samples as copies of others; call it before ``solve``.
+    def count_duplicates(self, count: int) -> None:
+        """Count observed samples as duplicates; call it before ``solve``.
 
         They keep their weight, but ``ridge: gcv`` chooses by the number of distinct samples. With
-            several processes
-        call it after ``reduce_``, in all of them.
+        several processes call it after ``reduce_``, in all of them.
 
         Args:
-            count: number of samples; a negative number takes an earlier call back.
+            count: number of samples; a negative number reverses an earlier call.
         """
         if count:
             self.solved.fill_(False)
-            self._note_duplicates(count)
+            self._count_duplicates(count)
 
     @in_full_precision
     def reduce_(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -562,22 +418,20 @@ class Head(nn.Module, ABC):
             raise CifnetError(
                 f"class {empty[0]} has no samples: observe some, or leave the class out"
             )
-        self.derived = Derived()
+        self._statistics_changed()
         self._solve()
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
     def refresh(self) -> None:
-        """Do now what the first prediction after ``solve`` would do; a no-op for heads that
-        ``solve`` at once.
-        """
+        """Compute what the first prediction after ``solve`` needs; a no-op for most heads."""
 
     @in_full_precision
     def abort_task(self) -> None:
-        """Forget the current task and all that was observed since it began; does nothing once it is
-        solved.
+        """Discard the current task and all that was observed since it began.
 
-        Of a task that was solved or merged before, only what was observed since is forgotten.
+        Does nothing once it is solved. Of a task that was solved or merged before, only what was
+        observed since is discarded.
         """
         if self.solved:
             return
@@ -610,7 +464,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def subtract_(self, other: Head) -> None:
-        """Take the statistics of another head out again; call ``solve`` afterwards.
+        """Remove the statistics of another head again; call ``solve`` afterwards.
 
         Args:
             other: it saw some of the samples that this head saw.
@@ -625,7 +479,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def remove_classes(self, classes: Sequence[int]) -> None:
-        """Take classes out of the label space; their samples stay in the sums of the others.
+        """Remove classes from the label space; their samples stay in the statistics of the others.
 
         Args:
             classes: their labels.
@@ -637,12 +491,12 @@ class Head(nn.Module, ABC):
         unknown = sorted(removed - set(self.classes))
         if unknown:
             raise UsageError(f"class {unknown[0]} is not known to this head")
-        columns = torch.tensor([i for i, label in enumerate(self.classes) if label not in removed])
-        if not len(columns):
+        stays = [column for column, label in enumerate(self.classes) if label not in removed]
+        if not stays:
             raise UsageError("cannot remove all classes: at least one must stay")
-        columns = columns.to(self.labels.device)
+        columns = self.labels.new_tensor(stays)
         self._keep(columns)
-        self.derived = Derived()
+        self._statistics_changed()
         self.under_way.fill_(False)
         self._keep_labels(columns)
 
@@ -661,22 +515,24 @@ class Head(nn.Module, ABC):
             raise UsageError(f"cannot combine {type(self).__name__} with {type(other).__name__}")
         ours = self.settings()
         theirs = other.settings()
-        different = {k: (v, theirs[k]) for k, v in ours.items() if v != theirs[k]}
-        if different:
-            name, (mine, yours) = next(iter(different.items()))
-            raise UsageError(f"cannot combine heads with different {name}: {mine} and {yours}")
+        for name, value in ours.items():
+            if value != theirs[name]:
+                raise UsageError(
+                    f"cannot combine heads with different {name}: {value} and {theirs[name]}"
+                )
 
     def require(self, capability: Capability) -> None:
-        """Check that this head has an capability.
+        """Check that this head has a capability.
 
         Raises:
-            UnsupportedError: it has not; the sentence says why.
+            UnsupportedError: it has not; the message says why.
         """
         if not getattr(self, capability):
-            raise self._cannot(ACTIONS[capability], REASONS.get(capability, self.reason))
+            reason = REASONS.get(capability, self.reason)
+            raise self._unsupported(ACTIONS[capability], reason)
 
-    def _cannot(self, action: str, why: str) -> UnsupportedError:
-        return UnsupportedError(f"{type(self).__name__} cannot {action}: {why}")
+    def _unsupported(self, action: str, reason: str) -> UnsupportedError:
+        return UnsupportedError(f"{type(self).__name__} cannot {action}: {reason}")
 
     # ------------------------------------------------------------------ prediction
 
@@ -703,7 +559,7 @@ class Head(nn.Module, ABC):
             return self._scores(z)
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """Return the probability of each class (:func:`to_probabilities`).
+        """Return the probability of each class (:func:`~cifnet_pl.statistics.to_probabilities`).
 
         Args:
             z: (n, d) float embeddings.
@@ -725,13 +581,12 @@ class Head(nn.Module, ABC):
         return self.labels[self(z).argmax(dim=1)]
 
     def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Score learned samples, each as if that one, or all of its group, had never been learned:
-        (n, C) float64.
+        """Score learned samples, each as if it, or all of its group, had never been learned.
 
         For ridge regression this needs no second solve: with h the share of a sample's target y in
-            its own score,
-        ``(score − h·y)/(1 − h)`` is exact at the same ridge. A burst of images tests nothing if
-        only one is left out: give its images the same group.
+        its own score, ``(score − h·y)/(1 − h)`` is exact at the same ridge. For images that are not
+        independent, such as a burst, leaving out one of them tests nothing: give them the same
+        group.
 
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
@@ -742,8 +597,8 @@ class Head(nn.Module, ABC):
                 alone.
 
         Returns:
-            NaN where nothing would be known without the sample or its group, such as the only one
-            of all.
+            (n, C) float64 scores; NaN where nothing would be known without the sample or its group,
+            such as the only sample of all.
 
         Raises:
             UnsupportedError: this head has no closed form for it, or cannot tell the weight of a
@@ -759,11 +614,11 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def leaving_out(self, z: Tensor, y: Tensor) -> LeftOut:
-        """Return :meth:`leave_one_out` of learned samples as a function of their groups, for many
-        groupings of them.
+        """Return :meth:`leave_one_out` of learned samples as a function of their groups.
 
         Args:
-            z: (n, d) embeddings, and y: (n,) int64 labels, as for :meth:`leave_one_out`.
+            z: (n, d) embeddings, as for :meth:`leave_one_out`.
+            y: (n,) int64 labels.
 
         Raises:
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
@@ -774,18 +629,9 @@ class Head(nn.Module, ABC):
         left_out = self._leaving_out(z.to(self.dtype), self._columns(y))
         return lambda groups: left_out(groups).double()
 
-    @contextmanager
-    def keeping_left_out(self) -> Iterator[None]:
-        """Within the block, keep what was prepared to leave samples out: a calibration asks for the
-        same several times.
-
-        It is as large as the samples' features, several times.
-        """
-        self.kept = {}
-        try:
-            yield
-        finally:
-            self.kept = None
+    def keeping_left_out(self) -> AbstractContextManager[None]:
+        """Within the block, keep what :meth:`leaving_out` prepared, if that saves time."""
+        return nullcontext()
 
     # ------------------------------------------------------------------ novelty
 
@@ -800,9 +646,9 @@ class Head(nn.Module, ABC):
         """
         self.require("tells_novelty")
         self._require_solved()
-        if self.derived.distances is None:
-            self.derived.distances = ClassDistances(self._moments(), RIDGE)
-        return self.derived.distances
+        if self._distances is None:
+            self._distances = ClassDistances(self._moments(), NOVELTY_RIDGE)
+        return self._distances
 
     def novelty(self, z: Tensor) -> Tensor:
         """Measure how far embeddings are from everything learned.
@@ -814,31 +660,31 @@ class Head(nn.Module, ABC):
             z: (n, d) embeddings.
 
         Returns:
-            (n,) float64, larger for what is more foreign.
+            (n,) float64, larger for samples that are more novel.
 
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         check_embeddings(z, self.in_features)
-        measure = self.measuring()
+        measure = self.novelty_function()
         with torch.autocast(z.device.type, enabled=False):
             return measure(z)
 
     @in_full_precision
-    def measuring(self) -> Callable[[Tensor], Tensor]:
-        """Return :meth:`novelty` as a function whose steps do not depend on the embeddings' values.
+    def novelty_function(self) -> Callable[[Tensor], Tensor]:
+        """Return :meth:`novelty` as a function without branches on values.
 
-        The embeddings are not checked: it is made for graphs.
+        The embeddings are not checked: it is made for graphs (ONNX).
         """
         distances = self.distances()
-        derived = self.derived
-        measure = derived.measure = derived.measure or distances.relative(OVERALL)
-        return lambda z: measure(self._rows(z))
+        if self._relative_distance is None:
+            self._relative_distance = distances.relative(OVERALL_SHARE)
+        relative_distance = self._relative_distance
+        return lambda z: relative_distance(self._rows(z))
 
     @in_full_precision
     def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return the novelty (n,) float64 of learned samples, each as if it, or its group, had
-        never been learned.
+        """Return the novelty of learned samples, each as if it, or its group, had not been learned.
 
         The result is exact at the same ridge.
 
@@ -850,7 +696,7 @@ class Head(nn.Module, ABC):
                 alone.
 
         Returns:
-            NaN for a sample without which, or without whose group, no class would be known.
+            (n,) float64; NaN where no class would be known without the sample, or its group.
 
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
@@ -859,7 +705,7 @@ class Head(nn.Module, ABC):
         distances = self.distances()
         columns = self._columns(y)
         near, overall = distances.left_out(self._rows(z), columns, groups)
-        return near - OVERALL * overall
+        return near - OVERALL_SHARE * overall
 
     # ------------------------------------------------------------------ labels
 
@@ -896,13 +742,13 @@ class Head(nn.Module, ABC):
         self.labels = new
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename the labels that are kept beside ``labels``; ``new`` maps (n,) old ones to (n,) new
-        ones.
-        """
+        """Rename labels that are kept beside ``labels``; ``new`` maps old ones (n,) to new ones."""
 
     def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
-        """Check the labels of a task to come and return them, ``counts`` being their numbers of
-        samples where known.
+        """Check the labels of the next task, and the numbers of samples where known.
+
+        Returns:
+            The labels as Python integers.
 
         Raises:
             UsageError: no class, a class twice, or one that is already known; counts that do not
@@ -928,20 +774,14 @@ class Head(nn.Module, ABC):
         return new
 
     def _append_task(self, new: Sequence[int]) -> None:
-        if len(self.task_of):
-            task = int(self.task_of.max()) + 1
-        else:
-            task = 0
+        task = len(torch.unique(self.task_of))
         self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
         self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
 
     def _keep_labels(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``; a task whose classes are all gone leaves no
-        gap in the numbers.
-        """
+        """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
         self.labels = self.labels[columns]
-        self.task_of = self.task_of[columns]
-        self.task_of = torch.unique(self.task_of, return_inverse=True)[1]
+        self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
         """Return the positions of labels in ``labels``.
@@ -962,21 +802,20 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ storing
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments that a stored state depends on: plain numbers, strings
-        and booleans.
+        """Return the constructor arguments that a stored state depends on.
+
+        They are plain numbers, strings and booleans.
         """
+        names = inspect.signature(type(self)).parameters
         try:
-            settings = {
-                name: getattr(self, name) for name in inspect.signature(type(self)).parameters
-            }
+            settings = {name: getattr(self, name) for name in names}
         except AttributeError as error:
             raise UsageError(
                 f"each argument of {type(self).__name__}() must be an attribute, too: {error}"
             ) from error
-        return {
-            name: str(v).removeprefix("torch.") if name == "dtype" else v
-            for name, v in settings.items()
-        }
+        if "dtype" in settings:
+            settings["dtype"] = str(self.dtype).removeprefix("torch.")
+        return settings
 
     @classmethod
     def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
@@ -995,18 +834,15 @@ class Head(nn.Module, ABC):
         Args:
             task_sizes: number of classes of each task.
         """
-        with_one, with_two = (self._shapes_with(classes) for classes in (1, 2))
-        samples = {
-            f"{name}."
-            for name, module in self.named_modules()
-            if getattr(module, "any_rows", False)
-        }
-        return {
-            name: grown_sizes(
-                one, with_two[name], sum(task_sizes), name[: name.rfind(".") + 1] in samples
-            )
-            for name, one in with_one.items()
-        }
+        with_one = self._shapes_with(1)
+        with_two = self._shapes_with(2)
+        classes = sum(task_sizes)
+        sizes = dict[str, Sizes]()
+        for name, shape in with_one.items():
+            module = self.get_submodule(name.rpartition(".")[0])
+            any_rows = getattr(module, "any_rows", False)
+            sizes[name] = grown_sizes(shape, with_two[name], classes, any_rows)
+        return sizes
 
     def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
         fresh = self.fresh()
@@ -1014,13 +850,11 @@ class Head(nn.Module, ABC):
         return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
-        """Settle what the constructor left open as a stored state of this head has it, before it is
-        loaded.
-        """
+        """Settle what the constructor left open by a stored state, before it is loaded."""
         self._before_load(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.derived = Derived()
+        self._statistics_changed()
         return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
 
     def _load_from_state_dict(
@@ -1032,18 +866,17 @@ class Head(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        """Create the children that ``state`` (this head's part of the state, without prefix) has
-        tensors for.
+        """Create the children that ``state`` has tensors for.
+
+        Args:
+            state: this head's part of the state, without prefix.
         """
         labels = state.get("labels")
         task_of = state.get("task_of")
-        if (
-            isinstance(labels, Tensor)
-            and isinstance(task_of, Tensor)
-            and labels.shape != task_of.shape
-        ):
-            raise CheckpointError(
-                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the"
-                " file is damaged"
-            )
-        self.derived = Derived()
+        if isinstance(labels, Tensor) and isinstance(task_of, Tensor):
+            if labels.shape != task_of.shape:
+                raise CheckpointError(
+                    f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers:"
+                    " the file is damaged"
+                )
+        self._statistics_changed()

@@ -1,18 +1,15 @@
-"""CIFNet's head: regularised recursive least squares with a calibration buffer, one Gram matrix per
-task.
-"""
+"""CIFNet's head: regularised recursive least squares with a calibration buffer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Head, LeftOut, Sizes, check_ridge, in_full_precision
+from cifnet_pl.heads.base import ACTIONS, Dtype, Head, LeftOut, in_full_precision
 from cifnet_pl.statistics import (
     Centred,
     Choice,
@@ -20,13 +17,18 @@ from cifnet_pl.statistics import (
     Position,
     Ridge,
     Sums,
+    Weighting,
     augment,
+    check_ridge,
     half_products,
     left_out_together,
+    signed_targets,
     solve_ridge,
+    squared_slopes,
+    target_limit,
 )
-from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.growing_tensors import GrowingModule, Sizes
 
 
 def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
@@ -40,8 +42,9 @@ def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
     Returns:
         (classes,); 0 for a class without samples, −1 for one whose samples have different weights.
     """
-    low, high = (weight.new_zeros(classes).scatter_reduce(0, columns, weight, how, include_self=False)
-                 for how in ("amin", "amax"))  # fmt: skip
+    none = weight.new_zeros(classes)
+    low = none.scatter_reduce(0, columns, weight, "amin", include_self=False)
+    high = none.scatter_reduce(0, columns, weight, "amax", include_self=False)
     return torch.where(low == high, high, -torch.ones_like(high))
 
 
@@ -52,8 +55,7 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
 
 
 class Cohort(GrowingModule):
-    """All neurons that one task introduced: they have seen the same samples, so they share one Gram
-    matrix.
+    """All neurons that one task introduced: they have seen the same samples and share a Gram matrix.
 
     Buffers:
         sums: over ``x̃`` (not scaled by the slope).
@@ -83,82 +85,21 @@ class Cohort(GrowingModule):
     def choices(self) -> list[Choice]:
         """Return the ridge of each class at the last solve."""
         ridges = self.ridge_used.tolist()
-        unknown: list[Position] = ["given"] * len(
-            ridges
-        )  # after loading, or after a class was removed
-        if len(self.positions) == len(ridges):
-            positions = self.positions
-        else:
-            positions = unknown
-        return [Choice(ridge, position) for ridge, position in zip(ridges, positions, strict=True)]
-
-
-Weighting = Literal["derivative", "released"]
-"""The paper's formula, or the authors' released code."""
-
-
-def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
-    """Compute the targets of regression.
-
-    Args:
-        columns: (n,) int64 column of each sample's class.
-        classes: number of columns C.
-        limit: the target of a positive.
-
-    Returns:
-        (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
-
-    Example:
-        >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
-        [[-2.0, 2.0, -2.0]]
-    """
-    return limit * (2 * torch.nn.functional.one_hot(columns, classes).double() - 1)
-
-
-def target_limit(epsilon: float) -> float:
-    """Return ``L = logit(1 − ε)``, the target of a positive after clipping to [ε, 1−ε]
-    (eq:delinear).
-
-    Raises:
-        UsageError: ``epsilon`` is not between 0 and 0.5.
-
-    Example:
-        >>> round(target_limit(0.05), 3)
-        2.944
-    """
-    check_that(0 < epsilon < 0.5, "epsilon", epsilon, "a number between 0 and 0.5")
-    return math.log((1 - epsilon) / epsilon)
-
-
-def squared_slopes(weighting: Weighting, epsilon: float) -> tuple[float, float]:
-    """Return ``f'(t)²`` at the target of a positive and of a negative (Stage 1 of the paper).
-
-    Args:
-        weighting: "derivative" is the paper's formula ``f(t)(1 − f(t))``, equal at both targets;
-            "released" is what the authors' released code computes, ``t(1 − t)`` at the logit t.
-        epsilon: clip of the one-hot targets.
-
-    Example:
-        >>> [round(slope, 1) for slope in squared_slopes("released", 0.05)]
-        [32.8, 134.9]
-    """
-    check_choice("weighting", weighting, Weighting)
-    if weighting == "derivative":
-        slope = (epsilon * (1 - epsilon)) ** 2
-        return slope, slope
-    limit = target_limit(epsilon)
-    return (limit * (1 - limit)) ** 2, (limit * (1 + limit)) ** 2
+        positions = self.positions
+        if len(positions) != len(ridges):  # after loading, or after a class was removed
+            positions = ["given"] * len(ridges)
+        return [Choice(*pair) for pair in zip(ridges, positions, strict=True)]
 
 
 class CIFNetHead(Head):
     """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
 
-    A cohort is all classes that one task introduced: they have seen the same samples.
-    For every cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with
-    ``update_past``, all later tasks; ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)``; ``W_j = (A_j + λI)⁻¹M_j``
-    (eq:weights_rrls; the Gram matrix is ``U S² Uᵀ``, so no singular value decomposition is needed).
-    With weighting "released" positives and negatives weigh differently, and every class keeps a
-    Gram matrix of its own positives.
+    A cohort is all classes that one task introduced: they have seen the same samples. For every
+    cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with ``update_past``,
+    all later tasks. ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)`` and ``W_j = (A_j + λI)⁻¹M_j``
+    (eq:weights_rrls). The Gram matrix is ``U S² Uᵀ``, so no singular value decomposition is needed.
+    With weighting "released" positives and negatives have different weights, and every class keeps
+    a Gram matrix of its own positives.
 
     Args:
         in_features: width d of the embeddings.
@@ -174,7 +115,11 @@ class CIFNetHead(Head):
     """
 
     title = "CIFNet"
-    merges = reduces = leaves_one_out = uses_buffer = tells_novelty = True
+    merges = True
+    reduces = True
+    leaves_one_out = True
+    uses_buffer = True
+    tells_novelty = True
     reason = "its oversampling and its negatives depend on which classes were learned when"
 
     def __init__(
@@ -203,9 +148,8 @@ class CIFNetHead(Head):
 
     def _new_sums(self, classes: int) -> Sums:
         per_class = self.weighting == "released"
-        return Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype).to(
-            self.labels.device
-        )
+        sums = Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype)
+        return sums.to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
@@ -214,49 +158,49 @@ class CIFNetHead(Head):
         first = len(self.labels) - len(self._latest.sums.counts)
         self._open_increment().add(augment(z), columns - first, weight)
 
-    def _note_duplicates(self, count: int) -> None:
-        self._open_increment().note_duplicates(count)
+    def _count_duplicates(self, count: int) -> None:
+        self._open_increment().count_duplicates(count)
 
     def _open_increment(self) -> Sums:
-        self.increment = self.increment or self._new_sums(len(self._latest.sums.counts))
+        if self.increment is None:
+            self.increment = self._new_sums(len(self._latest.sums.counts))
         return self.increment
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self.past_increment = self.past_increment or self._new_sums(0)
-        self.past_increment.add(augment(z), torch.full_like(columns, -1), weight)
+        if self.past_increment is None:
+            self.past_increment = self._new_sums(0)
+        no_class = torch.full_like(columns, -1)
+        self.past_increment.add(augment(z), no_class, weight)
         if weight is None:
-            weights = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        else:
-            weights = weight.double()
-        shown = common_weights(columns, weights, len(self._latest.past_weight))
+            weight = torch.ones(len(z), dtype=torch.float64, device=z.device)
+        shown = common_weights(columns, weight.double(), len(self._latest.past_weight))
         if len(self.past_shown):
             self.past_shown = joined_weights(shown, self.past_shown)
         else:
             self.past_shown = shown
 
     @property
-    def _parts(self) -> list[Cohort]:
+    def _cohorts(self) -> list[Cohort]:
         return cast("list[Cohort]", list(self.cohorts))
 
     @property
     def _latest(self) -> Cohort:
-        return self._parts[-1]
+        return self._cohorts[-1]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         # Calibration samples are common to all processes already.
         self._open_increment().reduce(sum_in_place)
 
     def _fold(self) -> None:
-        """Add what the current task observed to the cohorts; from then on it cannot be taken
-        back.
-        """
+        """Add what the current task observed to the cohorts; it cannot be discarded then."""
         self.under_way.fill_(False)
         if self.increment is not None:
             self._latest.sums.merge(self.increment)
             self._latest.stale.fill_(True)
-            for cohort in self._parts[:-1] if self.update_past else []:
-                cohort.sums.add_gram_of(self.increment)
-                cohort.stale.fill_(True)
+            if self.update_past:
+                for cohort in self._cohorts[:-1]:
+                    cohort.sums.add_gram_of(self.increment)
+                    cohort.stale.fill_(True)
             self.increment = None
         if self.past_increment is not None:
             self._latest.sums.add_gram_of(self.past_increment)
@@ -283,28 +227,26 @@ class CIFNetHead(Head):
 
         Cohorts that are out of date are solved first.
         """
-        for cohort in self._parts:
+        for cohort in self._cohorts:
             if cohort.stale:
                 self._solve_cohort(cohort)
         none = torch.zeros(self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device)
-        return torch.cat([none, *(cohort.weights for cohort in self._parts)], dim=1)
+        return torch.cat([none, *(cohort.weights for cohort in self._cohorts)], dim=1)
 
     def _solve_cohort(self, cohort: Cohort) -> None:
-        """Solve ``(A_j + λI)⁻¹M_j``; each sample weighs the squared slope at its target."""
-        sums, (positive, negative) = cohort.sums, self.slopes
-        total = sums.gram[0]
+        """Solve ``(A_j + λI)⁻¹M_j``; the weight of a sample is the squared slope at its target."""
+        sums = cohort.sums
+        positive = self.slopes.positive * sums.class_sums
+        negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
+        moment = self.limit * (positive - negative).T
+        target_square = self.limit**2 * (positive + negative)[:, 0]
         samples = int(sums.seen)
-        moment = self.limit * (positive * sums.class_sums - negative * (total - sums.class_sums)).T
-        square = self.limit**2 * (
-            positive * sums.class_sums[:, 0] + negative * (total[0] - sums.class_sums[:, 0])
-        )
-        weights = []
-        choices = []
+        weights = list[Tensor]()
+        choices = list[Choice]()
         for columns, gram in self._systems(cohort):
             if self.ridge == "gcv":
-                regression = Centred.from_augmented(
-                    gram, moment[:, columns], square[columns].sum(), samples
-                )
+                energy = target_square[columns].sum()
+                regression = Centred.from_augmented(gram, moment[:, columns], energy, samples)
                 solved, choice = regression.solve("gcv")
             else:
                 solved = solve_ridge(gram, moment[:, columns], gram.new_tensor(self.ridge))
@@ -317,23 +259,26 @@ class CIFNetHead(Head):
         cohort.stale.fill_(False)
 
     def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1),
-        weighted by slopes.
+        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1).
+
+        Its samples are weighted by the slopes.
         """
-        sums, (positive, negative) = cohort.sums, self.slopes
-        gram = negative * sums.gram
+        sums = cohort.sums
+        gram = self.slopes.negative * sums.gram
         if self.weighting == "derivative":
             yield slice(None), gram
-        else:
-            for c in range(len(sums.counts)):
-                yield slice(c, c + 1), gram + (positive - negative) * sums.class_gram(c)
+            return
+        difference = self.slopes.positive - self.slopes.negative
+        for column in range(len(sums.counts)):
+            yield slice(column, column + 1), gram + difference * sums.class_gram(column)
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`); cohorts that are out of date
-        are solved first.
+        """Return the scores as a function (see :meth:`Head.scoring`).
+
+        Cohorts that are out of date are solved first.
         """
         weights = self.weights()
         return lambda z: (augment(z.to(self.dtype)) @ weights).double()
@@ -341,26 +286,25 @@ class CIFNetHead(Head):
     def choices(self) -> list[Choice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
         self.weights()
-        return [choice for cohort in self._parts for choice in cohort.choices()]
+        return [choice for cohort in self._cohorts for choice in cohort.choices()]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
         x = augment(z)
+        targets = signed_targets(columns, len(self.labels), self.limit)
         parts = list[LeftOut]()
         start = 0
-        for cohort in self._parts:
-            cohort_columns = slice(start, start + len(cohort.sums.counts))
-            targets = signed_targets(columns, len(self.labels), self.limit)[:, cohort_columns]
-            weight = self._weights_in(cohort, columns, cohort_columns)
-            parts += self._leaving_out_of(cohort, x, scores[:, cohort_columns], targets, weight)
-            start = cohort_columns.stop
-        return lambda groups: torch.cat([part(groups) for part in parts], dim=1)
+        for cohort in self._cohorts:
+            own = slice(start, start + len(cohort.sums.counts))
+            weight = self._weights_in(cohort, columns, own)
+            parts += self._leaving_out_of(cohort, x, scores[:, own], targets[:, own], weight)
+            start = own.stop
+        return lambda groups: torch.cat([left_out(groups) for left_out in parts], dim=1)
 
     def _leaving_out_of(
         self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
     ) -> Iterator[LeftOut]:
-        """Yield the scores of learned samples without those of their group, for one system of
-        columns after another.
+        """Yield the scores of learned samples without their groups, for each system of columns.
 
         Args:
             cohort: solved.
@@ -377,26 +321,29 @@ class CIFNetHead(Head):
                 half = regression.half_products(x[:, 1:], ridge, gram[0, 0])
             else:
                 half = half_products(gram, gram.new_tensor(ridge), x)
+            own_targets = targets[:, columns]
             # Both slopes are equal unless each class has a system of its own, of one column.
-            slope = negative + (positive - negative) * (targets[:, columns][:, 0] > 0).double()
-            yield partial(
-                left_out_together, scores[:, columns], half, slope * weight, targets[:, columns]
-            )
+            is_positive = (own_targets[:, 0] > 0).double()
+            slope = negative + (positive - negative) * is_positive
+            yield partial(left_out_together, scores[:, columns], half, slope * weight, own_targets)
 
-    def _weights_in(self, cohort: Cohort, columns: Tensor, cohort_columns: slice) -> Tensor:
-        """Return (n,) float64 weight that samples of the classes at ``columns`` have in the
-        cohort's sums.
+    def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
+        """Return the weight (n,) float64 of samples in the sums of a cohort.
+
+        Args:
+            cohort: solved.
+            columns: (n,) column of each sample's class.
+            own: columns of the cohort.
         """
         weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-        earlier = columns < cohort_columns.start
-        later = columns >= cohort_columns.stop
+        earlier = columns < own.start
         weight[earlier] = cohort.past_weight[columns[earlier]]
-        weight[later] = float(self.update_past)
-        if (weight < 0).any():
-            label = int(self.labels[columns[weight < 0][0]])
-            raise self._cannot(
-                "leave samples out", f"calibration samples of class {label} had different weights"
-            )
+        weight[columns >= own.stop] = float(self.update_past)
+        unknown = columns[weight < 0]
+        if len(unknown):
+            label = int(self.labels[unknown[0]])
+            reason = f"calibration samples of class {label} had different weights"
+            raise self._unsupported(ACTIONS["leaves_one_out"], reason)
         return weight
 
     def _rows(self, z: Tensor) -> Tensor:
@@ -404,8 +351,8 @@ class CIFNetHead(Head):
 
     def _moments(self) -> ClassMoments:
         # The first cohort has seen the samples of all classes, each once.
-        first = self._parts[0].sums
-        sums = torch.cat([cohort.sums.class_sums for cohort in self._parts])
+        first = self._cohorts[0].sums
+        sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
         gram = first.gram
         return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], first.mass)
 
@@ -413,7 +360,8 @@ class CIFNetHead(Head):
 
     def class_counts(self) -> dict[int, int]:
         """Return the number of distinct samples seen of each class, by label."""
-        counts = torch.cat([self.labels[:0], *(cohort.sums.counts for cohort in self._parts)])
+        of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
+        counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:
             counts[-len(self.increment.counts) :] += self.increment.counts
         return dict(zip(self.classes, counts.tolist(), strict=True))
@@ -426,23 +374,23 @@ class CIFNetHead(Head):
                 "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
                 " negatives depend on which classes were learned when"
             )
-        if self._history_equal(other):
-            if self._past_differs(other):
-                raise UsageError(
-                    "cannot merge CIFNet shards that saw different calibration samples"
-                )
-            if other.increment is not None:
-                self._open_increment().merge(other.increment)
-        else:
+        if not self._history_equal(other):
             self._merge_sequences(other)
+        elif self._past_differs(other):
+            raise UsageError("cannot merge CIFNet shards that saw different calibration samples")
+        elif other.increment is not None:
+            self._open_increment().merge(other.increment)
         self.solved.fill_(False)
 
     def _history_equal(self, other: CIFNetHead) -> bool:
         """Return whether both are within the same task, after the same earlier tasks."""
         if self.increment is None and other.increment is None:
             return False
-        pairs = zip(self._parts, other._parts, strict=True)
-        return all(torch.equal(a.sums.gram, b.sums.gram.to(a.sums.gram.device)) for a, b in pairs)
+        for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
+            gram = mine.sums.gram
+            if not torch.equal(gram, yours.sums.gram.to(gram.device)):
+                return False
+        return True
 
     def _past_differs(self, other: CIFNetHead) -> bool:
         ours = self.past_increment
@@ -454,75 +402,79 @@ class CIFNetHead(Head):
     def _merge_sequences(self, other: CIFNetHead) -> None:
         self._fold()
         other._fold()
-        if any(int(cohort.past) for cohort in [*self._parts, *other._parts]):
+        if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
             raise UsageError(
                 "cannot merge CIFNet runs after calibration: the buffer's samples would count"
                 " twice. Merge before solve(), or use RidgeHead, whose statistics are exact sums"
             )
-        for mine, yours in zip(self._parts, other._parts, strict=True):
+        for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
             mine.sums.merge(yours.sums)
             mine.stale.fill_(True)
 
     def _discard(self) -> None:
-        self.increment = self.past_increment = None
+        self.increment = None
+        self.past_increment = None
         self.past_shown = self.past_shown[:0]
 
     def _keep(self, columns: Tensor) -> None:
         self._fold()
-        kept = nn.ModuleList()
+        cohorts = nn.ModuleList()
         start = 0
-        for cohort in self._parts:
-            size = len(cohort.sums.counts)
-            cohort_columns = columns[(columns >= start) & (columns < start + size)] - start
-            first = start
-            start = start + size
-            if len(cohort_columns):
-                if not cohort.stale:
-                    cohort.weights = cohort.weights[:, cohort_columns]
-                    cohort.ridge_used = cohort.ridge_used[cohort_columns]
-                cohort.past_weight = cohort.past_weight[columns[columns < first]]
-                cohort.sums.keep(cohort_columns)
-                kept.append(cohort)
-        self.cohorts = kept
+        for cohort in self._cohorts:
+            stop = start + len(cohort.sums.counts)
+            own = columns[(columns >= start) & (columns < stop)] - start
+            earlier = columns[columns < start]
+            start = stop
+            if not len(own):
+                continue
+            if not cohort.stale:
+                cohort.weights = cohort.weights[:, own]
+                cohort.ridge_used = cohort.ridge_used[own]
+            cohort.past_weight = cohort.past_weight[earlier]
+            cohort.sums.keep(own)
+            cohorts.append(cohort)
+        self.cohorts = cohorts
 
     def state_elements(self) -> dict[str, int]:
-        """Count numbers kept: K(d+1)(d+2)/2 + 2C(d+1), and C(d+1)(d+2)/2 more with weighting
-        "released".
+        """Count the values kept between tasks: K(d+1)(d+2)/2 + 2C(d+1).
+
+        With weighting "released" there are C(d+1)(d+2)/2 more.
         """
         width = self.in_features + 1
         classes = len(self.labels)
-        grams = len(self.cohorts) + (classes if self.weighting == "released" else 0)
-        return {
-            "factors": grams * width * (width + 1) // 2,
-            "moments": classes * width,
-            "weights": classes * width,
-        }
+        grams = len(self.cohorts)
+        if self.weighting == "released":
+            grams += classes
+        per_class = classes * width
+        factors = grams * width * (width + 1) // 2
+        return {"factors": factors, "moments": per_class, "weights": per_class}
 
     def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`): each task has
-        a cohort.
+        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`).
+
+        Each task has a cohort.
         """
         first = "cohorts.0."
-        shapes = {
-            n: sizes
-            for n, sizes in super().expected_shapes(task_sizes).items()
-            if not n.startswith(first)
-        }
+        shapes = super().expected_shapes(task_sizes)
+        of_first = [name for name in shapes if name.startswith(first)]
+        for name in of_first:
+            del shapes[name]
         for task, classes in enumerate(task_sizes):
-            prefix = f"cohorts.{task}."
             alone = super().expected_shapes([classes])
-            shapes |= {
-                n.replace(first, prefix): sizes for n, sizes in alone.items() if n.startswith(first)
-            }
-            shapes[prefix + "past_weight"] = (
-                frozenset({sum(task_sizes[:task])}),
-            )  # one for each earlier class
+            for name in of_first:
+                shapes[name.replace(first, f"cohorts.{task}.")] = alone[name]
+            earlier_classes = frozenset({sum(task_sizes[:task])})
+            shapes[f"cohorts.{task}.past_weight"] = (earlier_classes,)
         return shapes
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        prefixes = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in prefixes)
-        parts = {key.split(".")[0] for key in state}
-        self.increment = self._new_sums(0) if "increment" in parts else None
-        self.past_increment = self._new_sums(0) if "past_increment" in parts else None
+        tasks = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
+        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in tasks)
+        self.increment = None
+        self.past_increment = None
+        children = {key.split(".")[0] for key in state}
+        if "increment" in children:
+            self.increment = self._new_sums(0)
+        if "past_increment" in children:
+            self.past_increment = self._new_sums(0)

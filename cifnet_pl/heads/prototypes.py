@@ -170,7 +170,7 @@ class SLDAHead(SumsHead):
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
     """Check a shrinkage as :func:`~cifnet_pl.statistics.number_or_gcv`."""
-    return number_or_gcv("shrinkage", shrinkage, "a number in (0, 1] or gcv", most=1.0)
+    return number_or_gcv("shrinkage", shrinkage, "a number in (0, 1] or gcv", largest=1.0)
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -291,6 +291,7 @@ class FeCAMHead(SumsHead):
     title = "FeCAM"
     counterexamples = False
     linear = False
+    computed = (*SumsHead.computed, "_inverses")
 
     def __init__(
         self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"
@@ -338,10 +339,6 @@ class FeCAMHead(SumsHead):
             factor = factorise(self._correlation(column), ridge)
             inverses.append(torch.cholesky_inverse(factor))
         self._inverses = torch.stack(inverses)
-
-    def _sums_changed(self) -> None:
-        super()._sums_changed()
-        self._inverses = None
 
     def _scores(self, z: Tensor) -> Tensor:
         return self.scoring()(z)

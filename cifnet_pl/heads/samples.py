@@ -1,12 +1,10 @@
-"""Heads that learn from samples as they are, not from sums: nearest neighbours, and classifiers
-that are fitted.
-"""
+"""Heads that learn from samples, not from sums: nearest neighbours and fitted classifiers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +15,20 @@ from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+
+class Chunk(NamedTuple):
+    """Rows that were added in one call.
+
+    Attributes:
+        z: (n, d) embeddings.
+        y: (n,) int64 labels.
+        weight: (n,) float64 sample weights.
+    """
+
+    z: Tensor
+    y: Tensor
+    weight: Tensor
 
 
 class Samples(GrowingModule):
@@ -36,10 +48,10 @@ class Samples(GrowingModule):
         self.z: Tensor = nn.Buffer(torch.zeros(0, width, dtype=dtype))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.weight: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
-        self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._chunks: list[Chunk] = []
 
     def __len__(self) -> int:
-        return len(self.y) + sum(len(chunk[1]) for chunk in self._chunks)
+        return len(self.y) + sum(len(chunk.y) for chunk in self._chunks)
 
     def add(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Append copies of rows.
@@ -49,22 +61,22 @@ class Samples(GrowingModule):
             y: (n,) int64 labels.
             weight: (n,) weights, or None for ones.
         """
-        ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-        chunk = (
-            z.detach().to(self.z.dtype, copy=True),
-            y.clone(),
-            ones if weight is None else weight.double(),
-        )
-        self._chunks.append(chunk)
+        if weight is None:
+            weight = torch.ones(len(y), dtype=torch.float64, device=y.device)
+        copied = z.detach().to(self.z.dtype, copy=True)
+        self._chunks.append(Chunk(copied, y.clone(), weight.double()))
 
     def gather(self) -> None:
         """Copy what was added since the last call into the buffers: one copy for many batches."""
-        if self._chunks:
-            parts = [(self.z, self.y, self.weight), *self._chunks]
-            self.z, self.y, self.weight = (torch.cat(group) for group in zip(*parts, strict=True))
-            self._chunks = []
+        if not self._chunks:
+            return
+        chunks = self._chunks
+        self.z = torch.cat([self.z, *(chunk.z for chunk in chunks)])
+        self.y = torch.cat([self.y, *(chunk.y for chunk in chunks)])
+        self.weight = torch.cat([self.weight, *(chunk.weight for chunk in chunks)])
+        self._chunks = []
 
-    def take(self, other: Samples) -> None:
+    def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
         other.gather()
         device = self.y.device
@@ -96,14 +108,17 @@ class Samples(GrowingModule):
         """Order rows by their bytes: embedding first, then weight, then label.
 
         What is computed from them afterwards does not depend on batch order or size. The label
-        comes last, so that it only decides between equal embeddings: renaming classes changes
-            nothing else.
+        comes last, so that it matters between equal embeddings only: renaming classes changes nothing
+        else.
         """
         self.gather()
-        columns = [self.z.double(), self.weight[:, None], self.y.view(torch.float64)[:, None]]
+        label_bits = self.y.view(torch.float64)
+        columns = [self.z.double(), self.weight[:, None], label_bits[:, None]]
         content = torch.cat(columns, dim=1).cpu().contiguous().numpy()
-        keys = content.view(np.dtype((np.void, content.shape[1] * content.itemsize))).ravel()
-        self.keep(torch.from_numpy(np.argsort(keys, kind="stable")).to(self.y.device))
+        row_bytes = np.dtype((np.void, content.shape[1] * content.itemsize))
+        keys = content.view(row_bytes).ravel()
+        order = torch.from_numpy(np.argsort(keys, kind="stable"))
+        self.keep(order.to(self.y.device))
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
@@ -128,19 +143,18 @@ class Samples(GrowingModule):
             )
 
 
-QUERIES = 1024
-"""Queries compared with all stored embeddings at a time; bounds the memory of a prediction."""
+QUERIES_PER_STEP = 1024
+"""Queries compared with all embeddings at a time; bounds the memory of a prediction."""
 
 
 class KNNHead(Head):
     """k nearest neighbours, each voting with its sample weight divided by its distance.
 
-    Keeps every embedding: N·d numbers that grow with the data and not with the classes
-        (``state_elements`` says how
-    many), and N·d products for every prediction. Distances are ``1 − cos`` or Euclidean. With V_c
-    the votes for class c, V their sum and k neighbours, ``score_c = log((k·V_c/V + 1/C)/(k + 1))``:
-    one vote more is spread over all classes, so that the softmax of the scores is the share of
-    votes and never zero.
+    Keeps every embedding: N·d values, which grow with the data and not with the classes. A
+    prediction takes N·d products. Distances are ``1 − cos`` or Euclidean. With V_c the votes for
+    class c, V their sum and k neighbours, ``score_c = log((k·V_c/V + 1/C)/(k + 1))``: one further
+    vote is spread over all classes, so that the softmax of the scores is the share of votes and
+    never zero.
 
     Args:
         in_features: width d of the embeddings.
@@ -151,7 +165,8 @@ class KNNHead(Head):
     """
 
     title = "kNN"
-    merges = pools = True
+    merges = True
+    pools = True
     counterexamples = False
 
     def __init__(
@@ -177,13 +192,13 @@ class KNNHead(Head):
 
     def _solve(self) -> None:
         if len(self.pending):
-            self.samples.take(self.pending)
+            self.samples.extend(self.pending)
             self.pending.clear()
             self.samples.sort()
 
     def _scores(self, z: Tensor) -> Tensor:
-        vote = self.scoring()
-        return torch.cat([vote(queries) for queries in torch.split(z, QUERIES)])
+        score = self.scoring()
+        return torch.cat([score(queries) for queries in torch.split(z, QUERIES_PER_STEP)])
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
@@ -194,34 +209,40 @@ class KNNHead(Head):
         return lambda z: self._vote(z.to(self.dtype), stored, column)
 
     def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
-        """Return the scores (n, C) of queries z (n, d); for the cosine, ``stored`` is normalised
-        already.
+        """Return the scores (n, C) of queries z (n, d).
+
+        Args:
+            z: (n, d) queries.
+            stored: (N, d) embeddings; for the cosine they are normalised already.
+            column: (N,) column of each one's class.
         """
-        # Distances that are nothing but rounding are set to the largest that rounding gives.
-        rounding = 16 * torch.finfo(self.dtype).eps
-        if self.metric == "cosine":
-            distance = (1 - torch.nn.functional.normalize(z, dim=1) @ stored.T).clamp_min(rounding)
-        else:
-            squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
-            distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
-            distance = distance.clamp_min(
-                torch.finfo(self.dtype).tiny
-            ).sqrt()  # both may be all zero
+        distance = self._distance(z, stored)
         k = min(self.neighbours, len(stored))
         nearest = distance.topk(k, dim=1, largest=False)
         vote = self.samples.weight[nearest.indices] / nearest.values.double()
-        votes = vote.new_zeros(len(z), len(self.labels)).scatter_add_(
-            1, column[nearest.indices], vote
-        )
+        classes = len(self.labels)
+        votes = vote.new_zeros(len(z), classes)
+        votes = votes.scatter_add_(1, column[nearest.indices], vote)
         share = votes / votes.sum(dim=1, keepdim=True)
-        return torch.log((k * share + 1 / len(self.labels)) / (k + 1))
+        return torch.log((k * share + 1 / classes) / (k + 1))
+
+    def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
+        """Return the distances (n, N); those that are only rounding are set to its largest value."""
+        precision = torch.finfo(self.dtype)
+        rounding = 16 * precision.eps
+        if self.metric == "cosine":
+            unit = torch.nn.functional.normalize(z, dim=1)
+            return (1 - unit @ stored.T).clamp_min(rounding)
+        squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
+        distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
+        return distance.clamp_min(precision.tiny).sqrt()  # both embeddings may be all zero
 
     # ------------------------------------------------------------------ the life of a model
 
     def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
         for samples in (other.samples, other.pending):
-            self.pending.take(samples)
+            self.pending.extend(samples)
         self._solve()
         self.solved.fill_(False)
         self.under_way.fill_(False)
@@ -243,22 +264,19 @@ class KNNHead(Head):
             samples.keep_labels(self.labels[columns])
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: N·d, with N the number of all samples seen."""
+        """Count the values kept between tasks: N·d, with N the number of all samples seen."""
         return {"embeddings": self.samples.z.numel()}
 
 
-ABSENT = -1e30
-"""Score of a class that was not among the samples of a fit: finite, and below every score that a
-fit gives.
-"""
+SCORE_OF_ABSENT_CLASS = -1e30
+"""Score of a class without samples in a fit: finite, and below every fitted score."""
 
 
 class ReplayHead(Head):
-    """A linear classifier that is fitted anew after each task, on that task's samples and those of
-    the buffer.
+    """A linear classifier that is fitted anew after each task, on its samples and the buffer's.
 
-    Samples are sorted before the fit, so that batch order and size do not matter, and are forgotten
-    after it. Between tasks only the weights (d+1, C) are kept; the buffer counts for itself.
+    Samples are sorted before the fit, so that batch order and size do not matter, and are discarded
+    after it. Between tasks only the weights (d+1, C) are kept, besides the calibration buffer.
     """
 
     uses_buffer = True
@@ -272,8 +290,11 @@ class ReplayHead(Head):
 
     @abstractmethod
     def _fit(self, samples: Samples, columns: Tensor) -> Tensor:
-        """Return weights (d+1, C), row 0 the bias, fitted on sorted samples whose classes are at
-        ``columns`` (n,).
+        """Return weights (d+1, C), row 0 the bias.
+
+        Args:
+            samples: sorted.
+            columns: (n,) column of each one's class.
         """
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -288,7 +309,7 @@ class ReplayHead(Head):
     def _solve(self) -> None:
         if len(self.pending):
             self.counts += self.pending.counts(self.labels)
-            self.past.take(self.pending)
+            self.past.extend(self.pending)
             self.past.sort()
             self.weights = self._fit(self.past, self._columns(self.past.y))
         self._discard()
@@ -316,24 +337,25 @@ class ReplayHead(Head):
         self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: C(d+1)."""
+        """Count the values kept between tasks: C(d+1)."""
         return {"weights": self.weights.numel()}
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         stored = state.get("weights")
-        if isinstance(stored, Tensor) and len(stored) != len(self.weights):
+        rows = len(self.weights)
+        if isinstance(stored, Tensor) and len(stored) != rows:
             raise CheckpointError(
-                f"stored weights have shape {tuple(stored.shape)}, expected ({len(self.weights)},"
-                " classes): they are for embeddings of another width"
+                f"stored weights have shape {tuple(stored.shape)}, expected ({rows}, classes): they"
+                " are for embeddings of another width"
             )
 
 
 class LogisticHead(ReplayHead):
     """Multinomial logistic regression (scikit-learn, L-BFGS) on the current task and the buffer.
 
-    Every fit starts from zero. A class of which the buffer holds no sample is unknown from then on:
-    its score is −10³⁰. A single class scores 0.
+    Every fit starts from zero. A class without samples in the buffer is unknown from then on: its
+    score is −10³⁰. A single class scores 0.
 
     Args:
         in_features: width d of the embeddings.
@@ -353,12 +375,8 @@ class LogisticHead(ReplayHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
-        check_that(
-            0 < inverse_penalty < float("inf"),
-            "inverse_penalty",
-            inverse_penalty,
-            "a positive number",
-        )
+        fits = 0 < inverse_penalty < float("inf")
+        check_that(fits, "inverse_penalty", inverse_penalty, "a positive number")
         check_that(max_iter >= 1, "max_iter", max_iter, "at least 1")
         self.inverse_penalty = inverse_penalty
         self.max_iter = max_iter
@@ -368,14 +386,14 @@ class LogisticHead(ReplayHead):
 
         present = torch.unique(columns)
         weights = samples.z.new_zeros(self.in_features + 1, len(self.labels))
-        weights[0] = ABSENT
+        weights[0] = SCORE_OF_ABSENT_CLASS
         weights[0, present] = 0.0
         if len(present) > 1:
             model = LogisticRegression(C=self.inverse_penalty, max_iter=self.max_iter)
-            model.fit(samples.z.cpu().numpy(), columns.cpu().numpy(), samples.weight.cpu().numpy())
-            solution = torch.cat(
-                [torch.from_numpy(model.intercept_)[None], torch.from_numpy(model.coef_).T]
-            )
+            z = samples.z.cpu().numpy()
+            model.fit(z, columns.cpu().numpy(), samples.weight.cpu().numpy())
+            bias = torch.from_numpy(model.intercept_)[None]
+            solution = torch.cat([bias, torch.from_numpy(model.coef_).T])
             if len(present) == 2:  # scikit-learn gives the log odds of the second class
                 solution = torch.cat([-solution / 2, solution / 2], dim=1)
             weights[:, present] = solution.to(weights)
@@ -383,12 +401,11 @@ class LogisticHead(ReplayHead):
 
 
 class SGDHead(ReplayHead):
-    """A linear layer trained by stochastic gradient descent on the cross-entropy, from the weights
-    it had before.
+    """A linear layer trained by stochastic gradient descent on the cross-entropy.
 
-    Classes without a sample in the buffer stay among the outputs, and are pushed down as wrong
-    answers: forgetting as in any network that is trained on. New classes start at zero. Gradients
-        exist inside ``solve`` only.
+    It starts from the weights it had before. Classes without a sample in the buffer stay among the
+    outputs, and their scores fall: forgetting as in any network that is trained on. New classes
+    start at zero. Gradients exist inside ``solve`` only.
 
     Args:
         in_features: width d of the embeddings.
@@ -414,9 +431,8 @@ class SGDHead(ReplayHead):
         dtype: Dtype = "float64",
     ):
         super().__init__(in_features, dtype)
-        check_that(
-            0 < learning_rate < float("inf"), "learning_rate", learning_rate, "a positive number"
-        )
+        fits = 0 < learning_rate < float("inf")
+        check_that(fits, "learning_rate", learning_rate, "a positive number")
         check_that(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
         check_that(epochs >= 1, "epochs", epochs, "at least 1")
         check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
@@ -432,15 +448,18 @@ class SGDHead(ReplayHead):
         weights = x.new_zeros(x.shape[1], len(self.labels))
         weights[:, : self.weights.shape[1]] = self.weights
         weights.requires_grad_()
-        step = self.learning_rate / x.square().sum(dim=1).mean().item()
+        mean_square = x.square().sum(dim=1).mean().item()
+        step = self.learning_rate / mean_square
         optimizer = torch.optim.SGD([weights], lr=step, momentum=self.momentum)
-        generator = torch.Generator().manual_seed(self.seed + int(self.task_of.max()))
+        task = int(self.task_of.max())
+        generator = torch.Generator().manual_seed(self.seed + task)
         with torch.enable_grad():
             for _ in range(self.epochs):
                 order = torch.randperm(len(x), generator=generator).to(x.device)
                 for rows in torch.split(order, self.batch_size):
+                    scores = x[rows] @ weights
                     loss = torch.nn.functional.cross_entropy(
-                        x[rows] @ weights, columns[rows], reduction="none"
+                        scores, columns[rows], reduction="none"
                     )
                     mean = (loss * omega[rows]).sum() / omega[rows].sum()
                     (weights.grad,) = torch.autograd.grad(mean, [weights])

@@ -1,4 +1,4 @@
-"""The base class of heads whose statistics are one set of sums, shared by all classes and tasks."""
+"""The base class of heads whose statistics are one set of sums, shared by all classes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import ClassMoments, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
-AT_ONCE = 4096
-"""Samples whose features are computed at once: features may be many times as wide as embeddings."""
+EMBEDDINGS_PER_UPDATE = 4096
+"""Embeddings whose features are computed at once: features may be many times as wide."""
 
 
 class SumsHead(Head):
-    """A head whose statistics are one set of sums shared by all classes: what a task adds, and all
-    before.
+    """A head whose statistics are one set of sums shared by all classes.
 
     Most have a Gram matrix, and scores that are linear in their features, ``features(z) ·
     weights``: these set ``weights`` (width, C) in ``_solve``. A head that is not ``linear`` chooses
-        other sums, and scores in its own way.
+    other sums, and implements its own scores.
 
     Args:
         in_features: width d of the embeddings.
@@ -37,7 +36,11 @@ class SumsHead(Head):
         increment: sums of what was observed since; None before the first sample.
     """
 
-    merges = pools = subtracts = reduces = tells_novelty = True
+    merges = True
+    pools = True
+    subtracts = True
+    reduces = True
+    tells_novelty = True
     linear: ClassVar[bool] = True
 
     def __init__(
@@ -56,8 +59,9 @@ class SumsHead(Head):
             self.weights: Tensor = nn.Buffer(torch.zeros(width, 0, dtype=self.dtype))
 
     def _features(self, z: Tensor) -> Tensor:
-        """Return (n, width) features of embeddings (n, d), in the dtype of the sums; here ``x̃ =
-        [1; z]``.
+        """Return (n, width) features of embeddings (n, d), in the dtype of the sums.
+
+        These are ``x̃ = [1; z]`` unless a subclass overrides this.
         """
         return augment(z, self.dtype)
 
@@ -77,14 +81,16 @@ class SumsHead(Head):
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         increment = self._open_increment()
-        for start in range(0, max(len(z), 1), AT_ONCE):
-            rows = slice(start, start + AT_ONCE)
-            increment.add(
-                self._features(z[rows]), columns[rows], None if weight is None else weight[rows]
-            )
+        for start in range(0, len(z), EMBEDDINGS_PER_UPDATE):
+            rows = slice(start, start + EMBEDDINGS_PER_UPDATE)
+            features = self._features(z[rows])
+            if weight is None:
+                increment.add(features, columns[rows])
+            else:
+                increment.add(features, columns[rows], weight[rows])
 
-    def _note_duplicates(self, count: int) -> None:
-        self._open_increment().note_duplicates(count)
+    def _count_duplicates(self, count: int) -> None:
+        self._open_increment().count_duplicates(count)
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
@@ -95,9 +101,7 @@ class SumsHead(Head):
         self._fold()
 
     def _fold(self) -> None:
-        """Add what the current task observed to the common sums; from then on it cannot be taken
-        back.
-        """
+        """Add what the current task observed to the common sums; it cannot be discarded then."""
         self.under_way.fill_(False)
         if self.increment is not None:
             self.sums.merge(self.increment)
@@ -140,13 +144,14 @@ class SumsHead(Head):
             self.weights = kept_weights(self.weights, columns)
 
     def state_elements(self) -> dict[str, int]:
-        """Count the numbers kept between tasks: C times the width for the sums of the classes.
+        """Count the values kept between tasks: C times the width for the sums of the classes.
 
-        A linear head keeps as many weights, and p(p+1)/2 numbers for a Gram matrix of width p.
+        A linear head keeps as many weights, and p(p+1)/2 values for a Gram matrix of width p.
         """
         elements = {"moments": self.sums.class_sums.numel()}
         if self.linear:
-            elements |= {"factors": self.sums.products.numel(), "weights": self.weights.numel()}
+            elements["factors"] = self.sums.packed_gram.numel()
+            elements["weights"] = self.weights.numel()
         return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:

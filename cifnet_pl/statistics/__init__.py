@@ -1,6 +1,4 @@
-"""The sums that everything is learned from, and the ridge solves on them: pure linear algebra, no
-tasks or labels.
-"""
+"""Sums that everything is learned from, and solves on them: linear algebra without tasks."""
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
@@ -12,17 +10,35 @@ from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import left_out_groups as left_out_groups
 from cifnet_pl.statistics.groups import near_groups as near_groups
 from cifnet_pl.statistics.groups import near_limit as near_limit
+from cifnet_pl.statistics.probabilities import ProbabilityFit as ProbabilityFit
+from cifnet_pl.statistics.probabilities import fit_probabilities as fit_probabilities
+from cifnet_pl.statistics.probabilities import fit_temperature as fit_temperature
+from cifnet_pl.statistics.probabilities import to_probabilities as to_probabilities
+from cifnet_pl.statistics.projections import check_projection as check_projection
+from cifnet_pl.statistics.projections import draw_normal as draw_normal
+from cifnet_pl.statistics.projections import draw_phases as draw_phases
+from cifnet_pl.statistics.projections import draw_product_directions as draw_product_directions
+from cifnet_pl.statistics.projections import draw_projection as draw_projection
+from cifnet_pl.statistics.projections import projection_fingerprint as projection_fingerprint
+from cifnet_pl.statistics.projections import with_product_features as with_product_features
 from cifnet_pl.statistics.ridge import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.ridge import Centred as Centred
 from cifnet_pl.statistics.ridge import Choice as Choice
 from cifnet_pl.statistics.ridge import Position as Position
 from cifnet_pl.statistics.ridge import Ridge as Ridge
+from cifnet_pl.statistics.ridge import check_ridge as check_ridge
 from cifnet_pl.statistics.ridge import equal_groups as equal_groups
 from cifnet_pl.statistics.ridge import factorise as factorise
 from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.ridge import half_products as half_products
 from cifnet_pl.statistics.ridge import left_out_together as left_out_together
+from cifnet_pl.statistics.ridge import number_or_gcv as number_or_gcv
 from cifnet_pl.statistics.ridge import solve as solve
 from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
+from cifnet_pl.statistics.targets import Slopes as Slopes
+from cifnet_pl.statistics.targets import Weighting as Weighting
+from cifnet_pl.statistics.targets import signed_targets as signed_targets
+from cifnet_pl.statistics.targets import squared_slopes as squared_slopes
+from cifnet_pl.statistics.targets import target_limit as target_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,11 +15,43 @@ import torch
 from scipy.linalg import cython_lapack
 from torch import Tensor
 
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that
 from cifnet_pl.utilities.memory import one_thread
 
 Ridge = float | Literal["gcv"]
 """A positive number, or "gcv": chosen by generalised cross-validation at every solve."""
+
+
+def number_or_gcv(
+    name: str, value: float | str, expected: str, largest: float = sys.float_info.max
+) -> Ridge:
+    """Check an argument that is a positive number, or "gcv".
+
+    Args:
+        name: of the argument, for the error.
+        value: the argument.
+        expected: what the error says was expected.
+        largest: the largest number allowed.
+
+    Returns:
+        The number as a float, or "gcv".
+
+    Raises:
+        UsageError: neither.
+    """
+    if value == "gcv":
+        return "gcv"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is '{value}', expected {expected}") from None
+    check_that(0 < number <= largest, name, number, expected)
+    return number
+
+
+def check_ridge(ridge: Ridge) -> Ridge:
+    """Check a ridge as :func:`number_or_gcv`."""
+    return number_or_gcv("ridge", ridge, "a positive number or gcv")
 
 
 def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
