@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.measure import Row, ratio, side_by_side, spread
 from cifnet_pl.heads import ACILHead
-from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.statistics import draw_projection
 
 FEATURES = 512
 CLASSES = 20

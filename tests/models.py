@@ -64,7 +64,7 @@ def samples(
 def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     """A model that knows nothing, on pixels of images of 2 × 2."""
     made = MAKERS[head]()
-    buffer = CalibrationBuffer(capacity) if made.uses_buffer or made.decides else None
+    buffer = CalibrationBuffer(capacity) if made.uses_buffer or made.selects_rule else None
     return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
 
 

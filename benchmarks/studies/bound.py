@@ -33,16 +33,18 @@ and the megabytes kept in float32.
 """
 
 
-def default(images: Images, products: float | Literal["auto"] = 0.0) -> tuple[Tensor, float]:
+def default(
+    images: Images, product_features: float | Literal["auto"] = 0.0
+) -> tuple[Tensor, float]:
     """What ``cifnet fit`` learns with, and so many random products of features."""
-    head = default_head(images, products)
+    head = default_head(images, product_features)
     return head.predict(images.val_z) == images.val_y, 4e-6 * sum(head.state_elements().values())
 
 
 METHODS: dict[str, Method] = {
     "no products": default,
-    **{f"products {share}": partial(default, products=share) for share in (1.0, 1.5, 3.0)},
-    "default": partial(default, products="auto"),
+    **{f"products {share}": partial(default, product_features=share) for share in (1.0, 1.5, 3.0)},
+    "default": partial(default, product_features="auto"),
     "ACIL 8192, best ridge": lambda images: (acil(8192)(images) == images.val_y, 4e-6 * 35.2e6),
 }
 

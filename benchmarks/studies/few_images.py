@@ -61,7 +61,7 @@ Rule = Callable[[Images], Tensor]
 
 def new_model(width: int, products: float | Literal["auto"] = "auto") -> Classifier:
     """What ``fit`` learns with, on embeddings."""
-    head = RidgeHead(width, decision="auto", products=products)
+    head = RidgeHead(width, decision="auto", product_features=products)
     return Classifier(
         build_backbone(f"none:{width}"), head, CalibrationBuffer(2000), [], 1, 1.0, (0.2, 0)
     )

@@ -45,7 +45,7 @@ def measured(
     head.solve()
     samples = CalibrationSamples(head, z, y)
     groups = grouping.find_groups(z, samples.columns, samples.left_out).groups
-    head.decide(z, y, groups)
+    head.select_rule(z, y, groups)
     samples = CalibrationSamples(head, z, y, groups)
     calibrate(samples)
     p = head.probabilities(val_z)

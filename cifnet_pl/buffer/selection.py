@@ -92,8 +92,8 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Select the member nearest to the centre of each of ``quota`` k-means clusters.
 
-    Members of large clusters come first. With fewer distinct embeddings than ``quota`` some clusters are empty: further members follow,
-    those nearest to a centre first.
+    Members of large clusters come first. With fewer distinct embeddings than ``quota`` some
+    clusters are empty: further members follow, those nearest to a centre first.
     """
     from sklearn.cluster import KMeans
 

@@ -34,8 +34,8 @@ class ACILHead(SumsHead):
     ``W = (G + γI)⁻¹ Q`` with ``G = Σ h hᵀ`` and ``Q[:, c] = Σ_{y=c} h`` (Zhuang et al., NeurIPS
     2022). ACIL reaches this joint solution by a recursion over inverse Gram matrices; here it comes
     from sums and one Cholesky factorisation a task. The sums are exact under ``merge_`` and
-    ``subtract_``, where the recursion could only add. At most three and a half matrices of B² values
-    are in memory at a time, four with "gcv".
+    ``subtract_``, where the recursion could only add. At most three and a half matrices of B²
+    values are in memory at a time, four with "gcv".
 
     Args:
         in_features: width d of the embeddings.
@@ -314,7 +314,7 @@ class DSALHead(ACILHead):
         self.compensation_position = choice.position
 
     def _fit_residuals(self, observed: Sums) -> None:
-        """Replace the compensation moments of the new classes by those of their residual targets."""
+        """Replace the compensation moments of new classes by those of the residual targets."""
         seen = observed.counts > 0
         if not seen.any():  # all classes of the task were removed again
             return

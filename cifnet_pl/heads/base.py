@@ -48,7 +48,7 @@ REASONS: dict[Capability, str] = {
     "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
     "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
 }
-"""Capability → why a head lacks it, where all heads have the same reason; else see ``Head.reason``."""
+"""Capability → why a head lacks it; where heads differ, see ``Head.reason``."""
 
 
 H = TypeVar("H", bound="Head")
@@ -150,6 +150,7 @@ class Head(nn.Module, ABC):
         reason: why the head lacks the capabilities that it lacks.
         computed: names of the attributes that are computed from the statistics when they are first
             needed. They are None after each change, and in copies.
+        revision: another object after each change of the scores.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
@@ -181,6 +182,7 @@ class Head(nn.Module, ABC):
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.revision = object()
         self._distances: ClassDistances | None = None
         self._relative_distance: Callable[[Tensor], Tensor] | None = None
         self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -263,7 +265,7 @@ class Head(nn.Module, ABC):
         return None
 
     def select_rule(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Select the decision rule by the leave-one-out scores of samples of the calibration buffer.
+        """Select the decision rule by the leave-one-out scores of buffer samples.
 
         It comes before calibration. A no-op for a head with one rule (``selects_rule``).
 
@@ -283,7 +285,7 @@ class Head(nn.Module, ABC):
         return self._scores
 
     def choices(self) -> list[Choice]:
-        """Return the ridges of the last solve, in the same order each time; empty without ridges."""
+        """Return the ridges of the last solve, in a fixed order; empty without ridges."""
         return []
 
     def _rows(self, z: Tensor) -> Tensor:
@@ -299,6 +301,7 @@ class Head(nn.Module, ABC):
 
     def _statistics_changed(self) -> None:
         """Drop what was computed from the statistics."""
+        self.revision = object()
         for name in self.computed:
             setattr(self, name, None)
 
@@ -838,8 +841,9 @@ class Head(nn.Module, ABC):
         with_two = self._shapes_with(2)
         classes = sum(task_sizes)
         sizes = dict[str, Sizes]()
+        modules = dict(self.named_modules())
         for name, shape in with_one.items():
-            module = self.get_submodule(name.rpartition(".")[0])
+            module = modules.get(name.rpartition(".")[0])
             any_rows = getattr(module, "any_rows", False)
             sizes[name] = grown_sizes(shape, with_two[name], classes, any_rows)
         return sizes
@@ -871,12 +875,13 @@ class Head(nn.Module, ABC):
         Args:
             state: this head's part of the state, without prefix.
         """
+        self._statistics_changed()
         labels = state.get("labels")
         task_of = state.get("task_of")
-        if isinstance(labels, Tensor) and isinstance(task_of, Tensor):
-            if labels.shape != task_of.shape:
-                raise CheckpointError(
-                    f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers:"
-                    " the file is damaged"
-                )
-        self._statistics_changed()
+        if not isinstance(labels, Tensor) or not isinstance(task_of, Tensor):
+            return
+        if labels.shape != task_of.shape:
+            raise CheckpointError(
+                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the"
+                " file is damaged"
+            )

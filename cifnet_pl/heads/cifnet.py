@@ -55,7 +55,7 @@ def joined_weights(one: Tensor, other: Tensor) -> Tensor:
 
 
 class Cohort(GrowingModule):
-    """All neurons that one task introduced: they have seen the same samples and share a Gram matrix.
+    """All neurons that one task introduced: they share their samples and their Gram matrix.
 
     Buffers:
         sums: over ``x̃`` (not scaled by the slope).
@@ -74,13 +74,13 @@ class Cohort(GrowingModule):
     def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
-        self.weights: Tensor = nn.Buffer(sums.products.new_zeros(sums.width, 0))
+        self.weights: Tensor = nn.Buffer(sums.packed_gram.new_zeros(sums.width, 0))
         self.stale: Tensor = nn.Buffer(torch.tensor(True))
         self.past: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
         self.ridge_used: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
         self.positions: list[Position] = []
-        self.to(sums.products.device)
+        self.to(sums.packed_gram.device)
 
     def choices(self) -> list[Choice]:
         """Return the ridge of each class at the last solve."""

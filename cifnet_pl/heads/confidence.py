@@ -1,39 +1,51 @@
-"""Calibrate probabilities without held-out data, and keep promises, by leave-one-out scores of
-stored samples.
+"""Calibrate probabilities, novelty and prediction sets by leave-one-out scores of the buffer.
 
-The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax.
-Dividing them by one temperature (Guo et al., 2017) mends that; it is usually fitted on held-out
-data. Here it is fitted on samples that were learned, at scores that did not learn them, which ridge
-regression has in closed form. A second number, the power of the answer's odds, mends what one
-temperature leaves: where classes resemble each other, the sure answers are too sure.
+Calibration usually needs held-out data. Here it uses samples that were learned, at scores that did
+not learn them, which ridge regression has in closed form.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from cifnet_pl.heads.base import Head, LeftOut, log_odds, to_probabilities
-from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
+from cifnet_pl.heads.base import Head, LeftOut
+from cifnet_pl.statistics import (
+    ProbabilityFit,
+    comparable,
+    fit_probabilities,
+    left_out_groups,
+    near_groups,
+    near_limit,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
 
-RANGE = math.log(1e3)
-"""How far, in the logarithm and either way, a temperature may lie from the spread of the scores."""
+
+class KnownScores(NamedTuple):
+    """Scores of the samples without their groups, where they are known.
+
+    Attributes:
+        scores: (m, C) float64.
+        columns: (m,) int64 true column of each.
+        known: (n,) bool, which of all samples these are.
+    """
+
+    scores: Tensor
+    columns: Tensor
+    known: Tensor
 
 
 class CalibrationSamples:
-    """Labelled samples that show how a head does on images that it has not learned.
+    """Labelled samples that show how a head scores images that it has not learned.
 
     Args:
         head: solved.
@@ -43,8 +55,8 @@ class CalibrationSamples:
             alone.
         learned: whether the head has learned them, so that they must be left out; see
             :meth:`Head.leave_one_out`.
-        counted: (n,) bool, whether the head is calibrated by each; the others are left out with
-            their group, and that is all. None for all of them.
+        counted: (n,) bool, whether a sample calibrates the head; the others are left out with their
+            group, but have no scores here. None for all of them.
     """
 
     def __init__(
@@ -62,14 +74,13 @@ class CalibrationSamples:
         self.groups = groups
         self.learned = learned
         if counted is None:
-            self.counted = torch.ones_like(y, dtype=torch.bool)
-        else:
-            self.counted = counted
+            counted = torch.ones_like(y, dtype=torch.bool)
+        self.counted = counted
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @cached_property
     def left_out(self) -> LeftOut:
-        """Scores of the samples by their groups."""
+        """Function from groups to the scores of the samples without their groups."""
         if self.learned:
             return self.head.leaving_out(self.z, self.y)
         scores = self.head(self.z)
@@ -82,16 +93,23 @@ class CalibrationSamples:
         return result
 
     def scores(self) -> Tensor:
-        """Return (n, C) float64 scores without each sample's group; NaN where nothing is known, or
-        not counted.
+        """Return (n, C) float64 scores without each sample's group.
+
+        They are NaN where nothing is known without the group, and for samples that are not counted.
         """
         return self._of_counted(self.left_out(self.groups))
 
-    def _of_counted(self, numbers: Tensor) -> Tensor:
-        """Return numbers of each sample (n, …) with NaN for those that are not counted."""
-        numbers = numbers.clone()
-        numbers[~self.counted] = torch.nan
-        return numbers
+    def known_scores(self) -> KnownScores:
+        """Return the scores that are known, and the true columns of their samples."""
+        scores = self.scores()
+        known = scores.isfinite().all(dim=1)
+        return KnownScores(scores[known], self.columns[known], known)
+
+    def _of_counted(self, values: Tensor) -> Tensor:
+        """Return a value of each sample (n, …), NaN for those that are not counted."""
+        values = values.clone()
+        values[~self.counted] = torch.nan
+        return values
 
     def novelty(self) -> Tensor:
         """Return (n,) float64 novelty without each sample's group."""
@@ -101,37 +119,37 @@ class CalibrationSamples:
 
     def weights(self) -> Tensor:
         """Return (n,) float64 how many images each sample stands for."""
+        weights = torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         if not self.learned:
-            return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
+            return weights
         counts = torch.tensor(list(self.head.class_counts().values()), device=self.y.device)
-        weights = torch.zeros(len(self.y), dtype=torch.float64, device=self.y.device)
-        weights[self.counted] = image_weights(self.y[self.counted], self.head.labels, counts)
+        labels = self.y[self.counted]
+        weights[self.counted] = image_weights(labels, self.head.labels, counts)
+        weights[~self.counted] = 0.0
         return weights
 
     def accuracy(self) -> float | None:
-        """Return how many percent are named right; None if nothing is known without any group.
+        """Return the accuracy in percent; None if no scores are known.
 
-        Of learned samples it is the mean over classes: a class of few images is no rarer on another
-            day.
+        Of learned samples it is the mean over classes: a class with few training images may be as
+        frequent as others later.
         """
-        scores = self.scores()
-        known = scores.isfinite().all(dim=1)
-        columns = self.columns[known]
-        right = (scores.argmax(dim=1) == self.columns)[known].double()
-        if not known.any():
+        scores, columns, _ = self.known_scores()
+        if not len(columns):
             return None
+        correct = (scores.argmax(dim=1) == columns).double()
         if not self.learned:
-            return 100 * float(right.mean())
+            return 100 * float(correct.mean())
         count = columns.bincount()
-        return 100 * float((columns.bincount(right)[count > 0] / count[count > 0]).mean())
+        of_class = columns.bincount(correct)[count > 0] / count[count > 0]
+        return 100 * float(of_class.mean())
 
 
 def calibrate(samples: CalibrationSamples) -> None:
-    """Set the head's temperature and power to those that minimise the NLL of samples without their
-    groups.
+    """Set the head's temperature and odds power to those of the smallest negative log likelihood.
 
-    Samples without which nothing would be known of their scores are not used; both are 1 if there
-    are no others.
+    The likelihood is that of samples without their groups. Samples without known scores are not
+    used; both values are 1 if there are no others.
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
@@ -139,22 +157,21 @@ def calibrate(samples: CalibrationSamples) -> None:
     """
     if not len(samples.y):
         raise UsageError(
-            "calibration needs stored samples, and there are none: use a calibration buffer"
+            "calibration needs buffer samples, and there are none: use a calibration buffer"
         )
-    scores = samples.scores()
-    known = scores.isfinite().all(dim=1)
-    temperature, power = (
-        fit_probabilities(scores[known], samples.columns[known]) if known.any() else (1.0, 1.0)
-    )
-    samples.head.temperature.fill_(temperature)
-    samples.head.odds_power.fill_(power)
+    scores, columns, _ = samples.known_scores()
+    fit = ProbabilityFit(temperature=1.0, power=1.0)
+    if len(columns):
+        fit = fit_probabilities(scores, columns)
+    samples.head.temperature.fill_(fit.temperature)
+    samples.head.odds_power.fill_(fit.power)
 
 
 def near_duplicates(z: Tensor, y: Tensor) -> Tensor | None:
     """Group samples that are left out together: near-duplicates of one class.
 
-    Samples that resemble more than half of their class stand alone: without these little would be
-    known of the class.
+    Samples with near-duplicates in more than half of their class stand alone: without these little
+    would be known of the class.
 
     Args:
         z: (n, d) float embeddings.
@@ -170,24 +187,24 @@ def near_duplicates(z: Tensor, y: Tensor) -> Tensor | None:
     return left_out_groups(near_groups(u, y, limit), y)
 
 
-def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
+def check_buffer(head: Head, buffer: CalibrationBuffer | None, calibrates: bool) -> None:
     """Check that a head has the buffer that it needs.
 
     Args:
         head: to be learned.
         buffer: the calibration buffer, or None.
-        wanted: whether the head is to be calibrated.
+        calibrates: whether the head is to be calibrated.
 
     Raises:
-        UsageError: the head learns from a buffer and has none; it cannot be calibrated, or not
-            without a buffer.
+        UsageError: the head selects its decision rule by a buffer and has none; it cannot be
+            calibrated, or not without a buffer.
     """
-    if head.decides and buffer is None:
+    if head.selects_rule and buffer is None:
         raise UsageError(
-            "decision: auto needs stored samples to decide by: give a calibration buffer"
-            " (model.buffer), or say ridge or discriminant"
+            "decision: auto needs buffer samples to select by: give a calibration buffer"
+            " (model.buffer), or choose ridge or discriminant"
         )
-    if not wanted:
+    if not calibrates:
         return
     if not head.leaves_one_out:
         raise UsageError(
@@ -195,109 +212,11 @@ def check(head: Head, buffer: CalibrationBuffer | None, wanted: bool) -> None:
             " ridge-type head"
         )
     if buffer is None:
-        raise UsageError("calibrate needs stored samples: give a calibration buffer (model.buffer)")
+        raise UsageError("calibrate needs buffer samples: give a calibration buffer (model.buffer)")
 
 
-def fit_temperature(scores: Tensor, columns: Tensor) -> float:
-    """Return the temperature T that minimises the mean of ``−log softmax(scores / T)`` at the true
-    columns, smoothed.
-
-    With no error among n samples T would fall to zero, and promise certainty. So each sample's
-    target has a share of 1/(n+2) spread evenly over all classes (Platt's prior, 1999), which
-    vanishes with many samples.
-
-    The NLL is convex in 1/T, so the search over log T has one minimum. It is bounded around the
-    spread of the scores.
-
-    Args:
-        scores: (n, C) float64.
-        columns: (n,) int64 true column of each row.
-
-    Example:
-        >>> wrong_once = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-        >>> round(fit_temperature(wrong_once, torch.tensor([0, 0, 1, 1])), 2)
-        1.13
-    """
-
-    def loss(temperature: float) -> float:
-        return torch.nn.functional.cross_entropy(
-            scores / temperature, columns, label_smoothing=1 / (len(scores) + 2)
-        ).item()
-
-    return _best_temperature(scores, loss)
-
-
-LEAST_POWER = 0.05
-"""Smallest power of the answer's odds that is tried."""
-
-
-def fit_probabilities(scores: Tensor, columns: Tensor) -> tuple[float, float]:
-    """Return the temperature and the power for which ``to_probabilities`` has the smallest NLL,
-    smoothed.
-
-    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of
-    two classes, and of scores that are all alike, the power is 1: there it does what the
-    temperature does.
-
-    Args:
-        scores: (n, C) float64.
-        columns: (n,) int64 true column of each row.
-    """
-    if scores.shape[1] <= 2:
-        return fit_temperature(scores, columns), 1.0
-    n, classes = scores.shape
-    smooth = 1 / (n + 2)  # the same share of the target as in `fit_temperature`
-    columns = columns[:, None]
-
-    def best_power(temperature: float) -> tuple[float, float]:
-        """The power, and its loss. Only the answer's part of the loss changes with it."""
-        first, odds, others = log_odds(scores / temperature)
-        right = first == columns
-        share = (1 - smooth) * right + smooth / classes  # of the target, at the answer
-        within = (1 - smooth) * others.gather(1, columns).where(~right, 0)
-        within = within + smooth / classes * others.where(others.isfinite(), 0).sum(
-            dim=1, keepdim=True
-        )
-
-        def loss(power: float) -> float:
-            sure = logsigmoid(power * odds)
-            unsure = logsigmoid(-power * odds)
-            return -(share * sure + (1 - share) * unsure + within).mean().item()
-
-        power = _minimum(loss, LEAST_POWER, 1.0)
-        # the search never reaches its bounds
-        least = loss(power)
-        whole = loss(1.0)
-        if least < whole:
-            return (power, least)
-        return (1.0, whole)
-
-    temperature = _best_temperature(scores, lambda each: best_power(each)[1])
-    return temperature, best_power(temperature)[0]
-
-
-def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
-    """Return the temperature of the smallest loss, around the spread of the scores (n, C)."""
-    spread = (scores - scores.mean(dim=1, keepdim=True)).square().mean().sqrt().item()
-    if (
-        scores.shape[1] == 1 or spread == 0.0
-    ):  # all temperatures are alike: any scale of the scores will do
-        return max(scores.abs().mean().item(), 1e-3)
-    middle = math.log(spread)
-    return math.exp(_minimum(lambda each: loss(math.exp(each)), middle - RANGE, middle + RANGE))
-
-
-def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function of one number is smallest between two numbers."""
-    from scipy.optimize import minimize_scalar  # here: models that only classify do not wait for it
-
-    return float(
-        minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x
-    )
-
-
-PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""What each class beyond the first may add to its score: it keeps sets small (RAPS)."""
+RAPS_PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Penalties for each class beyond the first that are tried: they keep prediction sets small."""
 
 
 def check_share(name: str, share: float, example: float = 0.05) -> float:
@@ -305,11 +224,11 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
 
     Args:
         name: the option, for the error.
-        share: the number.
+        share: the value.
         example: of a share, for the error.
 
     Returns:
-        The number.
+        The value.
 
     Raises:
         UsageError: it does not lie between 0 and 1.
@@ -320,24 +239,28 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
 
 
 def image_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return how many learned images each stored sample stands for: (n,) float64.
+    """Return how many learned images each buffer sample stands for: (n,) float64.
 
-    A buffer keeps about as many samples of a rare class as of a frequent one; without weights the
-    promise would be about classes, not about images.
+    A buffer keeps about as many samples of a rare class as of a frequent one. Without weights a
+    promised coverage would be about classes, not about images.
 
     Args:
-        y: (n,) labels of the stored samples.
+        y: (n,) labels of the buffer samples.
         labels: (C,) all labels.
         counts: (C,) images learned of each.
     """
     columns = (y[:, None] == labels).int().argmax(dim=1)
-    return (counts.double() / torch.bincount(columns, minlength=len(labels)))[columns]
+    of_class = torch.bincount(columns, minlength=len(labels))
+    return (counts.double() / of_class)[columns]
+
+
+RELATIVE_ROUNDING = 1e-12
+"""Relative rounding of a sum of weights."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Scores of stored samples in ascending order, and how many images each stands for; larger
-    scores are more novel.
+    """Scores of buffer samples in ascending order, and how many images each stands for.
 
     Attributes:
         scores: (n,) float64.
@@ -361,11 +284,11 @@ class Reference:
 
     @property
     def own(self) -> Tensor:
-        """() weight of the new image itself: the mean weight of the stored ones."""
+        """() weight of the new image itself: the mean weight of the buffer samples."""
         return self.weights.mean()
 
     def p_values(self, scores: Tensor) -> Tensor:
-        """Compute the share of known images that are at least as novel as each score.
+        """Compute the share of images of known classes whose score is at least as large.
 
         Of images of known classes, a share of at most α has a p-value of at most α.
 
@@ -381,9 +304,8 @@ class Reference:
             [0.1, 0.5]
         """
         none = self.weights.new_zeros(1)
-        below = torch.cat([none, self.weights.cumsum(dim=0)])[
-            torch.searchsorted(self.scores, scores.contiguous())
-        ]
+        weight_before = torch.cat([none, self.weights.cumsum(dim=0)])
+        below = weight_before[torch.searchsorted(self.scores, scores.contiguous())]
         total = self.weights.sum()
         return (total - below + self.own) / (total + self.own)
 
@@ -396,9 +318,11 @@ class Reference:
         Returns:
             The score; infinite if there are too few samples to tell.
         """
-        if float(self.p_values(self.scores.new_tensor([torch.inf]))) > share:
+        smallest = float(self.p_values(self.scores.new_tensor([torch.inf])))
+        if smallest > share:
             return float("inf")
-        return float(self.scores[self.p_values(self.scores) > share].max())
+        p_values = self.p_values(self.scores)
+        return float(self.scores[p_values > share].max())
 
     def threshold(self, share: float) -> float:
         """Return the smallest score that a share of the images of known classes do not exceed.
@@ -407,12 +331,11 @@ class Reference:
             share: from 0 to 1.
 
         Returns:
-            The score; infinite where there are too few stored samples to tell.
+            The score; infinite where there are too few samples to tell.
         """
-        reached = self.weights.cumsum(dim=0) >= share * (self.weights.sum() + self.own) * (
-            1 - 1e-12
-        )
-        first = int((~reached).sum())
+        total = self.weights.sum() + self.own
+        needed = share * total * (1 - RELATIVE_ROUNDING)
+        first = int((self.weights.cumsum(dim=0) < needed).sum())
         if first < len(self.scores):
             return float(self.scores[first])
         return float("inf")
@@ -429,11 +352,10 @@ def novelty_reference(samples: CalibrationSamples) -> Reference:
 
 
 def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
-    """Return the probability of all classes that are more probable than each class, plus a penalty
-    for each (RAPS).
+    """Return the probability of the classes that are more probable than each class, plus penalties.
 
-    This is the score of Angelopoulos et al. (2021) without its random part. The most probable class
-    has 0, so no set is empty.
+    This is the score of Angelopoulos et al. (2021, RAPS) without its random part. The most probable
+    class has 0, so no prediction set is empty.
 
     Args:
         probabilities: (n, C).
@@ -443,32 +365,41 @@ def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
         (n, C) float64.
 
     Example:
-        >>> [round(score, 2) for score in set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double(), 0.01)[0].tolist()]
-        [0.0, 0.71, 0.92]
+        >>> set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double(), 0.01).round(decimals=2).tolist()
+        [[0.0, 0.71, 0.92]]
     """
-    before, rank, order = _ranked(probabilities)
-    scores = before + penalty * rank
-    return torch.empty_like(scores).scatter_(1, order, scores)
+    ranking = _ranked(probabilities)
+    scores = ranking.before + penalty * ranking.rank
+    return torch.empty_like(scores).scatter_(1, ranking.order, scores)
 
 
-def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort the classes of (n, C) probabilities, the most probable first.
+class Ranking(NamedTuple):
+    """Classes of each row sorted by probability, the most probable first.
 
-    Returns:
-        (n, C) float64 probability of those before each, (C,) float64 how many these are, and (n, C)
-        the sorted columns.
+    Attributes:
+        before: (n, C) float64 probability of the classes before each.
+        rank: (C,) float64 how many these are.
+        order: (n, C) the sorted columns.
     """
+
+    before: Tensor
+    rank: Tensor
+    order: Tensor
+
+
+def _ranked(probabilities: Tensor) -> Ranking:
+    """Sort the classes of (n, C) probabilities."""
     ordered, order = probabilities.double().sort(dim=1, descending=True)
     rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
-    return ordered.cumsum(dim=1) - ordered, rank, order
+    return Ranking(ordered.cumsum(dim=1) - ordered, rank, order)
 
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """Sets of classes that hold the right one with a promised chance.
+    """Conformal prediction sets: sets of classes that hold the true one with a given coverage.
 
     Attributes:
-        limit: a class is in the set of an image if its score (:func:`set_scores`) is at most that.
+        limit: a class is in the set of an image if its score (:func:`set_scores`) is at most this.
         penalty: of the scores.
     """
 
@@ -477,33 +408,34 @@ class PredictionSets:
 
     @classmethod
     def of(cls, samples: CalibrationSamples, coverage: float) -> PredictionSets:
-        """Choose the limit from the probabilities of samples without their groups, and the penalty.
+        """Choose the limit and the penalty by samples without their groups.
 
-        Of ``PENALTIES`` that is taken with which the samples' own sets have the fewest classes,
-        each sample counted as the images that it stands for.
+        The penalty is the one of ``RAPS_PENALTIES`` with which the samples' own sets have the
+        fewest classes, each sample counted as the images that it stands for.
 
         Args:
             samples: of a head that is calibrated or not.
-            coverage: the chance, over all images of known classes.
+            coverage: probability that a set holds the true class, over all images of known classes.
         """
         head = samples.head
-        scores = samples.scores()
-        known = scores.isfinite().all(dim=1)
-        probabilities = to_probabilities(scores[known], head.temperature, head.odds_power)
-        before, rank, order = _ranked(probabilities)
-        own = order == samples.columns[known][:, None]
+        scores, columns, known = samples.known_scores()
+        ranking = _ranked(to_probabilities(scores, head.temperature, head.odds_power))
+        is_true = ranking.order == columns[:, None]
         weights = samples.weights()[known]
-
-        def with_penalty(penalty: float) -> tuple[float, PredictionSets]:
-            """The sum of the sizes of the samples' sets, and the sets."""
-            each = before + penalty * rank
-            limit = Reference.of(each[own], weights).threshold(coverage)
-            return float(((each <= limit).sum(dim=1) * weights).sum()), cls(limit, penalty)
-
-        return min((with_penalty(penalty) for penalty in PENALTIES), key=lambda found: found[0])[1]
+        smallest = float("inf")
+        chosen = cls(limit=float("inf"), penalty=RAPS_PENALTIES[0])
+        for penalty in RAPS_PENALTIES:
+            set_score = ranking.before + penalty * ranking.rank
+            reference = Reference.of(set_score[is_true], weights)
+            limit = reference.threshold(coverage)
+            size = float(((set_score <= limit).sum(dim=1) * weights).sum())
+            if size < smallest:
+                smallest = size
+                chosen = cls(limit, penalty)
+        return chosen
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
-        """Return which classes are in the set of each image.
+        """Return which classes are in the prediction set of each image.
 
         Args:
             probabilities: (n, C).

@@ -90,10 +90,11 @@ class NCMHead(SumsHead):
 class SLDAHead(SumsHead):
     """Linear discriminant analysis with one covariance for all classes.
 
-    The exact form of streaming LDA (Hayes and Kanan, 2020). ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within
-    classes and ``s = tr(S)/d``. The priors are equal, so the softmax of the scores is the posterior
-    of the model. The paper's streaming update of S depends on the order of the samples. S from sums
-    over all data, ``Σ zzᵀ − Σ_c n_c μ_c μ_cᵀ``, does not.
+    The exact form of streaming LDA (Hayes and Kanan, 2020). ``score_c = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with
+    ``Λ = ((1−α)S + α·s·I)⁻¹``, S the covariance within classes and ``s = tr(S)/d``. The priors are
+    equal, so the softmax of the scores is the posterior of the model. The paper's streaming update
+    of S depends on the order of the samples. S from sums over all data, ``Σ zzᵀ − Σ_c n_c μ_c
+    μ_cᵀ``, does not.
 
     Args:
         in_features: width d of the embeddings.
@@ -185,10 +186,10 @@ def class_means(sums: Sums) -> Tensor:
 class RanPACHead(ACILHead):
     """``score_c = hᵀ(G + λI)⁻¹ Σ_{y=c} h`` with ``h = ReLU(P z)`` and P of standard normal values.
 
-    The closed form is ACIL's, on another projection (McDonnell et al., 2023). The first phase of the
-    paper, which adapts the backbone to the first task by parameter-efficient tuning, is left out, as
-    the backbone is frozen here. λ is chosen by generalised cross-validation on all data, where the
-    paper takes the best of 17 powers of ten on a fifth of each task's samples.
+    The closed form is ACIL's, on another projection (McDonnell et al., 2023). The first phase of
+    the paper, which adapts the backbone to the first task by parameter-efficient tuning, is left
+    out, as the backbone is frozen here. λ is chosen by generalised cross-validation on all data,
+    where the paper takes the best of 17 powers of ten on a fifth of each task's samples.
 
     Args:
         in_features, projection, dtype: as for :class:`ACILHead`.
@@ -269,7 +270,7 @@ class KLDAHead(SLDAHead):
 
 
 CORRELATION_RIDGE = 1e-9
-"""Added to the diagonal of a correlation matrix: samples that are all alike leave it invertible."""
+"""Added to the diagonal of a correlation matrix, so that it can be inverted."""
 
 
 class FeCAMHead(SumsHead):
@@ -320,7 +321,9 @@ class FeCAMHead(SumsHead):
         spread = covariance.diagonal().mean()
         d = len(covariance)
         identity = torch.eye(d, dtype=torch.float64, device=gram.device)
-        if spread <= CORRELATION_RIDGE * gram.diagonal()[1:].mean() / gram[0, 0]:  # all samples alike
+        if (
+            spread <= CORRELATION_RIDGE * gram.diagonal()[1:].mean() / gram[0, 0]
+        ):  # all samples alike
             return identity
         rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
         prior = spread * identity + rest * (1 - identity)

@@ -36,7 +36,7 @@ from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import Sizes
 
 Decision = Literal["ridge", "discriminant", "auto"]
-"""Decision rule: ridge regression, linear discriminant analysis, or selected by left-out samples."""
+"""Decision rule: ridge regression, the discriminant, or the one that left-out samples select."""
 
 ProductFeatures = float | Literal["auto"]
 """Number of random product features for each feature of the embedding, or "auto"."""
@@ -118,8 +118,8 @@ class RidgeHead(SumsHead):
 
     Exact at any task, without a buffer: for a class never seen before all earlier samples are
     negatives, and their sum is the first row of the common Gram matrix. ``W = (G_c + λI)⁻¹ Q_c``,
-    ``b = t̄ − Wᵀμ`` with centred features and targets, the bias free; ``m_c = L(2·Σ_{y=c} x̃ − Σ x̃)``,
-    ``L = logit(1 − ε)``.
+    ``b = t̄ − Wᵀμ`` with centred features and targets, the bias free; ``m_c = L(2·Σ_{y=c} x̃ − Σ
+    x̃)``, ``L = logit(1 − ε)``.
 
     Linear discriminant analysis, ``zᵀΛμ_c − ½ (μ_cᵀΛμ_c − df/n_c)`` with ``Λ = ((S + λI)/n)⁻¹``, S
     the scatter within classes and ``df = tr (S + λI)⁻¹S``, is solved from the same sums with the
@@ -199,7 +199,7 @@ class RidgeHead(SumsHead):
             self._settle(product_features)
 
     def _settle(self, product_features: float) -> None:
-        """Make room for so many product features for each feature in the sums, which are empty."""
+        """Make room for product features in the sums, which are empty."""
         self.product_features = float(product_features)
         count = round(product_features * self.in_features)
         if not count:
@@ -257,7 +257,7 @@ class RidgeHead(SumsHead):
         return self._solved
 
     def _factors(self) -> Tensor:
-        """Return what each feature of ``[1; z]`` is multiplied by (d+1,): ones, or Pareto scaling.
+        """Return the factors (d+1,) of the features ``[1; z]``: ones, or Pareto scaling.
 
         A feature that hardly varies is scaled as if its standard deviation were
         ``SMALLEST_DEVIATION`` of the root mean square of all.
@@ -291,7 +291,7 @@ class RidgeHead(SumsHead):
         return Centred.from_augmented(gram, moment, target_square, int(self.sums.seen))
 
     def _discriminant(self) -> Discriminant:
-        """Return the discriminant of the features, scaled or not, with the ridge of the last solve."""
+        """Return the discriminant of the features, with the ridge of the last solve."""
         solved = self._known()
         if solved.discriminant is not None:
             return solved.discriminant
@@ -351,7 +351,10 @@ class RidgeHead(SumsHead):
             features = self._factors() * self._features(z)
             regression = self._regression()
             ridge = self.ridge_used.item()
-            weights = regression.solve(ridge)[0]
+            solution = self._known().regression
+            if solution is None:
+                solution = regression.solve(ridge)
+            weights = solution[0]
             half = regression.half_products(features[:, 1:], ridge, self.sums.mass)
             targets = signed_targets(columns, len(self.labels), self.limit)
             weight = torch.ones_like(half[:, 0])
@@ -390,8 +393,8 @@ class RidgeHead(SumsHead):
         """Select the decision rule, and whether features are scaled (see :meth:`Head.select_rule`).
 
         The criterion is the negative log likelihood of left-out samples at the temperature that
-        calibrates a rule. Features are scaled where it is smaller so. This is not tried with product
-        features, as scaling pays where samples are few.
+        calibrates a rule. Features are scaled where it is smaller so. This is not tried with
+        product features, as scaling pays where samples are few.
 
         In the sum each rule is divided by its own temperature, so that both are log probabilities.
         The sum is taken of samples that are independent, the discriminant of those that come in
@@ -421,23 +424,24 @@ class RidgeHead(SumsHead):
         best = min(candidates, key=lambda candidate: candidate.loss)
         self._use(best.scaled, self.rule_weights.new_tensor(best.weights), solved[best.scaled])
 
-    def _use(self, scaled: bool, rule_weights: Tensor, solved: Solved) -> None:
+    def _use(self, scaled: bool, rule_weights: Tensor, solved: Solved | None = None) -> None:
         """Solve with features scaled or not and with these weights of the rules, unless it is so.
 
         Args:
             scaled: whether features are scaled.
             rule_weights: the buffer of this name.
-            solved: what was computed so far with features scaled so.
+            solved: what was computed so far with features scaled so, if anything.
         """
         if scaled == bool(self.scaled) and torch.equal(rule_weights, self.rule_weights):
             return
         self.scaled.fill_(scaled)
         self.rule_weights = rule_weights
-        self._solved = solved
+        self._solved = solved or Solved()
+        self.revision = object()
         self._solve()
 
     def _best_rule(self, z: Tensor, columns: Tensor, groups: Tensor) -> RuleCandidate | None:
-        """Return the better rule with features scaled as now; None if no left-out score is known."""
+        """Return the better rule with features scaled as now; None without left-out scores."""
         scaled = bool(self.scaled)
         discriminant = self._discriminant_leaving_out(z, columns)(groups).double()
         known = discriminant.isfinite().all(dim=1)
@@ -537,9 +541,7 @@ def check_product_features(product_features: float) -> float:
     """Check a number of product features for each feature, and return it."""
     fits = isinstance(product_features, int | float) and 0 <= product_features <= 10
     shown = str(product_features)[:20]
-    check_that(
-        fits, "product_features", shown, "a multiple of the features from 0 to 10, or auto"
-    )
+    check_that(fits, "product_features", shown, "a multiple of the features from 0 to 10, or auto")
     return product_features
 
 
@@ -568,7 +570,7 @@ def left_out_losses(scores: Tensor, columns: Tensor) -> Tensor:
 def share_in_groups(groups: Tensor) -> float:
     """Return the share of samples that have others in their group, for groups (n,) int64."""
     _, members, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
-    return (sizes[members] > 1).double().mean().item()
+    return float((sizes[members] > 1).double().mean())
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:

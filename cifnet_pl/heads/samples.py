@@ -108,7 +108,8 @@ class Samples(GrowingModule):
         """Order rows by their bytes: embedding first, then weight, then label.
 
         What is computed from them afterwards does not depend on batch order or size. The label
-        comes last, so that it matters between equal embeddings only: renaming classes changes nothing
+        comes last, so that it matters between equal embeddings only: renaming classes changes
+            nothing
         else.
         """
         self.gather()
@@ -227,7 +228,7 @@ class KNNHead(Head):
         return torch.log((k * share + 1 / classes) / (k + 1))
 
     def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
-        """Return the distances (n, N); those that are only rounding are set to its largest value."""
+        """Return the distances (n, N), at least as large as rounding."""
         precision = torch.finfo(self.dtype)
         rounding = 16 * precision.eps
         if self.metric == "cosine":

@@ -18,7 +18,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batch, EmbeddingBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
-from cifnet_pl.heads.ridge import about_choices
+from cifnet_pl.heads.ridge_messages import edge_messages
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
@@ -79,9 +79,9 @@ class CIFNetModule(TaskModule):
         # Of the weights as given: a learned backbone changes them.
         self._given_weights = self.backbone.sha256
         self.head = _head_of(head or CIFNetHead, self.backbone)
-        calibration.check(self.head, buffer, calibrate)
+        calibration.check_buffer(self.head, buffer, calibrate)
         self.buffer: CalibrationBuffer | None = None
-        if self.head.uses_buffer or self.head.decides or calibrate:
+        if self.head.uses_buffer or self.head.selects_rule or calibrate:
             self.buffer = buffer
         self.images = ImageHashes()
         self.model = Classifier(
@@ -208,7 +208,7 @@ class CIFNetModule(TaskModule):
                 self.calibration.add_given_groups(keys, groups)
         self._groups.clear()
         self.model.finish_task()
-        for topic, message in about_choices(self.head.choices()).items():
+        for topic, message in edge_messages(self.head.choices()).items():
             if topic not in self._messages_shown:
                 rank_zero_info(message)
             self._messages_shown.add(topic)

@@ -19,13 +19,19 @@ from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.base import RIDGE, to_probabilities
-from cifnet_pl.heads.confidence import fit_probabilities
+from cifnet_pl.heads.base import NOVELTY_RIDGE
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
-from cifnet_pl.statistics import comparable, left_out_groups, near_groups, near_limit
+from cifnet_pl.statistics import (
+    comparable,
+    fit_probabilities,
+    left_out_groups,
+    near_groups,
+    near_limit,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import DataError
 
 IMAGES_PER_BATCH = 2048
@@ -290,7 +296,7 @@ def _distances(
     counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
     means = class_sums / counts[:, None]
     within = (gram - means.T @ class_sums) / len(labels)
-    ridge = RIDGE * within.diagonal().mean() + 1e-12
+    ridge = NOVELTY_RIDGE * within.diagonal().mean() + 1e-12
     within.diagonal().add_(ridge)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))

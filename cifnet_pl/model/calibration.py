@@ -238,8 +238,8 @@ class Calibration(GrowingModule):
             groups = given
         elif groups is None:
             kind, groups = dependent_groups(samples)
-        if head.decides:
-            head.decide(stored.z, stored.y, groups)
+        if head.selects_rule:
+            head.select_rule(stored.z, stored.y, groups)
             samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         if groups is None:
             self.groups = torch.arange(len(stored.y), device=stored.y.device)
@@ -433,7 +433,7 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
         groups = samples.groups[rows]
     fewer.observe(z, labels)
     fewer.solve()
-    fewer.decide(z, labels, groups)
+    fewer.select_rule(z, labels, groups)
     scores_before = fewer.leave_one_out(z, labels, groups)
     scores_after = samples.scores()[rows]
     known = scores_before.isfinite().all(dim=1) & scores_after.isfinite().all(dim=1)

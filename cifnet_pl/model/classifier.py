@@ -630,7 +630,7 @@ class Classifier:
 
         Call it before the solve.
         """
-        self.head.note_duplicates(self.images.duplicates - before)
+        self.head.count_duplicates(self.images.duplicates - before)
 
     def solve(self) -> None:
         """Solve the head, and calibrate it again."""
@@ -689,7 +689,7 @@ class Classifier:
     @property
     def calibrates(self) -> bool:
         """Whether buffer samples calibrate the head or select its decision rule."""
-        return self.head.leaves_one_out and (self.fits_temperature or self.head.decides)
+        return self.head.leaves_one_out and (self.fits_temperature or self.head.selects_rule)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""

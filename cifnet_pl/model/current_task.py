@@ -102,7 +102,7 @@ class CurrentTask:
             labels = np.concatenate([labels for labels, _ in observed])
             content = np.concatenate([content for _, content in observed])
             hashes.add(labels, content)
-            self.head.note_duplicates(hashes.duplicates - before)
+            self.head.count_duplicates(hashes.duplicates - before)
 
 
 def _join_candidates(buffer: CalibrationBuffer) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
-from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
@@ -109,7 +109,7 @@ class HeadGraph(nn.Module):
         )
         self.too_wide = features if features is not None and features > WIDEST else None
         told = features is not None and self.too_wide is None
-        self.measuring = model.head.measuring() if told else None
+        self.measuring = model.head.novelty_function() if told else None
 
     @property
     def outputs(self) -> list[str]:

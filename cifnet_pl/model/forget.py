@@ -89,7 +89,7 @@ def forget(
             ignored = len(set.intersection(*others))
     else:
         for name in names:
-            share = model.head.share_of(model.labels([name])[0])
+            share = model.head.statistics_of_class(model.labels([name])[0])
             if share is not None:
                 model.head.subtract_(share)
                 recalled.add(name)
@@ -165,7 +165,7 @@ def _subtract_images(
     removed.observe(z, torch.full((len(hashes),), label).to(model.device))
     duplicates = model.images.duplicates
     model.images.remove([label])
-    removed.note_duplicates(duplicates - model.images.duplicates)
+    removed.count_duplicates(duplicates - model.images.duplicates)
     model.head.subtract_(removed)
     return found.others
 

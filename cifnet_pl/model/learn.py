@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.heads.ridge import about_lesson
+from cifnet_pl.heads.ridge_messages import update_messages
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
@@ -175,7 +175,7 @@ def extend(
             result.old_after.add(model, z, y)
     choices_before = old.head.choices() if len(old.class_names) > 1 else []
     warnings += result.warnings
-    warnings += about_lesson(choices_before, model.head.choices())
+    warnings += update_messages(choices_before, model.head.choices())
     result.warnings[:] = warnings
     model.record_event(
         "extend",
@@ -332,7 +332,7 @@ def _trial(old: Classifier) -> Classifier:
     trial.head.temperature.fill_(1)
     trial.head.odds_power.fill_(1)
     if old.class_names:  # the decision rule was selected on the images before
-        trial.head.decides = False
+        trial.head.selects_rule = False
     return trial
 
 

@@ -17,7 +17,6 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.weight_files import load_tensors
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import HEADS, Head
-from cifnet_pl.heads.base import fits
 from cifnet_pl.heads.samples import Samples
 from cifnet_pl.images.archives import unsafe_entry_message
 from cifnet_pl.model.bundle import (
@@ -36,6 +35,7 @@ from cifnet_pl.model.bundle import (
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained, prefixed, unknown_name
+from cifnet_pl.utilities.growing_tensors import fits
 from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
 from cifnet_pl.utilities.text import printable
@@ -171,7 +171,7 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     declared = settings.get("in_features")
     problem = f"head.in_features is {shown(declared)}, expected the backbone's width {features}"
     _require(declared == features, where, problem)
-    products = settings.get("products", 0.0)
+    products = settings.get("product_features", 0.0)
     if isinstance(products, float) and 0 <= products < math.inf:
         beside = features * products
     else:

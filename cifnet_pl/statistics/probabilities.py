@@ -96,9 +96,7 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
     def loss(temperature: float) -> float:
         logits = scores / temperature
-        return torch.nn.functional.cross_entropy(
-            logits, columns, label_smoothing=smoothing
-        ).item()
+        return torch.nn.functional.cross_entropy(logits, columns, label_smoothing=smoothing).item()
 
     return _best_temperature(scores, loss)
 
@@ -118,9 +116,9 @@ class _PowerFit(NamedTuple):
 def fit_probabilities(scores: Tensor, columns: Tensor) -> ProbabilityFit:
     """Fit the temperature and the power that give the smallest negative log likelihood, smoothed.
 
-    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of two
-    classes, and of scores that are all alike, the power is 1: there it has the same effect as the
-    temperature.
+    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of
+    two classes, and of scores that are all alike, the power is 1: there it has the same effect as
+    the temperature.
 
     Args:
         scores: (n, C) float64.
@@ -179,7 +177,5 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     """Return where a function of one number is smallest between two numbers."""
     from scipy.optimize import minimize_scalar  # inside: a model that only classifies needs it not
 
-    found = minimize_scalar(
-        function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}
-    )
+    found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     return float(found.x)

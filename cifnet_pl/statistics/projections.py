@@ -1,7 +1,7 @@
 """Random projections that are drawn from a seed, the same under every release of NumPy.
 
-Only the raw output of the bit generator is used, which NumPy never changes. So a state that does not
-hold its projection can be loaded under any later release.
+Only the raw output of the bit generator is used, which NumPy never changes. So a state that does
+not hold its projection can be loaded under any later release.
 """
 
 from __future__ import annotations

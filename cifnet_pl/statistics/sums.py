@@ -121,10 +121,11 @@ class Sums(GrowingModule):
             class's weight.
         counts: (C,) int64, number of rows of each class.
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the
-            classes; copies that are known (``note_duplicates``) do not count.
+            classes; copies that are known (``count_duplicates``) do not count.
         mass: () ``Σ ω`` over all rows.
-        products: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While rows
-            are added they are summed up in a square, which is packed in ``settle``. Read ``gram``.
+        packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
+            rows are added they are summed up in a square, which is packed in ``settle``. Read
+            ``gram``.
         class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. They leave with
             their class.
 
@@ -136,7 +137,7 @@ class Sums(GrowingModule):
         dtype: of the sums.
     """
 
-    products: Tensor
+    packed_gram: Tensor
     class_grams: Tensor
 
     def __init__(
@@ -157,7 +158,7 @@ class Sums(GrowingModule):
         self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
-        self.register_buffer("products", torch.zeros(shape, dtype=dtype) if gram else None)
+        self.register_buffer("packed_gram", torch.zeros(shape, dtype=dtype) if gram else None)
         self.register_buffer(
             "class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None
         )
@@ -169,7 +170,7 @@ class Sums(GrowingModule):
     def gram(self) -> Tensor:
         """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
         self.settle()
-        return unpack(self.products, self.width)
+        return unpack(self.packed_gram, self.width)
 
     def class_gram(self, column: int) -> Tensor:
         """Return (p, p) ``Σ_{y=c} ω x xᵀ`` of the class at ``column``; only ``per_class``."""
@@ -205,7 +206,7 @@ class Sums(GrowingModule):
         sums.seen += self.counts[column]
         sums.mass += self.class_sums[column, 0]
         sums.class_grams[0] = self.class_grams[column]
-        sums.products = self.class_grams[column].clone()
+        sums.packed_gram = self.class_grams[column].clone()
         return sums
 
     # ------------------------------------------------------------------ rows
@@ -237,9 +238,9 @@ class Sums(GrowingModule):
             self.mass += len(x) if weight is None else weight.to(x).sum()
             if self.has_gram:
                 if self._square is None:
-                    self._square, self.products = (
-                        unpack(self.products, self.width),
-                        self.products.new_zeros(0, 0),
+                    self._square, self.packed_gram = (
+                        unpack(self.packed_gram, self.width),
+                        self.packed_gram.new_zeros(0, 0),
                     )
                 add_lower_(self._square, weighted, x)
             member = index >= 0
@@ -252,7 +253,7 @@ class Sums(GrowingModule):
             for c in torch.unique(index).tolist() if self.per_class else ():
                 self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
 
-    def note_duplicates(self, count: int) -> None:
+    def count_duplicates(self, count: int) -> None:
         """Count rows as copies of others: ``seen`` falls, the sums stay.
 
         Args:
@@ -263,14 +264,14 @@ class Sums(GrowingModule):
     def settle(self) -> None:
         """Pack the square matrix that rows were added to into a triangle, and free the square."""
         if self._square is not None:
-            self.products = pack(self._square)
+            self.packed_gram = pack(self._square)
             self._square = None
 
     def drop_gram(self) -> None:
         """Free the memory of the Gram matrix; only the sums of the classes are of use
         afterwards.
         """
-        self.products = self.products.new_zeros(0, 0)
+        self.packed_gram = self.packed_gram.new_zeros(0, 0)
         self._square = None
 
     # ------------------------------------------------------------------ other sums
@@ -312,7 +313,7 @@ class Sums(GrowingModule):
     def _add_products(self, other: Sums, sign: int) -> None:
         self.settle()
         other.settle()
-        self.products.add_(other.products.to(self.products.device), alpha=sign)
+        self.packed_gram.add_(other.packed_gram.to(self.packed_gram.device), alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
         """Take ``rowsᵀ rows`` out of the Gram matrix.
@@ -321,7 +322,7 @@ class Sums(GrowingModule):
             rows: (n, p).
         """
         self.settle()
-        self.products.sub_(pack(rows.T @ rows))
+        self.packed_gram.sub_(pack(rows.T @ rows))
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no
@@ -354,14 +355,14 @@ class Sums(GrowingModule):
         if (
             self._square is not None
         ):  # not settled: nothing that is computed may depend on when a state was stored
-            destination[prefix + "products"] = pack(self._square)
+            destination[prefix + "packed_gram"] = pack(self._square)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
         packed = packed_shape(self.width)
         for name, shape in (
             ("class_sums", (self.width,)),
-            ("products", packed),
+            ("packed_gram", packed),
             ("class_grams", packed),
         ):
             stored = state.get(name)

@@ -259,7 +259,7 @@ def test_resuming_is_bit_identical_and_another_engine_may_go_on(image_folder, tm
     model = cifnet_pl.load(mixed / "default", "cpu")
     assert model.engines == ["torch", "onnxruntime"]
     sums = [
-        cifnet_pl.load(run, "cpu").tensors()["head.sums.products"]
+        cifnet_pl.load(run, "cpu").tensors()["head.sums.packed_gram"]
         for run in (whole, mixed / "default")
     ]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1e-5 * torch.linalg.vector_norm(sums[0])
@@ -312,9 +312,9 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
     )
     without = make_images(tmp_path / "without", ["ant", "cow", "dog"])
     never = learned(tmp_path / "never", *options(without), *RUNTIME, "--data.classes_per_task", "3")
-    expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.products"]
+    expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.packed_gram"]
     for name, bound in (("auto", 1e-8), ("other", 1e-5)):
-        products = cifnet_pl.load(tmp_path / name, "cpu").tensors()["head.sums.products"]
+        products = cifnet_pl.load(tmp_path / name, "cpu").tensors()["head.sums.packed_gram"]
         gap = torch.linalg.vector_norm(products - expected) / torch.linalg.vector_norm(expected)
         assert gap <= bound, name
         assert name == "auto" or gap > 1e-12

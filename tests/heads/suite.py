@@ -25,7 +25,7 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
-from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.statistics import draw_projection
 from cifnet_pl.testing import Case
 
 
@@ -68,7 +68,7 @@ VARIANTS = [
         tolerance=1e-4,
     ),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
-    head("ridge-products", lambda d: RidgeHead(d, decision="auto", products=1.5)),
+    head("ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)),
     head("ridge-remember", lambda d: RidgeHead(d, remember=True)),
     head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
     head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),

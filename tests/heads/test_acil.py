@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from cifnet_pl.heads import ACILHead, DSALHead, Head
-from cifnet_pl.heads.acil import draw_projection
+from cifnet_pl.statistics import draw_projection
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import scans, teach
 

@@ -20,20 +20,17 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KLDAHead, RidgeHead, SLDAHead
-from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     Reference,
     calibrate,
-    fit_probabilities,
-    fit_temperature,
     image_weights,
     near_duplicates,
     novelty_reference,
     set_scores,
 )
-from cifnet_pl.statistics import Discriminant
+from cifnet_pl.statistics import Discriminant, fit_probabilities, fit_temperature, to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned
 from tests.command_line import rows as rows_of
@@ -117,7 +114,7 @@ RIDGES = {
     "plain": {},
     "epsilon": {"epsilon": 0.2},
     "discriminant": {"decision": "discriminant"},
-    "products": {"products": 1.5},
+    "products": {"product_features": 1.5},
 }
 SLOPES = [
     (weighting, update_past)
@@ -306,7 +303,7 @@ def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int])
         y = torch.cat([p[1] for p in parts])
         omega = torch.cat([torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts])
         x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
-        for c, ridge in zip(classes, head._parts[k].ridge_used.tolist(), strict=True):
+        for c, ridge in zip(classes, head._cohorts[k].ridge_used.tolist(), strict=True):
             positive, negative = head.slopes
             is_own = (y == c).double()
             weight = omega * (negative + (positive - negative) * is_own)
@@ -409,7 +406,7 @@ def test_bad_calls_are_refused() -> None:
     head.solve()
     with pytest.raises(UsageError, match="label 2"):
         head.leave_one_out(torch.zeros(1, D), torch.tensor([2]))
-    with pytest.raises(UsageError, match="calibration needs stored samples"):
+    with pytest.raises(UsageError, match="calibration needs buffer samples"):
         calibrate(CalibrationSamples(head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64)))
 
 
@@ -566,7 +563,7 @@ def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     [
         (
             ["--model.head", "RidgeHead"],
-            "calibrate needs stored samples: give a calibration buffer",
+            "calibrate needs buffer samples: give a calibration buffer",
         ),
         ([*BUFFER, "--model.head", "NCMHead"], "NCMHead has no leave-one-out scores"),
     ],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.ridge import about_choices, about_jump
+from cifnet_pl.heads.ridge_messages import change_message, edge_messages
 from cifnet_pl.statistics import Choice
 from tests.heads.suite import teach
 
@@ -47,7 +47,7 @@ def learn(head: Head, copied: bool, noted: bool = True, tasks: tuple[int, ...] =
         head.observe(z, y)
         if copied:
             head.observe(z, y)
-            head.note_duplicates(len(z) * noted)
+            head.count_duplicates(len(z) * noted)
         head.solve()
     return head
 
@@ -82,7 +82,7 @@ def test_copies_of_several_processes_are_noted_after_the_sums() -> None:
         side.begin_task([0, 1])
         side.observe(z, y)
     sides[0].reduce_(lambda tensor: tensor.mul_(2))  # both hold the same
-    sides[0].note_duplicates(len(z))
+    sides[0].count_duplicates(len(z))
     sides[0].solve()
     torch.testing.assert_close(sides[0](TEST), whole(TEST), rtol=1e-8, atol=1e-9)
 
@@ -92,7 +92,7 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
     before = head(TEST)
     head.begin_task([2, 3])
     head.observe(*samples(1))
-    head.note_duplicates(7)
+    head.count_duplicates(7)
     head.abort_task()
     head.solve()
     torch.testing.assert_close(head(TEST), before, rtol=1e-12, atol=1e-12)
@@ -116,8 +116,8 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
 
 
 def test_what_is_said_of_a_ridge_at_an_edge() -> None:
-    assert about_choices([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
-    told = about_choices(
+    assert edge_messages([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
+    told = edge_messages(
         [Choice(83.2, "cap"), Choice(91.0, "cap"), Choice(1e-7, "smallest"), Choice(1e3, "largest")]
     )
     assert set(told) == {"smallest", "largest"}  # one at its cap is usual where images are few
@@ -127,14 +127,14 @@ def test_what_is_said_of_a_ridge_at_an_edge() -> None:
 
 def test_a_ridge_that_jumps_is_told() -> None:
     before = [Choice(80.0, "inside"), Choice(1.0, "inside")]
-    assert about_jump(before, [Choice(800.0, "inside"), Choice(0.02, "inside")]) is None
+    assert change_message(before, [Choice(800.0, "inside"), Choice(0.02, "inside")]) is None
     assert "from 80 to 0.5" in str(
-        about_jump(before, [Choice(0.5, "inside"), Choice(0.5, "inside")])
+        change_message(before, [Choice(0.5, "inside"), Choice(0.5, "inside")])
     )
     assert "from 1 to 150" in str(
-        about_jump(before, [Choice(80.0, "inside"), Choice(150.0, "inside")])
+        change_message(before, [Choice(80.0, "inside"), Choice(150.0, "inside")])
     )
-    assert about_jump([], [Choice(80.0, "inside")]) is None
+    assert change_message([], [Choice(80.0, "inside")]) is None
 
 
 def test_nothing_is_told_of_a_single_class():

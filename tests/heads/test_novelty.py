@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.base import OVERALL, RIDGE
+from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
 from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates, novelty_reference
 from cifnet_pl.testing import (
     WIDTH,
@@ -59,7 +59,7 @@ class Literal:
         away = (rows - self.mean) * np.sqrt(weights)[:, None]
         scatter = away.T @ away
         if ridge is None:
-            self.ridge = RIDGE * np.trace(within) / width
+            self.ridge = NOVELTY_RIDGE * np.trace(within) / width
         else:
             self.ridge = ridge
         self.within = total * np.linalg.inv(within + self.ridge * np.eye(width))
@@ -70,7 +70,7 @@ class Literal:
     def novelty(self, x: np.ndarray) -> float:
         q = x / np.linalg.norm(x) * self.length
         near = min((q - mean) @ self.within @ (q - mean) for mean in self.means)
-        return float(near - OVERALL * (q - self.mean) @ self.scatter @ (q - self.mean))
+        return float(near - OVERALL_SHARE * (q - self.mean) @ self.scatter @ (q - self.mean))
 
     def of(self, x: np.ndarray) -> torch.Tensor:
         return torch.tensor([self.novelty(row) for row in x], dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) 
     assert difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found) <= case.tolerance
     assert difference(head.novelty(7 * QUERIES), found) <= case.tolerance
     assert head.novelty(QUERIES[:0]).shape == (0,)
-    assert difference(head.measuring()(QUERIES), found) <= case.tolerance
+    assert difference(head.novelty_function()(QUERIES), found) <= case.tolerance
 
 
 @telling
@@ -262,5 +262,5 @@ def test_bad_input(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [case for case in HEADS if case not in TELLING])
 def test_other_heads_say_that_they_cannot(case: Case) -> None:
-    with pytest.raises(UnsupportedError, match="cannot tell unknown things from known ones"):
+    with pytest.raises(UnsupportedError, match="cannot score novelty"):
         learn(case.make(WIDTH), TASKS).novelty(QUERIES)

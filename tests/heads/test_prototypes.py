@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from cifnet_pl.heads import FeCAMHead, KLDAHead, NCMHead, RanPACHead, RidgeHead, SLDAHead
-from cifnet_pl.heads.prototypes import draw_normal
+from cifnet_pl.statistics import draw_normal
 from cifnet_pl.testing import learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import teach
@@ -54,7 +54,7 @@ def test_ncm_scores() -> None:
 def test_ncm_keeps_one_vector_a_class_and_no_gram_matrix() -> None:
     head = learned(NCMHead(64))
     assert head.state_elements() == {"moments": 10 * 65}
-    assert "sums.products" not in head.state_dict()
+    assert "sums.packed_gram" not in head.state_dict()
 
 
 def test_ncm_refuses_another_metric_and_another_width() -> None:

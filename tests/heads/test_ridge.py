@@ -22,10 +22,9 @@ import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads import ridge as module
-from cifnet_pl.heads.confidence import fit_temperature
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.statistics import GCV_GRID
+from cifnet_pl.statistics import GCV_GRID, fit_temperature
 from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests import models
@@ -117,7 +116,7 @@ def test_equals_a_dense_joint_ridge_over_all_data(stream: Tasks, ridge: float) -
 @given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
 def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> None:
     """Each is that of two sums of all features, divided by the embedding's length."""
-    head = learn_arrays(stream, ridge=ridge, products=1.5)
+    head = learn_arrays(stream, ridge=ridge, product_features=1.5)
     classes, z, y = pooled(stream)
 
     def widened(z: np.ndarray) -> np.ndarray:
@@ -136,7 +135,7 @@ def test_products_approximate_a_polynomial_kernel() -> None:
     z = torch.randn(40, 300, generator=torch.Generator().manual_seed(3)).double()
     z /= z.norm(dim=1, keepdim=True)
     z[20:] = (z[:20] + 0.3 * z[20:]) / (z[:20] + 0.3 * z[20:]).norm(dim=1, keepdim=True)
-    features = RidgeHead(300, products=1.5)._features(z)[:, 1:]
+    features = RidgeHead(300, product_features=1.5)._features(z)[:, 1:]
     cosines = z @ z.T
     error = features @ features.T - (cosines + cosines.square() / 4)
     assert error.diagonal().mean().abs() < 0.02  # of 0.25; each alone is off by 0.04
@@ -153,20 +152,20 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     """It is settled then: a later task changes nothing, and a file is read into a head of the same
     width.
     """
-    head = RidgeHead(4, products="auto")
+    head = RidgeHead(4, product_features="auto")
     z = torch.randn(30, 4)
     y = torch.arange(30) % 3
     head.begin_task([0, 1, 2], counts)
     head.observe(z, y)
     head.solve()
-    assert head.settings()["products"] == head.products == expected
-    again = RidgeHead(4, products="auto")
+    assert head.settings()["product_features"] == head.product_features == expected
+    again = RidgeHead(4, product_features="auto")
     again.load_state_dict(head.state_dict())
     for one in (head, again):
         one.begin_task([3], [1000])
         one.observe(z, torch.full((30,), 3))
         one.solve()
-    assert (again.products, head.sums.width) == (expected, 5 + 4 * expected)
+    assert (again.product_features, head.sums.width) == (expected, 5 + 4 * expected)
     assert torch.equal(again(z), head(z))
 
 
@@ -174,34 +173,36 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
 def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: int) -> None:
     z = torch.randn(30, 7)
     y = torch.arange(30) % 3
-    head = RidgeHead(7, products="auto")
+    head = RidgeHead(7, product_features="auto")
     head.begin_task([0, 1, 2], [samples] * 3)
     head.observe(z, y)
     head.solve()
-    again = RidgeHead(7, products="auto")
+    again = RidgeHead(7, product_features="auto")
     again.load_state_dict(head.state_dict())
     assert again.settings() == head.settings()
-    with pytest.raises(UsageError, match="products is 9"):
-        RidgeHead(7, products="auto").expect(
+    with pytest.raises(UsageError, match="product_features is 9"):
+        RidgeHead(7, product_features="auto").expect(
             {"sums.class_sums": torch.zeros(1, 1).expand(2, 70_000)}
         )
 
 
 @pytest.mark.parametrize("remember", [False, True])
 def test_products_that_are_asked_for(remember: bool) -> None:
-    assert RidgeHead(4, products="auto", remember=remember).products == (0 if remember else "auto")
-    with pytest.raises(UsageError, match="products is -1, expected a multiple of the features"):
-        RidgeHead(4, products=-1, remember=remember)
+    assert RidgeHead(4, product_features="auto", remember=remember).product_features == (
+        0 if remember else "auto"
+    )
+    with pytest.raises(UsageError, match="product_features is -1"):
+        RidgeHead(4, product_features=-1, remember=remember)
 
 
 def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     z = torch.randn(50, 5)
     y = torch.arange(50) % 3
     weight = torch.rand(50)
-    whole = RidgeHead(5, products=1.5)
-    pieces = RidgeHead(5, products=1.5)
+    whole = RidgeHead(5, product_features=1.5)
+    pieces = RidgeHead(5, product_features=1.5)
     for head, rows in ((whole, 50), (pieces, 7)):
-        monkeypatch.setattr("cifnet_pl.heads.sums.AT_ONCE", rows)
+        monkeypatch.setattr("cifnet_pl.heads.sums.EMBEDDINGS_PER_UPDATE", rows)
         head.begin_task([0, 1, 2])
         head.observe(z, y, weight)
         head.solve()
@@ -213,7 +214,7 @@ def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
     z = torch.randn(60, 5)
     y = torch.arange(60) % 3
-    plain, wide = (teach(RidgeHead(5, products=count), z, y) for count in (0, 1.5))
+    plain, wide = (teach(RidgeHead(5, product_features=count), z, y) for count in (0, 1.5))
     assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
 
 
@@ -386,11 +387,11 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     assert torch.equal(
         head(z), discriminant(z)
     )  # without stored samples there is nothing to decide by
-    head.decide(z, y)
+    head.select_rule(z, y)
     accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
     assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
     before = head(z)
-    head.decide(z, y)
+    head.select_rule(z, y)
     assert torch.equal(head(z), before)
 
 
@@ -411,7 +412,7 @@ def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
     z, y = (part[:150] for part in scans())
     head = teach(RidgeHead(64, decision="auto"), z, y)
     regression, discriminant = separate(z, y, None)
-    head.decide(z, y)
+    head.select_rule(z, y)
     losses = [
         module.left_out_losses(scores, y).mean()
         for scores in (regression, discriminant, regression + discriminant)
@@ -429,9 +430,9 @@ def test_uneven_classes_are_told_apart_by_the_discriminant(rare: int, both: bool
     z, y = scans()
     rows = torch.cat([(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)])
     head = teach(RidgeHead(64, decision="auto"), z[rows], y[rows])
-    head.decide(z[rows], y[rows])
-    assert bool(head.shares[0]) == both
-    assert head.shares[1] > 0
+    head.select_rule(z[rows], y[rows])
+    assert bool(head.rule_weights[0]) == both
+    assert head.rule_weights[1] > 0
 
 
 def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,21 +456,23 @@ def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
             "left_out_losses",
             lambda scores, columns, seen=seen: seen.append(scores) or torch.zeros(720),
         )
-        head.decide(z, y, together)
-        assert bool(head.shares[0]) == (together is None)  # nothing speaks against what is usual
+        head.select_rule(z, y, together)
+        assert bool(head.rule_weights[0]) == (
+            together is None
+        )  # nothing speaks against what is usual
         assert torch.allclose(seen[0], sum(separate(z, y, together)), rtol=1e-7)
-        head._use(False, head.shares)
+        head._use(False, head.rule_weights)
     assert not torch.allclose(sum(separate(z, y, groups)), sum(separate(z, y, None)), rtol=1e-3)
 
 
 def test_the_decision_does_not_depend_on_the_one_before() -> None:
     z, y = two_kinds(0, elongated=True)
     head = teach(RidgeHead(D, decision="auto"), z, y)
-    head.decide(z, y)
+    head.select_rule(z, y)
     before = head(z)
     head._use(not head.scaled, torch.tensor([1.0, 1.0]).double())
     assert not torch.allclose(head(z), before)
-    head.decide(z, y)
+    head.select_rule(z, y)
     assert torch.equal(head(z), before)
 
 
@@ -478,8 +481,8 @@ def test_few_samples_of_a_class_are_scored_by_both_rules() -> None:
     for each, both in ((10, True), (60, False)):
         rows = torch.arange(len(y)) < 4 * each  # the classes take turns
         head = teach(RidgeHead(D, decision="auto"), z[rows], y[rows])
-        head.decide(z[rows], y[rows])
-        assert bool(head.shares[0]) == both
+        head.select_rule(z[rows], y[rows])
+        assert bool(head.rule_weights[0]) == both
 
 
 def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
@@ -507,7 +510,7 @@ def test_samples_that_do_not_vary_are_not_scaled() -> None:
         RidgeHead(D, ridge=1.0, decision="auto"), torch.eye(D).double()[:2], torch.tensor([0, 1])
     )
     before = head(torch.eye(D))
-    head._use(True, head.shares)
+    head._use(True, head.rule_weights)
     assert torch.equal(head(torch.eye(D)), before)
 
 
@@ -515,11 +518,11 @@ def test_a_model_decides_by_its_buffer_and_a_run_needs_one(monkeypatch: pytest.M
     def automatic(width: int) -> RidgeHead:
         return RidgeHead(width, decision="auto")
 
-    with pytest.raises(UsageError, match="decision: auto needs stored samples"):
+    with pytest.raises(UsageError, match="decision: auto"):
         CIFNetModule("pixels:2", head=automatic)
     assert CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer is not None
     asked = []
-    monkeypatch.setattr(RidgeHead, "decide", lambda head, z, y, groups: asked.append(len(y)))
+    monkeypatch.setattr(RidgeHead, "select_rule", lambda head, z, y, groups: asked.append(len(y)))
     models.learned("ridge-auto")
     assert asked == [12, 12, 12]
 
@@ -532,13 +535,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ridge": {},
     "fixed": {"ridge": 1.0},
     "discriminant": {"decision": "discriminant"},
-    "products": {"products": 1.5},
+    "products": {"product_features": 1.5},
 }
 
 
 def forget(head: RidgeHead, classes: list[int]) -> RidgeHead:
     for label in classes:
-        share = head.share_of(label)
+        share = head.statistics_of_class(label)
         head.subtract_(share)
     head.remove_classes(classes)
     head.solve()
@@ -564,9 +567,9 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
         forget(each, TASKS[1].classes)
         assert each.classes == never.classes
         assert difference(each(QUERIES), never(QUERIES)) <= 1e-8
-        left = len(never.classes) * each.sums.products.numel()
+        left = len(never.classes) * each.sums.packed_gram.numel()
         assert each.state_elements() == {**never.state_elements(), "remembered": left}
-    assert never.share_of(never.classes[0]) is None
+    assert never.statistics_of_class(never.classes[0]) is None
 
 
 def test_a_merge_and_several_processes_remember_too() -> None:

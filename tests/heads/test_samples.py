@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
-from cifnet_pl.heads.samples import ABSENT, Samples
+from cifnet_pl.heads.samples import SCORE_OF_ABSENT_CLASS, Samples
 from cifnet_pl.utilities.errors import UsageError
 from tests.heads.suite import scans, teach
 from tests.models import learn_digits
@@ -124,7 +124,7 @@ def test_embeddings_of_nothing_but_zeros() -> None:
 def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     head = neighbours_of(KNNHead(64, dtype="float64"))
     whole = head(NOISY)
-    monkeypatch.setattr("cifnet_pl.heads.samples.QUERIES", 7)
+    monkeypatch.setattr("cifnet_pl.heads.samples.QUERIES_PER_STEP", 7)
     assert torch.allclose(head(NOISY), whole, rtol=1e-9)
 
 
@@ -214,7 +214,7 @@ def test_two_classes_have_the_probabilities_of_the_binary_model() -> None:
 def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
     head = learned(LogisticHead(64), per_class=0)
     scores = head(REST)
-    assert (scores[:, :8] == ABSENT).all()
+    assert (scores[:, :8] == SCORE_OF_ABSENT_CLASS).all()
     assert set(head.predict(REST).tolist()) == {8, 9}
     probabilities = head.probabilities(REST)
     assert torch.isfinite(probabilities).all()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.base import fits
 from cifnet_pl.testing import (
     HEAD_CHECKS,
     LABELS,
@@ -34,6 +33,7 @@ from cifnet_pl.utilities.errors import (
     UnsupportedError,
     UsageError,
 )
+from cifnet_pl.utilities.growing_tensors import fits
 from tests.heads.suite import HEADS, teach
 
 pytestmark = pytest.mark.parametrize("case", HEADS)

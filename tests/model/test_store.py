@@ -207,7 +207,7 @@ def poke(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
 
 P = WIDTH + 1
 TENSORS = [
-    (poke("head.cohorts.0.sums.products", float("nan")), "finite"),
+    (poke("head.cohorts.0.sums.packed_gram", float("nan")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
     (poke("head.odds_power", 1.5), "the power of its odds 1.5"),
     (poke("head.labels", 1), "labels"),
@@ -217,8 +217,8 @@ TENSORS = [
     (poke("buffer.y", 99), "buffer"),
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
-    (put("head.cohorts.1.sums.products", None), "cohorts.1.sums.products"),
-    (put("head.cohorts.1.sums.products", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
+    (put("head.cohorts.1.sums.packed_gram", None), "cohorts.1.sums.packed_gram"),
+    (put("head.cohorts.1.sums.packed_gram", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
     (put("head.cohorts.2.weights", torch.zeros(P, 0, dtype=torch.float64)), "scores"),
     (put("head.cohorts.3.stale", torch.tensor(False)), "does not have"),
     (put("head.cohorts.99999999999.stale", torch.tensor(False)), "does not have"),

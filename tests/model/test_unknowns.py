@@ -113,9 +113,7 @@ def test_what_it_needs() -> None:
         judged().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):
         judged().classify([], coverage=1)
-    with pytest.raises(
-        UnsupportedError, match="NCMHead cannot tell unknown things from known ones"
-    ):
+    with pytest.raises(UnsupportedError, match="NCMHead cannot score novelty"):
         judged("ncm").classify([], unknown=0.05)
     with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
         judged("ncm").classify([], coverage=0.95)

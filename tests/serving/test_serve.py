@@ -58,7 +58,9 @@ def test_a_port_that_is_taken(tmp_path, capsys):
 def test_without_a_model_it_begins_with_the_recommended_one():
     made = empty_model()
     assert (made.backbone.name, made.calibrated, made.class_names) == (BACKBONE, True, [])
-    wanted = RidgeHead(made.backbone.features, ridge="gcv", decision="auto", products="auto")
+    wanted = RidgeHead(
+        made.backbone.features, ridge="gcv", decision="auto", product_features="auto"
+    )
     assert made.head.settings() == wanted.settings()
     assert made.buffer.capacity == 2000
 

@@ -120,7 +120,7 @@ def test_sums_hold_a_triangle_and_a_square_only_while_rows_are_added() -> None:
         each.add(x[4:], y[4:])
     assert torch.equal(sums.gram, again.gram)
     assert torch.allclose(sums.gram, x.T @ x)
-    assert sums.products.shape == (7, 3)
+    assert sums.packed_gram.shape == (7, 3)
     sums.subtract_products(x[:2])
     assert torch.allclose(sums.gram, x[2:].T @ x[2:])
 
