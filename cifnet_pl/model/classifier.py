@@ -768,14 +768,14 @@ class JudgeCache:
 
     def __init__(self, model: Classifier):
         # Another object after every change of the head, and of the buffer's samples.
-        self._derived = model.head.derived
+        self._revision = model.head.revision
         self._buffer_labels = model.buffer.y if model.buffer is not None else None
         self._judges: dict[tuple[Any, ...], Judge] = {}
 
     def is_of(self, model: Classifier) -> bool:
         """Return whether head and buffer of the model are still those that were cached for."""
         labels = model.buffer.y if model.buffer is not None else None
-        return self._derived is model.head.derived and self._buffer_labels is labels
+        return self._revision is model.head.revision and self._buffer_labels is labels
 
     def get(self, model: Classifier, unknown: float | None, coverage: float | None) -> Judge:
         """Return the judge for two shares, made when it is first asked for."""
