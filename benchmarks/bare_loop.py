@@ -40,7 +40,13 @@ SPLIT = "each piece by one thread"
 LoopVariant = tuple[str, int]
 """Who divides the work, and the images of a piece."""
 
-LOOP_VARIANTS: tuple[LoopVariant, ...] = ((OWN, 64), (OWN, 8), (SPLIT, 8), (SPLIT, 4), (SPLIT, 2))
+LOOP_VARIANTS: tuple[LoopVariant, ...] = (
+    (OWN, 64),
+    (OWN, 8),
+    (SPLIT, 8),
+    (SPLIT, 4),
+    (SPLIT, 2),
+)
 """What the bare loop is tried with; 64 images are a batch as it is decoded."""
 
 
@@ -87,7 +93,9 @@ class BareLoop(Callback):
         """Run the network."""
         threads, size = variant
         pieces = [
-            batch[start : start + size] for batch in batches for start in range(0, len(batch), size)
+            batch[start : start + size]
+            for batch in batches
+            for start in range(0, len(batch), size)
         ]
         run = partial(self.embed, self.sessions[threads])
         for _ in map(run, pieces) if threads == OWN else self.pool.map(run, pieces):
@@ -99,7 +107,12 @@ class BareLoop(Callback):
         session.run(None, {"images": images})
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Every few batches, the loops have their turn, each time another one first."""
         self.decoded.append(batch.image.permute(0, 2, 3, 1).numpy())
@@ -117,7 +130,8 @@ class BareLoop(Callback):
         """Decode all images, three times, and write the seconds."""
         batches = shard_batches(self.rows, self.batch, 0, 1)
         self.seconds["decoding"] = min(
-            seconds(lambda: [None for _ in self.loader.decode(batches)]) for _ in range(3)
+            seconds(lambda: [None for _ in self.loader.decode(batches)])
+            for _ in range(3)
         )
         self.loader.close()
         self.output.write_text(json.dumps(self.seconds))
@@ -133,7 +147,10 @@ def rows_of_size(setup: Setup) -> Iterator[Row]:
         ours = list[float]()
         loops = defaultdict[LoopVariant, list[float]](list)
         words = ["--trainer.callbacks+=benchmarks.bare_loop.BareLoop"]
-        words += [f"--trainer.callbacks.root={root}", f"--trainer.callbacks.output={output}"]
+        words += [
+            f"--trainer.callbacks.root={root}",
+            f"--trainer.callbacks.output={output}",
+        ]
         for _ in range(setup.rounds):
             learning = fit(root, logs, setup, "auto", *words)
             taken = json.loads(output.read_text())
@@ -146,8 +163,12 @@ def rows_of_size(setup: Setup) -> Iterator[Row]:
         f"EfficientNet-Lite0, {images} JPEGs in {setup.tasks} tasks, {setup.rounds} runs, {threads}"
         " threads"
     )
-    for variant in dict.fromkeys([(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]):
-        loop = f"a bare ONNX Runtime loop over {variant[1]} images at once, {variant[0]}"
+    for variant in dict.fromkeys(
+        [(OWN, setup.batch), best_of(OWN, loops), best_of(SPLIT, loops)]
+    ):
+        loop = (
+            f"a bare ONNX Runtime loop over {variant[1]} images at once, {variant[0]}"
+        )
         label = f"(k) decoding and {loop} / fit, {setup.side} px"
         yield Row(
             label,

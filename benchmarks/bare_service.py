@@ -38,7 +38,9 @@ def main(bundle: str) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         print(f"serving at http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(
+            sockets=[listening]
+        )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
     ]
     arguments += more
     subprocess.run([sys.executable, "-m", "cifnet_pl", *arguments], check=True)
-    newest = max((logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime)
+    newest = max(
+        (logs / engine).glob("version_*"), key=lambda path: path.stat().st_mtime
+    )
     with (newest / "tasks.csv").open() as file:
         return sum(float(row["train_seconds"]) for row in csv.DictReader(file))
 
@@ -83,7 +85,9 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
         write_images(Path(folder, "more"), setup, seed=1000)
         new = Path(folder, "more", "train")
         files = sorted((root / "train").rglob("*.jpg"))
-        for entry in sorted(new.iterdir()):  # for extend, to which other names are other classes
+        for entry in sorted(
+            new.iterdir()
+        ):  # for extend, to which other names are other classes
             entry.rename(entry.with_name(f"new_{entry.name}"))
         times: dict[str, list[list[float]]] = {
             "fit": [[], []],
@@ -119,7 +123,9 @@ def about(setup: Setup) -> str:
     """What was learned, how often, on how many threads."""
     images = setup.classes * setup.per_class
     threads = torch.get_num_threads()
-    return f"EfficientNet-Lite0, {images} JPEGs, {setup.rounds} rounds, {threads} threads"
+    return (
+        f"EfficientNet-Lite0, {images} JPEGs, {setup.rounds} rounds, {threads} threads"
+    )
 
 
 def file_rows() -> Iterator[Row]:
@@ -136,7 +142,9 @@ def file_rows() -> Iterator[Row]:
             decode = []
             for _ in range(3):
                 ours.append(seconds(lambda files=files: list(model.classify(files))))  # type: ignore[misc]
-                decode.append(seconds(lambda files=files: list(decode_images(files, 224, 0.875))))  # type: ignore[misc]
+                decode.append(
+                    seconds(lambda files=files: list(decode_images(files, 224, 0.875)))
+                )  # type: ignore[misc]
             rates = [f"{64 / np.median(times):.0f}" for times in (ours, decode)]
             rate = "64 JPEGs at 224 px; images/s: {}, decoding alone {}".format(*rates)
             yield Row(
@@ -200,7 +208,9 @@ def start_rows(rounds: int = 5) -> Iterator[Row]:
 
 
 def _process(*arguments: str) -> Callable[[], object]:
-    return lambda: subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
+    return lambda: subprocess.run(
+        [sys.executable, *arguments], capture_output=True, check=False
+    )
 
 
 def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:

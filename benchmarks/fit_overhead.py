@@ -55,7 +55,16 @@ class Setup:
 
 
 CPU = Setup(
-    30, 200, 3, 128, 64, 2, 8, 5, "EfficientNet-Lite0 on the CPU", ("--trainer.accelerator", "cpu")
+    30,
+    200,
+    3,
+    128,
+    64,
+    2,
+    8,
+    5,
+    "EfficientNet-Lite0 on the CPU",
+    ("--trainer.accelerator", "cpu"),
 )
 """Images that the network embeds in a third of the time that those of its own size take."""
 
@@ -65,11 +74,16 @@ OWN_SIZE = replace(CPU, side=224, rounds=3)
 
 def write_images(root: Path, setup: Setup, seed: int = 0) -> None:
     """JPEG files in class folders; no two are the same, nor those of seeds that are 1000 apart."""
-    for first, split, count in ((seed, "train", setup.per_class), (seed + setup.classes, "val", 1)):
+    for first, split, count in (
+        (seed, "train", setup.per_class),
+        (seed + setup.classes, "val", 1),
+    ):
         for c in range(setup.classes):
             folder = root / split / f"class_{c:03d}"
             folder.mkdir(parents=True)
-            for i, content in enumerate(jpegs(count, (setup.side, setup.side), first + c)):
+            for i, content in enumerate(
+                jpegs(count, (setup.side, setup.side), first + c)
+            ):
                 (folder / f"{i}.jpg").write_bytes(content)
 
 
@@ -107,11 +121,15 @@ class Rivals(Callback):
         """The decoded images of the task before ``task``, or of the last one; the workers begin at
         once.
         """
-        classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[task - 1]
+        classes = np.arange(self.setup_.classes).reshape(self.setup_.tasks, -1)[
+            task - 1
+        ]
         rows = np.concatenate([self.rows_of[int(c)] for c in classes])
         return self.loader.decode(shard_batches(rows, self.setup_.batch, 0, 1))
 
-    def embed(self, batches: Iterator[ImageBatch] | list[ImageBatch]) -> list[ImageBatch]:
+    def embed(
+        self, batches: Iterator[ImageBatch] | list[ImageBatch]
+    ) -> list[ImageBatch]:
         """The run's own backbone, on its device, in its precision; returns what was embedded."""
         done = []
         with self.trainer.precision_plugin.forward_context():
@@ -145,7 +163,12 @@ class Rivals(Callback):
             times.append(0.0)
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """The bare loop does as many batches as the run did since the last turn; then the backbone
         alone does.
@@ -166,14 +189,18 @@ class Rivals(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Decoding alone is quick: in one go."""
-        self.seconds.decode.append(seconds(lambda: list(self.batches(trainer.current_epoch))))
+        self.seconds.decode.append(
+            seconds(lambda: list(self.batches(trainer.current_epoch)))
+        )
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Stop the workers."""
         self.loader.close()
 
 
-def fit(root: Path, logs: Path, head: str, setup: Setup) -> tuple[list[float], list[float]]:
+def fit(
+    root: Path, logs: Path, head: str, setup: Setup
+) -> tuple[list[float], list[float]]:
     """Seconds of learning each task of a run, and how many of them its solve took.
 
     The first include sums, solve, buffer and energy, not the evaluation; the turns of the rivals
@@ -220,14 +247,19 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
     Rivals.setup_ = setup
     rounds = [fit(root, logs, head, setup) for _ in range(setup.rounds)]
     learning, solving = (
-        [s for times in round_times for s in times] for round_times in zip(*rounds, strict=True)
+        [s for times in round_times for s in times]
+        for round_times in zip(*rounds, strict=True)
     )
 
     def runs(times: list[float]) -> list[float]:
         """All tasks of each run."""
-        return [sum(times[i : i + setup.tasks]) for i in range(0, len(times), setup.tasks)]
+        return [
+            sum(times[i : i + setup.tasks]) for i in range(0, len(times), setup.tasks)
+        ]
 
-    ours = runs([whole - paused for whole, paused in zip(learning, rival.paused, strict=True)])
+    ours = runs(
+        [whole - paused for whole, paused in zip(learning, rival.paused, strict=True)]
+    )
     unsolved = [whole - solve for whole, solve in zip(ours, runs(solving), strict=True)]
     loop = runs(rival.loop)
     decode = runs(rival.decode)
@@ -242,7 +274,10 @@ def measure(setup: Setup, root: Path, logs: Path, head: str) -> list[Row]:
         f"{setup.batch}, {setup.workers} workers, {torch.get_num_threads()} threads; energy"
         " measured in ours only"
     )
-    rates = [f"{setup.tasks * images / median(times):.0f}" for times in (decode, backbone, ours)]
+    rates = [
+        f"{setup.tasks * images / median(times):.0f}"
+        for times in (decode, backbone, ours)
+    ]
     rated = "; images/s: decoding alone {}, backbone alone {}, fit {}".format(*rates)
     size = f"at {setup.side} px"
     return [

@@ -17,7 +17,17 @@ from benchmarks.measure import Row
 from cifnet_pl.images.reader import decoding_cores
 
 SETUP = fit_overhead.Setup(
-    100, 500, 10, 224, 256, decoding_cores(), sys.maxsize, 1, "ResNet-18, bf16-mixed", (), max
+    100,
+    500,
+    10,
+    224,
+    256,
+    decoding_cores(),
+    sys.maxsize,
+    1,
+    "ResNet-18, bf16-mixed",
+    (),
+    max,
 )
 
 
@@ -54,5 +64,7 @@ def rows(setup: fit_overhead.Setup = SETUP) -> list[Row]:
             "bf16-mixed",
         ]
         about = f"{setup.about} on one {torch.cuda.get_device_name()}"
-        measured = fit_overhead.rows(replace(setup, about=about, network=tuple(arguments)))
+        measured = fit_overhead.rows(
+            replace(setup, about=about, network=tuple(arguments))
+        )
         return [replace(row, name=f"(j) GPU: {row.name}") for row in measured]

@@ -49,6 +49,17 @@ def rows() -> list[Row]:
 
     whole, systems = side_by_side(ours, bare, REPEATS)
     title = f"(f) CIFNetHead: one more task after {COHORTS} / as many systems solved"
-    about = f"d={FEATURES}, a Cholesky solve of each of {COHORTS} Gram matrices, float64, "
+    about = (
+        f"d={FEATURES}, a Cholesky solve of each of {COHORTS} Gram matrices, float64, "
+    )
     about += f"{COHORTS * (FEATURES + 1) ** 2 * 8 / 1e9:.2g} GB"
-    return [Row(title, spread(whole), spread(systems), ratio(whole, systems), "near 1", about)]
+    return [
+        Row(
+            title,
+            spread(whole),
+            spread(systems),
+            ratio(whole, systems),
+            "near 1",
+            about,
+        )
+    ]

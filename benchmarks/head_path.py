@@ -56,7 +56,10 @@ def rows() -> list[Row]:
             seconds(peak)
             ours, rival = side_by_side(partial(observe, make, z, y), peak, REPEATS)
             allowed = [t * 2 * SAMPLES * (d + 1) ** 2 / operations for t in rival]
-            rates = [f"{SAMPLES / sorted(t)[len(t) // 2]:,.0f} samples/s" for t in (ours, allowed)]
+            rates = [
+                f"{SAMPLES / sorted(t)[len(t) // 2]:,.0f} samples/s"
+                for t in (ours, allowed)
+            ]
             about = (
                 f"d={d}, {SAMPLES:,} samples in batches of {BATCH}, float64; peak: products of"
                 f" {SQUARE}² matrices"
@@ -66,5 +69,7 @@ def rows() -> list[Row]:
                 " threads"
             )
             title = f"(i) sums of {name}, d={d} / peak product rate"
-            measured.append(Row(title, rates[0], rates[1], ratio(allowed, ours), "near 1", about))
+            measured.append(
+                Row(title, rates[0], rates[1], ratio(allowed, ours), "near 1", about)
+            )
     return measured

@@ -22,7 +22,12 @@ EPSILON = 0.05
 
 
 def literal_svd(
-    z: Tensor, y: Tensor, batch: int, dtype: torch.dtype, together: bool, classes: int = CLASSES
+    z: Tensor,
+    y: Tensor,
+    batch: int,
+    dtype: torch.dtype,
+    together: bool,
+    classes: int = CLASSES,
 ) -> Tensor:
     """eq:svd_rrls, eq:moment_rrls, eq:moment_update, eq:svd_update and eq:weights_rrls, class by
     class.
@@ -37,7 +42,9 @@ def literal_svd(
     for start in range(0, len(z), batch):
         batch_rows = x[:, start : start + batch]
         labels = y[start : start + batch]
-        targets = torch.where(labels[None] == torch.arange(classes)[:, None], limit, -limit)
+        targets = torch.where(
+            labels[None] == torch.arange(classes)[:, None], limit, -limit
+        )
         weighted = batch_rows * slope
         moments += targets @ (weighted * slope).T
         stack = [weighted for _ in range(classes)]
@@ -92,22 +99,34 @@ def rows() -> list[Row]:
     exact = ours(z, y).weights()
     threads = torch.get_num_threads()
     measured = []
-    for batches, wanted in (([BATCH], "≥ 150"), ([BATCH, 512, 1000, SAMPLES], "reported")):
+    for batches, wanted in (
+        ([BATCH], "≥ 150"),
+        ([BATCH, 512, 1000, SAMPLES], "reported"),
+    ):
         settings = list(
             itertools.product(
-                sorted({1, threads}), (torch.float32, torch.float64), (False, True), batches
+                sorted({1, threads}),
+                (torch.float32, torch.float64),
+                (False, True),
+                batches,
             )
         )
         timed = []
         for n, dtype, together, batch in settings:
             torch.set_num_threads(n)
             # Two classes tell which setting is the fastest; all ten would take minutes a setting.
-            timed.append(seconds(partial(literal_svd, z, y, batch, dtype, together, classes=2)))
+            timed.append(
+                seconds(partial(literal_svd, z, y, batch, dtype, together, classes=2))
+            )
         n, dtype, together, batch = settings[timed.index(min(timed))]
         difference = literal_svd(z, y, batch, torch.float64, together) - exact
-        assert difference.norm() / exact.norm() < 1e-8, "the rival computes something else"
+        assert difference.norm() / exact.norm() < 1e-8, (
+            "the rival computes something else"
+        )
 
-        def rival(n: int = n, d: torch.dtype = dtype, t: bool = together, b: int = batch) -> None:
+        def rival(
+            n: int = n, d: torch.dtype = dtype, t: bool = together, b: int = batch
+        ) -> None:
             torch.set_num_threads(n)
             literal_svd(z, y, b, d, t)
 
@@ -126,6 +145,13 @@ def rows() -> list[Row]:
         )
         about += f"; ours: {threads} threads, float64, batch {BATCH}"
         measured.append(
-            Row(name, spread(a, 1e3, "ms"), spread(b, 1e3, "ms"), ratio(b, a), wanted, about)
+            Row(
+                name,
+                spread(a, 1e3, "ms"),
+                spread(b, 1e3, "ms"),
+                ratio(b, a),
+                wanted,
+                about,
+            )
         )
     return measured

@@ -42,14 +42,20 @@ class Load:
 
 def form(image: bytes) -> bytes:
     """The body of a multipart request with one image."""
-    about = (
-        'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
+    about = 'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
+    return (
+        f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode()
+        + image
+        + f"\r\n--{BOUNDARY}--\r\n".encode()
     )
-    return f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode() + image + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
 def ask(
-    url: str, images: Sequence[bytes], requests: int, clients: int, until: Event | None = None
+    url: str,
+    images: Sequence[bytes],
+    requests: int,
+    clients: int,
+    until: Event | None = None,
 ) -> Load:
     """Ask for one image a request, each client the next one as soon as it has its response.
 
@@ -70,7 +76,9 @@ async def _ask(
     about = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
     head = f"POST /classify HTTP/1.1\r\nHost: {host}:{port}\r\n{about}\r\n"
     bodies = [form(image) for image in images]
-    messages = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+    messages = [
+        f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies
+    ]
     load = Load()
     left = iter(range(requests))
 
@@ -82,10 +90,14 @@ async def _ask(
             start = time.perf_counter()
             writer.write(messages[number % len(messages)])
             status = await reader.readuntil(b"\r\n\r\n")
-            length = int(status.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            length = int(
+                status.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            )
             content = await reader.readexactly(length)
             load.times.append(time.perf_counter() - start)
-            load.errors += not status.startswith(b"HTTP/1.1 200") or b'"classes":[{' not in content
+            load.errors += (
+                not status.startswith(b"HTTP/1.1 200") or b'"classes":[{' not in content
+            )
         writer.close()
 
     start = time.perf_counter()
@@ -126,7 +138,9 @@ class Process:
         """What it has computed so far, on all cores: unlike a clock, it does not count what other
         programs do.
         """
-        fields = Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()
+        )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

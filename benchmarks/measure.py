@@ -48,7 +48,9 @@ def side_by_side(
 
 def spread(times: list[float], scale: float = 1.0, unit: str = "s") -> str:
     """Median and range, e.g. ``0.123 s (0.120–0.130)``."""
-    low, middle, high = (scale * t for t in (min(times), statistics.median(times), max(times)))
+    low, middle, high = (
+        scale * t for t in (min(times), statistics.median(times), max(times))
+    )
     return f"{_shown(middle)} {unit} ({_shown(low)}–{_shown(high)})"
 
 

@@ -76,7 +76,9 @@ def recursion(tasks: Stream, projection: Tensor, update: Callable[..., None]) ->
     inverse = torch.eye(len(projection), dtype=torch.float64) / RIDGE
     weights = torch.zeros(len(projection), 0, dtype=torch.float64)
     for classes, z, y in tasks:
-        weights = torch.cat([weights, weights.new_zeros(len(weights), len(classes))], dim=1)
+        weights = torch.cat(
+            [weights, weights.new_zeros(len(weights), len(classes))], dim=1
+        )
         for start in range(0, PER_TASK, BATCH):
             x = (z[start : start + BATCH].double() @ projection.T).relu_()
             target = torch.nn.functional.one_hot(
@@ -95,7 +97,10 @@ def rows() -> list[Row]:
         projection = draw_projection(width, FEATURES, seed=0)
         scores = ours(tasks, projection)(queries)
         h = (queries.double() @ projection.double().T).relu()
-        for name, update in (("as written", literal), ("rewritten for speed", rewritten)):
+        for name, update in (
+            ("as written", literal),
+            ("rewritten for speed", rewritten),
+        ):
             expected = h @ recursion(tasks, projection, update)
             off = float((scores - expected).norm() / expected.norm())
             assert off < 1e-7, off
@@ -114,6 +119,8 @@ def rows() -> list[Row]:
             )
             title = f"(d) recursion {name} / ACILHead, width {width}"
             measured.append(
-                Row(title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about)
+                Row(
+                    title, spread(mine), spread(rival), ratio(rival, mine), "≥ 4", about
+                )
             )
     return measured

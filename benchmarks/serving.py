@@ -133,9 +133,14 @@ def _throughput(
         before = time.process_time(), ours.cpu_seconds(), bare.cpu_seconds()
         direct.append(seconds(lambda: list(model.classify(repeated))) / few)
         between = time.process_time()
-        loads.append((ask(ours.url, images, share, CLIENTS), ask(bare.url, images, few, CLIENTS)))
+        loads.append(
+            (ask(ours.url, images, share, CLIENTS), ask(bare.url, images, few, CLIENTS))
+        )
         after = between, ours.cpu_seconds(), bare.cpu_seconds()
-        cpu = [total + end - start for total, start, end in zip(cpu, before, after, strict=True)]
+        cpu = [
+            total + end - start
+            for total, start, end in zip(cpu, before, after, strict=True)
+        ]
         memory.append(ours.megabytes())
     own, rival = ([1 / pair[i].rate for pair in loads] for i in (0, 1))
     errors = sum(load.errors for load, _ in loads)
@@ -175,7 +180,9 @@ def _throughput(
     )
 
 
-def _updates(setup: Setup, images: list[bytes], ours: Process, about: str) -> Iterator[Row]:
+def _updates(
+    setup: Setup, images: list[bytes], ours: Process, about: str
+) -> Iterator[Row]:
     """The slowest responses while a class is learning, beside those without a update in turn."""
     calm = []
     busy = []
@@ -184,14 +191,19 @@ def _updates(setup: Setup, images: list[bytes], ours: Process, about: str) -> It
         update = jpegs(setup.update, setup.image, seed=1 + number)
         calm.append(
             ask(
-                ours.url, images, max(CLIENTS, setup.requests // setup.rounds // 4), CLIENTS
+                ours.url,
+                images,
+                max(CLIENTS, setup.requests // setup.rounds // 4),
+                CLIENTS,
             ).percentile(99)
         )
         begun = time.perf_counter()
         with learning(ours, update, f"new {number}") as over:
             busy.append(ask(ours.url, images, 10**6, CLIENTS, over).percentile(99))
         taking.append(time.perf_counter() - begun)
-    details = f"{about}; updates of {setup.update} images, {np.median(taking):.1f} s each"
+    details = (
+        f"{about}; updates of {setup.update} images, {np.median(taking):.1f} s each"
+    )
     yield Row(
         "(m) p99 of responses while a class is learning / otherwise",
         spread(busy, 1000, "ms"),

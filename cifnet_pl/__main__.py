@@ -137,7 +137,10 @@ def prepare_process() -> None:
         keep_freed_memory,
     )  # here: Ctrl-C is answered once this file is imported
 
-    for stream in (sys.stdout, sys.stderr):  # whatever their encoding (cp1252, ASCII, …)
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # whatever their encoding (cp1252, ASCII, …)
         if hasattr(
             stream, "reconfigure"
         ):  # streams that a test or a notebook put there may lack it

@@ -247,14 +247,19 @@ def built_from_the_width_alone(case: Case, tasks: Tasks) -> None:
     kind = type(case.make(width))
     settings = case.make(width).settings()
     again = kind.from_settings(settings).settings()
-    _must(kind(in_features=width).in_features == width, "in_features alone does not build it")
+    _must(
+        kind(in_features=width).in_features == width,
+        "in_features alone does not build it",
+    )
     _must(again == settings, "its settings() do not build the same head")
 
 
 def learns_any_labels(case: Case, tasks: Tasks) -> None:
     """It learns any integers, uneven tasks, a first task of one class, and reloads their state."""
     head = case.learned(tasks)
-    _must(head.tasks == [task.classes for task in tasks], f"it has learned {head.tasks}")
+    _must(
+        head.tasks == [task.classes for task in tasks], f"it has learned {head.tasks}"
+    )
     expected: dict[int, int] = {}
     for task in tasks:
         expected.update(zip(task.classes, task.counts, strict=True))
@@ -279,7 +284,8 @@ def tells_classes_apart(case: Case, tasks: Tasks) -> None:
 def _must_be_accurate(predicted: Tensor, y: Tensor, origin: str) -> None:
     correct = int((predicted == y).sum())
     _must(
-        correct > 0.9 * len(y), f"it predicts {correct} of {len(y)} samples of {origin} correctly"
+        correct > 0.9 * len(y),
+        f"it predicts {correct} of {len(y)} samples of {origin} correctly",
     )
 
 
@@ -291,13 +297,21 @@ def scores_are_float64(case: Case, tasks: Tasks) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         scores = head(z.to(dtype))
         shape = tuple(scores.shape)
-        _must(scores.dtype == torch.float64, f"scores are {scores.dtype}, expected float64")
+        _must(
+            scores.dtype == torch.float64,
+            f"scores are {scores.dtype}, expected float64",
+        )
         _must(shape == (len(z), columns), f"scores have shape {shape}")
         _must(bool(scores.isfinite().all()), "scores are not finite")
-    _must(head(z[:0]).shape == (0, columns), "scores of no embedding have another shape")
+    _must(
+        head(z[:0]).shape == (0, columns), "scores of no embedding have another shape"
+    )
     single = torch.cat([head(row[None]) for row in z])
     error = difference(single, head(z))
-    _must(error <= case.tolerance, f"the scores of an embedding alone differ by {error:.1g}")
+    _must(
+        error <= case.tolerance,
+        f"the scores of an embedding alone differ by {error:.1g}",
+    )
 
 
 def order_does_not_matter(case: Case, tasks: Tasks) -> None:
@@ -367,7 +381,10 @@ def memory_is_counted(case: Case, tasks: Tasks) -> None:
         if value.is_floating_point() and value.ndim >= 2:
             stored += value.numel()
     counted = sum(head.state_elements().values())
-    _must(counted == stored, f"state_elements() counts {counted} elements, {stored} are stored")
+    _must(
+        counted == stored,
+        f"state_elements() counts {counted} elements, {stored} are stored",
+    )
 
 
 def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
@@ -388,7 +405,10 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
             head.abort_task()
             assert_same_state(head, before)
         learn(head, tasks[k:], earlier=tasks[:k])
-        _must(torch.equal(head(z), expected), "scores after an aborted task have other bits")
+        _must(
+            torch.equal(head(z), expected),
+            "scores after an aborted task have other bits",
+        )
 
 
 def bad_samples_are_refused(case: Case, tasks: Tasks) -> None:
@@ -415,8 +435,13 @@ def merging_is_as_declared(case: Case, tasks: Tasks) -> None:
     else:
         first.merge_(second)
         first.solve()
-        _must(first.class_counts() == whole.class_counts(), "merged heads have other counts")
-        case.must_agree(first, whole, tasks, "merging instead of learning together", 1e-8)
+        _must(
+            first.class_counts() == whole.class_counts(),
+            "merged heads have other counts",
+        )
+        case.must_agree(
+            first, whole, tasks, "merging instead of learning together", 1e-8
+        )
     if not first.subtracts:
         _must_refuse(CifnetError, "subtracting", first.subtract_, second)
     else:
@@ -498,7 +523,9 @@ HEAD_CHECKS = (
 """What every head must pass; a run tries the first three on a custom head before it begins."""
 
 
-def check_head(make: Callable[[int], Head], locked: bool = False, tolerance: float = 1e-9) -> None:
+def check_head(
+    make: Callable[[int], Head], locked: bool = False, tolerance: float = 1e-9
+) -> None:
     """Check that a head keeps its contract: labels, order, state, memory, declared capabilities.
 
     Args:
@@ -529,7 +556,10 @@ def try_head(head: Head) -> None:
         AssertionError: it does not; or whatever the head's own code raises.
     """
     for check in HEAD_CHECKS[:3]:
-        check(Case(lambda width: head.fresh(), tolerance=1e-3), stream(width=head.in_features))
+        check(
+            Case(lambda width: head.fresh(), tolerance=1e-3),
+            stream(width=head.in_features),
+        )
 
 
 # ---------------------------------------------------------------------- backbones and sources
@@ -547,12 +577,17 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
     """
     backbone = build_backbone(name, architecture, engine="torch")
     side = backbone.preprocessing.image_size
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, side, side), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (3, 3, side, side), dtype=np.uint8
+    )
     images = torch.from_numpy(pixels)
     z = backbone(images)
     _must(z.shape == (3, backbone.features), f"embeddings have shape {tuple(z.shape)}")
     _must(bool(z.isfinite().all()), "embeddings are not finite")
-    _must(torch.equal(backbone(images), z), "the same images have other embeddings the second time")
+    _must(
+        torch.equal(backbone(images), z),
+        "the same images have other embeddings the second time",
+    )
     single = torch.cat([backbone(image[None]) for image in images])
     _must(difference(single, z) < 1e-4, "images influence each other")
     _must(difference(z[:1].expand(3, -1), z) > 0, "all images have the same embedding")
@@ -573,7 +608,9 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     _check_same_samples(source.train, again.train)
     _check_same_samples(source.val, again.val)
     learned = set(np.unique(source.train.labels).tolist())
-    _must(learned == set(range(len(source.class_names))), "a class has no training sample")
+    _must(
+        learned == set(range(len(source.class_names))), "a class has no training sample"
+    )
 
 
 def _check_same_samples(first: SampleSet, second: SampleSet) -> None:

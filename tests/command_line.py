@@ -58,11 +58,15 @@ def command(*args: str) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     """Of that process: one thread, and nothing that a run in this process left behind."""
     of_a_rank = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")
-    inherited = {key: value for key, value in os.environ.items() if key not in of_a_rank}
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in of_a_rank
+    }
     return {**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
 
 
-def call(*args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+def call(
+    *args: str, timeout: float = 120, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, to its end."""
     encoding = more.get("PYTHONIOENCODING", "utf-8")
     env = environment(**more)
@@ -90,13 +94,21 @@ def call_in_turn(
     encoding = more.get("PYTHONIOENCODING", "utf-8")
     args = [sys.executable, "-c", IN_TURN, json.dumps(commands)]
     done = subprocess.run(
-        args, env=environment(**more), capture_output=True, encoding=encoding, timeout=timeout
+        args,
+        env=environment(**more),
+        capture_output=True,
+        encoding=encoding,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    outputs, errors = (re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr))
+    outputs, errors = (
+        re.split(r"### (\d+)\n", text) for text in (done.stdout, done.stderr)
+    )
     assert outputs[1::2] == errors[1::2]
     assert len(outputs) == 2 * len(commands) + 1
-    ends = zip(commands, map(int, outputs[1::2]), outputs[0::2], errors[0::2], strict=False)
+    ends = zip(
+        commands, map(int, outputs[1::2]), outputs[0::2], errors[0::2], strict=False
+    )
     return [subprocess.CompletedProcess(*end) for end in ends]
 
 
@@ -115,7 +127,10 @@ def description(content: dict) -> dict:
     """What a checkpoint says of its run and model, without the history, which has dates and
     times.
     """
-    return {**content["cifnet"], "model": {**content["cifnet"].get("model", {}), "history": None}}
+    return {
+        **content["cifnet"],
+        "model": {**content["cifnet"].get("model", {}), "history": None},
+    }
 
 
 def assert_same_model(run: Path, other: Path) -> None:
@@ -134,7 +149,9 @@ def measurements(run: Path) -> list[list[str]]:
     """
     lines = [line.split(",") for line in (run / "tasks.csv").read_text().splitlines()]
     costs = ("seconds", "energy", "cached")
-    kept = [i for i, name in enumerate(lines[0]) if not any(cost in name for cost in costs)]
+    kept = [
+        i for i, name in enumerate(lines[0]) if not any(cost in name for cost in costs)
+    ]
     return [[line[i] for i in kept] for line in lines]
 
 
@@ -147,6 +164,8 @@ def make_images(root: Path, classes: list[str], per_class: int = 10) -> Path:
         pattern = draw.integers(0, 256, (12, 10, 3))
         (root / name).mkdir(parents=True)
         for i in range(per_class):
-            noisy = np.clip(pattern + draw.normal(0, 10, (12, 10, 3)), 0, 255).astype(np.uint8)
+            noisy = np.clip(pattern + draw.normal(0, 10, (12, 10, 3)), 0, 255).astype(
+                np.uint8
+            )
             Image.fromarray(noisy).save(root / name / f"{i}.png")
     return root

@@ -7,7 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: several workers share the cores
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # before torch is imported: several workers share the cores
     os.environ["OMP_NUM_THREADS"] = "1"
 
 if (
@@ -55,7 +57,9 @@ def blank_pictures(monkeypatch):
         return Figure(figsize=(0.1, 0.1))
 
     monkeypatch.setattr("cifnet_pl.learning.callbacks.figures.draw_trajectory", blank)
-    monkeypatch.setattr("cifnet_pl.learning.callbacks.class_results.draw_confusion", blank)
+    monkeypatch.setattr(
+        "cifnet_pl.learning.callbacks.class_results.draw_confusion", blank
+    )
 
 
 @pytest.fixture

@@ -76,7 +76,9 @@ def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
     multiprocessing.set_start_method(
         DEFAULT, force=True
     )  # not the server's, which would be started and imported anew
-    file = os.open(output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(
+        output, os.O_RDWR if terminal else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )
     for number in (0, 1, 2) if terminal else (1, 2):
         os.dup2(file, number)
     sys.stdout = os.fdopen(1, "w", buffering=1)
@@ -123,7 +125,9 @@ class Act(Callback):
     batches of it.
     """
 
-    def __init__(self, hook: str, task: int, do: Callable[[Any], Any], batches: int = 0):
+    def __init__(
+        self, hook: str, task: int, do: Callable[[Any], Any], batches: int = 0
+    ):
         self.task = task
         self.batches = batches
         self.do = do
@@ -135,6 +139,10 @@ class Act(Callback):
             batch = rest[-1]
         else:
             batch = self.batches
-        if not self.done and trainer.current_epoch == self.task and batch >= self.batches:
+        if (
+            not self.done
+            and trainer.current_epoch == self.task
+            and batch >= self.batches
+        ):
             self.done = True
             self.do(trainer)

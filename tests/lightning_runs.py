@@ -11,13 +11,21 @@ from cifnet_pl import CalibrationBuffer, CIFNetDataModule, CIFNetModule
 def digits(**options: Any) -> CIFNetDataModule:
     """Five tasks of two digits, as pixels."""
     return CIFNetDataModule(
-        **{"source": "digits", "classes_per_task": 2, "image_size": 8, "num_workers": 0, **options}
+        **{
+            "source": "digits",
+            "classes_per_task": 2,
+            "image_size": 8,
+            "num_workers": 0,
+            **options,
+        }
     )
 
 
 def module(**options: Any) -> CIFNetModule:
     """The paper's head with a buffer, on pixels."""
-    return CIFNetModule(**{"backbone": "pixels:8", "buffer": CalibrationBuffer(300), **options})
+    return CIFNetModule(
+        **{"backbone": "pixels:8", "buffer": CalibrationBuffer(300), **options}
+    )
 
 
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
@@ -29,5 +37,6 @@ def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
         "accelerator": "cpu",
     }
     return Trainer(
-        **{"default_root_dir": folder, "max_epochs": 5, **quiet, **options}, callbacks=[*callbacks]
+        **{"default_root_dir": folder, "max_epochs": 5, **quiet, **options},
+        callbacks=[*callbacks],
     )

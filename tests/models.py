@@ -30,7 +30,9 @@ MAKERS: dict[str, Callable[[], Head]] = {
 TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
 
 
-def learn_digits(head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torch.Tensor) -> None:
+def learn_digits(
+    head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torch.Tensor
+) -> None:
     """Five tasks of two digits; after each the buffer is shown to the head and holds its
     samples.
     """
@@ -64,12 +66,20 @@ def samples(
 def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     """A model that knows nothing, on pixels of images of 2 × 2."""
     made = MAKERS[head]()
-    buffer = CalibrationBuffer(capacity) if made.uses_buffer or made.selects_rule else None
-    return Classifier(build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0))
+    buffer = (
+        CalibrationBuffer(capacity) if made.uses_buffer or made.selects_rule else None
+    )
+    return Classifier(
+        build_backbone(f"pixels:{SIDE}"), made, buffer, [], SIDE, 1.0, (0.2, 0)
+    )
 
 
 def take_in(
-    model: Classifier, names: Sequence[str], z: Tensor, y: Tensor, keys: Tensor | None = None
+    model: Classifier,
+    names: Sequence[str],
+    z: Tensor,
+    y: Tensor,
+    keys: Tensor | None = None,
 ) -> Classifier:
     """One more task of (n, d) embeddings, their labels, and keys, which are positions if none are
     given.
@@ -80,7 +90,9 @@ def take_in(
     return model
 
 
-def teach(model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0) -> Classifier:
+def teach(
+    model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0
+) -> Classifier:
     """One more task."""
     z, class_of, keys = samples(names, count, seed)
     model.begin_task(names, [count] * len(names))
@@ -112,7 +124,9 @@ def tensors_of(bundle: Path) -> dict[str, Tensor]:
 
 
 def forge(
-    bundle: Path, config: dict[str, Any], tensors: dict[str, Tensor] | bytes | None = None
+    bundle: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor] | bytes | None = None,
 ) -> None:
     """Put other content into a bundle, with checksums that are right: what an attacker can do."""
     if tensors is not None:

@@ -35,7 +35,12 @@ DRIVER: dict[str, Any] = {
 """What the driver says to Lightning and to the package."""
 
 aten = torch.ops.aten
-MAY_MIX = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
+MAY_MIX = {
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put_.default,
+}
 """Operations that a GPU too does with tensors elsewhere: copies, and indices on the CPU."""
 
 
@@ -75,7 +80,9 @@ class There(Tensor):
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         """Refused, as by a GPU's tensor."""
-        raise TypeError("can't convert a tensor on the simulated device to numpy: use .cpu() first")
+        raise TypeError(
+            "can't convert a tensor on the simulated device to numpy: use .cpu() first"
+        )
 
 
 @contextmanager
@@ -88,7 +95,9 @@ def simulated_device() -> Iterator[torch.device]:
     torch._C._ensureCUDADeviceGuardSet()
     _configure(True)
     refused = mock.Mock(
-        side_effect=AssertionError("a network is embedded by torch where a device is simulated")
+        side_effect=AssertionError(
+            "a network is embedded by torch where a device is simulated"
+        )
     )
     try:
         with (
@@ -112,18 +121,26 @@ def _configure(simulated: bool) -> None:
 
 
 class _Mode(TorchDispatchMode):
-    _mode_key = torch._C._TorchDispatchModeKey.FAKE  # torch then does not look for a driver
+    _mode_key = (
+        torch._C._TorchDispatchModeKey.FAKE
+    )  # torch then does not look for a driver
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        kwargs = {
+            name: value
+            for name, value in (kwargs or {}).items()
+            if name != "pin_memory"
+        }
         if torch._C._dispatch_has_kernel_for_dispatch_key(
             operator.name(), "CompositeImplicitAutograd"
         ):
             with self:  # in inference mode these arrive whole
                 return operator.decompose(*args, **kwargs)
-        if any(issubclass(kind, There) for kind in types) or _is_there(kwargs.get("device")):
+        if any(issubclass(kind, There) for kind in types) or _is_there(
+            kwargs.get("device")
+        ):
             return _run(operator, args, kwargs)
         return operator(*args, **kwargs)
 
@@ -134,7 +151,9 @@ def _is_there(device: Any) -> bool:
 
 def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on what the tensors hold, and its results where they would be."""
-    tensors = [part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor)]
+    tensors = [
+        part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor)
+    ]
     _check_devices(operator, tensors)
     device = kwargs.get("device")
     if device is not None:

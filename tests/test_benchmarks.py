@@ -37,7 +37,9 @@ def test_letters_choose_rows() -> None:
     assert chosen(["k"]) == ["engines.network_rows", "bare_loop.rows"]
     for place in PLACES:
         module, _, function = place.partition(".")
-        assert callable(getattr(importlib.import_module(f"benchmarks.{module}"), function)), place
+        assert callable(
+            getattr(importlib.import_module(f"benchmarks.{module}"), function)
+        ), place
 
 
 def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +59,15 @@ def test_training_pass_against_its_rivals() -> None:
     rows = list(fit_overhead.rows(TINY))
     assert [row.name[:3] for row in rows] == ["(b)", "(e)", "(e)"] * 2
     rival = fit_overhead.Rivals.seconds
-    assert len(rival.loop) == len(rival.decode) == len(rival.backbone) == TINY.rounds * TINY.tasks
-    assert all("2 runs of 2 tasks of 6 JPEGs, pixels, 8 px" in row.settings for row in rows)
+    assert (
+        len(rival.loop)
+        == len(rival.decode)
+        == len(rival.backbone)
+        == TINY.rounds * TINY.tasks
+    )
+    assert all(
+        "2 runs of 2 tasks of 6 JPEGs, pixels, 8 px" in row.settings for row in rows
+    )
 
 
 @pytest.mark.system
@@ -69,7 +78,8 @@ def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
     rows = list(bare_loop.rows_of_size(tiny))
     assert len({row.name for row in rows}) == len(rows) in (2, 3)
     assert all(
-        row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ") for row in rows
+        row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ")
+        for row in rows
     )
     assert all("24 JPEGs in 2 tasks, 1 runs" in row.settings for row in rows)
     assert all(float(row.rival.split()[0]) > 0 for row in rows)
@@ -150,4 +160,9 @@ def test_table_of_trained_methods(tmp_path, monkeypatch, capsys):
     ]
     assert (der[0], der[3:9]) == ("der", ["30.0", "–", "–", "–", "30.0", "31.0"])
     assert der[-2:] == ["5", "11.17 M"]  # 0.1 kWh against 0.02
-    assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == ("ridge", "50.0", ["52.0", "–", "–"], "1")
+    assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == (
+        "ridge",
+        "50.0",
+        ["52.0", "–", "–"],
+        "1",
+    )

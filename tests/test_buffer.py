@@ -27,7 +27,9 @@ Samples = tuple[Tensor, Tensor, Tensor]
 def samples(counts: dict[int, int], seed: int = 0) -> Samples:
     """Embeddings, labels and distinct keys of ``counts[label]`` samples of each class, shuffled."""
     generator = torch.Generator().manual_seed(seed)
-    y = torch.repeat_interleave(torch.tensor(list(counts)), torch.tensor(list(counts.values())))
+    y = torch.repeat_interleave(
+        torch.tensor(list(counts)), torch.tensor(list(counts.values()))
+    )
     y = y[torch.randperm(len(y), generator=generator)]
     key = torch.randint(-(2**62), 2**62, (len(y),), generator=generator)
     return torch.randn(len(y), 3, generator=generator), y, key
@@ -50,14 +52,20 @@ def filled(buffer: CalibrationBuffer, *tasks: Samples) -> CalibrationBuffer:
 
 def content(buffer: CalibrationBuffer) -> list[list[float]]:
     """Everything stored, in its order."""
-    return torch.cat([buffer.z.double(), buffer.y[:, None], buffer.key[:, None]], dim=1).tolist()
+    return torch.cat(
+        [buffer.z.double(), buffer.y[:, None], buffer.key[:, None]], dim=1
+    ).tolist()
 
 
 def sizes(buffer: CalibrationBuffer) -> dict[int, int]:
     return {label: int((buffer.y == label).sum()) for label in buffer.classes}
 
 
-TASKS = [samples({7: 30, -2: 9}, 0), samples({10**12: 25}, 1), samples({0: 2, 3: 40, 5: 11}, 2)]
+TASKS = [
+    samples({7: 30, -2: 9}, 0),
+    samples({10**12: 25}, 1),
+    samples({0: 2, 3: 40, 5: 11}, 2),
+]
 
 
 # ---------------------------------------------------------------------- sizes
@@ -107,7 +115,12 @@ def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
 def test_items_are_those_of_past_tasks_until_commit() -> None:
     buffer = CalibrationBuffer(capacity=100)
     offer(buffer, TASKS[0])
-    assert buffer.items()[0].shape[0] == buffer.items()[1].shape[0] == buffer.state_elements() == 0
+    assert (
+        buffer.items()[0].shape[0]
+        == buffer.items()[1].shape[0]
+        == buffer.state_elements()
+        == 0
+    )
     buffer.commit()
     z, y = buffer.items()
     offer(buffer, TASKS[1])
@@ -129,10 +142,14 @@ def test_batches_that_do_not_fit_together_are_refused() -> None:
 
 
 @given(seed=st.integers(0, 999), quota=st.integers(1, 30))
-def test_the_sample_of_a_union_is_the_sample_of_the_samples(seed: int, quota: int) -> None:
+def test_the_sample_of_a_union_is_the_sample_of_the_samples(
+    seed: int, quota: int
+) -> None:
     data = TASKS[2]
     here = torch.from_numpy(np.random.default_rng(seed).random(len(data[1])) < 0.5)
-    chosen = [tuple(part[rows] for part in data) for rows in (here | ~here, here, ~here)]
+    chosen = [
+        tuple(part[rows] for part in data) for rows in (here | ~here, here, ~here)
+    ]
     whole, *parts = (
         filled(CalibrationBuffer(per_class=quota), samples_of) for samples_of in chosen
     )
@@ -154,7 +171,11 @@ def test_pruning_while_a_task_is_under_way_does_not_change_the_choice(
         buffer = filled(CalibrationBuffer(capacity=20), earlier)
         offer(buffer, data, torch.arange(len(data[1])).split(7))
         # Pruned, a task's candidates stay within a few times the capacity; else all of them wait.
-        assert len(buffer.pending()[1]) <= 100 if streaming else len(buffer.pending()[1]) == 1030
+        assert (
+            len(buffer.pending()[1]) <= 100
+            if streaming
+            else len(buffer.pending()[1]) == 1030
+        )
         buffer.commit()
         buffers.append(content(buffer))
     assert buffers[0] == buffers[1]
@@ -179,7 +200,11 @@ def test_a_key_that_comes_again_is_kept_once() -> None:
 def test_seeds_give_different_samples_and_the_same_seed_the_same() -> None:
     kept = []
     for seed in (0, 1, 2, 0):
-        kept.append(set(filled(CalibrationBuffer(capacity=20, seed=seed), TASKS[0]).key.tolist()))
+        kept.append(
+            set(
+                filled(CalibrationBuffer(capacity=20, seed=seed), TASKS[0]).key.tolist()
+            )
+        )
     assert kept[0] == kept[3]
     assert len({frozenset(k) for k in kept}) == 3
 
@@ -194,12 +219,17 @@ def test_every_sample_is_as_likely_as_every_other(keys: Tensor) -> None:
     n = len(keys)
     quota = 10
     trials = 3000
-    ranks = torch.stack([mix_keys(keys, seed).argsort() for seed in range(trials)])[:, :quota]
+    ranks = torch.stack([mix_keys(keys, seed).argsort() for seed in range(trials)])[
+        :, :quota
+    ]
     kept = torch.zeros(trials, n, dtype=torch.float64).scatter_(1, ranks, 1)
     # Drawn without replacement the counts are negatively correlated, hence the factor.
     share = quota / n
     statistic = (
-        (kept.sum(0) - trials * share).square().sum() / (trials * share * (1 - share)) * (n - 1) / n
+        (kept.sum(0) - trials * share).square().sum()
+        / (trials * share * (1 - share))
+        * (n - 1)
+        / n
     )
     assert statistic < chi2.ppf(1 - 1e-4, n - 1)
     assert statistic > chi2.ppf(1e-4, n - 1)
@@ -209,7 +239,10 @@ def test_every_sample_is_as_likely_as_every_other(keys: Tensor) -> None:
     in_seeds = (
         (kept[:-1] * kept[1:]).sum().item()
     )  # sets of neighbouring seeds overlap by chance only
-    assert abs(in_seeds - (trials - 1) * n * share**2) < 4 * ((trials - 1) * n * share**2) ** 0.5
+    assert (
+        abs(in_seeds - (trials - 1) * n * share**2)
+        < 4 * ((trials - 1) * n * share**2) ** 0.5
+    )
 
 
 # ---------------------------------------------------------------------- oversampling
@@ -291,7 +324,9 @@ def test_herding_is_the_greedy_search_written_out() -> None:
     chosen = list[int]()
     for _ in range(15):
         left = [i for i in range(len(z)) if i not in chosen]
-        gaps = [np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left]
+        gaps = [
+            np.linalg.norm(features[[*chosen, i]].mean(axis=0) - mean) for i in left
+        ]
         chosen.append(left[int(np.argmin(gaps))])
     assert select_herding(z, KEYS, 0, 15).tolist() == chosen
 
@@ -300,7 +335,8 @@ def test_kmeans_takes_one_of_each_cluster_the_largest_first() -> None:
     centres = torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0], [100.0, 100.0]])
     sizes = [5, 20, 10, 15]
     parts = [
-        c + embeddings(n, 2, seed=i) for i, (c, n) in enumerate(zip(centres, sizes, strict=True))
+        c + embeddings(n, 2, seed=i)
+        for i, (c, n) in enumerate(zip(centres, sizes, strict=True))
     ]
     label = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
     z = torch.cat(parts)
@@ -321,7 +357,9 @@ def test_kmeans_with_fewer_distinct_embeddings_than_wanted() -> None:
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 @pytest.mark.parametrize("quota", [1, 7, 60, 100])
-def test_every_strategy_gives_distinct_rows_up_to_the_quota(strategy: str, quota: int) -> None:
+def test_every_strategy_gives_distinct_rows_up_to_the_quota(
+    strategy: str, quota: int
+) -> None:
     rows = STRATEGIES[strategy](embeddings(), KEYS, 3, quota)
     assert len(rows) == min(quota, 60)
     assert len(set(rows.tolist())) == len(rows)

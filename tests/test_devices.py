@@ -41,7 +41,11 @@ def test_the_simulation_refuses_what_a_gpu_refuses(device):
             wrong()
     with pytest.raises(TypeError, match="numpy"):
         b.numpy()
-    assert (b + torch.tensor(1.0)).tolist() == b[torch.tensor([0, 1])].mul(2).tolist() == [2.0, 2.0]
+    assert (
+        (b + torch.tensor(1.0)).tolist()
+        == b[torch.tensor([0, 1])].mul(2).tolist()
+        == [2.0, 2.0]
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -56,7 +60,11 @@ def test_the_buffer(strategy, device):
         y = torch.tensor([2 * k, 2 * k + 1]).repeat(10)
         for buffer in buffers:
             where = buffer.y.device
-            buffer.add(z.to(where), y.to(where), torch.arange(20 * k, 20 * k + 20, device=where))
+            buffer.add(
+                z.to(where),
+                y.to(where),
+                torch.arange(20 * k, 20 * k + 20, device=where),
+            )
             buffer.commit()
     here, there = buffers
     assert {tensor.device for tensor in there.items()} == {device}
@@ -67,12 +75,21 @@ def test_the_buffer(strategy, device):
 
 
 @pytest.mark.parametrize(
-    "name", ["pixels:4", "embedded:efficientnet_lite0", "embedded:efficientnet_lite0+layers+mirror"]
+    "name",
+    [
+        "pixels:4",
+        "embedded:efficientnet_lite0",
+        "embedded:efficientnet_lite0+layers+mirror",
+    ],
 )
 def test_backbones(name, device):
     side = 4 if name == "pixels:4" else 32
     images = torch.randint(
-        0, 256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        0,
+        256,
+        (2, 3, side, side),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(0),
     )
     backbone = build_backbone(name)
     here = backbone.embed(images)
@@ -112,7 +129,10 @@ def test_a_run_and_its_resumption(head, tmp_path):
     own_cache = ["--data.cache_folder", str(tmp_path / "own")]
     with simulated_device():
         assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "2") == 0
-        assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST) == 0
+        assert (
+            fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST)
+            == 0
+        )
         arguments = [
             *FAST,
             *options,
@@ -130,7 +150,10 @@ def test_a_run_and_its_resumption(head, tmp_path):
         assert (run / f"{kind}.csv").is_file()
     assert json.loads((run / "summary.json").read_text())["device"] == "a simulated GPU"
     rounded = [
-        [[round(float(cell or -1), 6) for cell in row] for row in measurements(each)[1:]]
+        [
+            [round(float(cell or -1), 6) for cell in row]
+            for row in measurements(each)[1:]
+        ]
         for each in (one, run)
     ]
     assert rounded[0] == rounded[1]
@@ -143,7 +166,15 @@ def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
     """The commands take the first GPU where there is one."""
     images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
     more = make_images(tmp_path / "more", ["dog", "elk"])
-    options = ["--data.source", "folder", "--data.root", str(images), "--model.head", head, *BUFFER]
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(images),
+        "--model.head",
+        head,
+        *BUFFER,
+    ]
     run = learned(tmp_path / "logs", *options, "--model.calibrate", "true")
     commands = [
         [
@@ -157,13 +188,32 @@ def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
             "--check",
             str(images),
         ],
-        ["classify", "--model", "extended", "--images", str(images), "--output", "classes.csv"],
+        [
+            "classify",
+            "--model",
+            "extended",
+            "--images",
+            str(images),
+            "--output",
+            "classes.csv",
+        ],
         ["forget", "--model", "extended", "--class", "bee", "--output", "forgot"],
     ]
     if head == "RidgeHead":
-        commands += [["merge", str(run), "extended", "--base", str(run), "--output", "merged"]]
         commands += [
-            ["extend", "--model", "extended", "--images", str(more), "--output", "again", "--more"]
+            ["merge", str(run), "extended", "--base", str(run), "--output", "merged"]
+        ]
+        commands += [
+            [
+                "extend",
+                "--model",
+                "extended",
+                "--images",
+                str(more),
+                "--output",
+                "again",
+                "--more",
+            ]
         ]
         commands[-1] += ["--duplicates", "keep"]  # the images were learned before
     written = {}
@@ -188,7 +238,10 @@ def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
     ).read_text()
     for name in set(written["here"]) - {"classes.csv"}:
         assert_close(
-            *(cifnet_pl.load(tmp_path / where / name, "cpu") for where in ("here", "there"))
+            *(
+                cifnet_pl.load(tmp_path / where / name, "cpu")
+                for where in ("here", "there")
+            )
         )
 
 

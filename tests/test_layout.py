@@ -20,13 +20,17 @@ def test_a_class_has_at_most_four_of_our_classes_up_to_its_root():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 plain = (
-                    base.value if isinstance(base, ast.Subscript) else base for base in node.bases
+                    base.value if isinstance(base, ast.Subscript) else base
+                    for base in node.bases
                 )
-                bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in plain]
+                bases[node.name] = [
+                    ast.unparse(base).rpartition(".")[2] for base in plain
+                ]
 
     def depth(name: str) -> int:
         return 1 + max(
-            (depth(base) for base in bases[name] if base in bases and base != name), default=0
+            (depth(base) for base in bases[name] if base in bases and base != name),
+            default=0,
         )
 
     assert {name: depth(name) for name in bases if depth(name) > 4} == {}
@@ -39,5 +43,7 @@ def test_no_module_imports_what_windows_lacks():
     )
     assert lacking.search("import sys\n    import fcntl\n")
     assert not [
-        path for path in PACKAGE.rglob("*.py") if lacking.search(path.read_text(encoding="utf-8"))
+        path
+        for path in PACKAGE.rglob("*.py")
+        if lacking.search(path.read_text(encoding="utf-8"))
     ]

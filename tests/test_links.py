@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "lightning_logs/README.md")
+TOP = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "lightning_logs/README.md",
+)
 PAGES = [ROOT / name for name in TOP if (ROOT / name).exists()]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 PAGES += sorted((ROOT / "benchmarks").glob("*.md"))
@@ -23,11 +29,15 @@ def links(page: Path) -> list[str]:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and MkDocs form them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S
+    )
     found = set(re.findall(r"(?:id|name)=\"([^\"]+)\"", text))
     found |= set(re.findall(r"\{#([\w-]+)\}", text))
     for heading in re.findall(r"^#+ +(.*?)(?: *\{#.*\})? *$", text, flags=re.MULTILINE):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        plain = (
+            re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        )
         words = re.sub(r"[^\w\s-]", "", plain).strip()
         found.add(re.sub(r"\s", "-", words))
         found.add(re.sub(r"[-\s]+", "-", words))

@@ -14,7 +14,9 @@ from tests.command_line import call_in_turn
 REPOSITORY = Path(__file__).parents[1]
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -32,12 +34,29 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel holds; its dependencies are those of this interpreter."""
     target = tmp_path_factory.mktemp("site")
-    source = tmp_path_factory.mktemp("source")  # so that no build folder is left in the repository
-    for name in ("cifnet_pl", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    source = tmp_path_factory.mktemp(
+        "source"
+    )  # so that no build folder is left in the repository
+    for name in (
+        "cifnet_pl",
+        "configs",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+    ):
         (source / name).symlink_to(REPOSITORY / name)
     pip = ["-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
-    run(*pip, "install", *options, str(source), cwd=source)  # it builds a wheel and installs that
+    options = [
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+    ]
+    run(
+        *pip, "install", *options, str(source), cwd=source
+    )  # it builds a wheel and installs that
     return target
 
 
@@ -50,16 +69,40 @@ def test_it_runs_in_another_folder(
         "-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment
     ).stdout
     assert imported_from.startswith(str(installed))
-    fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
-    run("-m", "cifnet_pl", "fit", "--config", "quickstart", *fast, cwd=tmp_path, **environment)
+    fast = [
+        "--model.backbone",
+        "pixels:8",
+        "--data.image_size",
+        "8",
+        "--energy.enabled",
+        "false",
+    ]
+    run(
+        "-m",
+        "cifnet_pl",
+        "fit",
+        "--config",
+        "quickstart",
+        *fast,
+        cwd=tmp_path,
+        **environment,
+    )
     run_folder = "lightning_logs/quickstart/version_0"
     assert (tmp_path / run_folder / "summary.json").is_file()
     monkeypatch.chdir(tmp_path)
     configs, info, report = call_in_turn(
-        ["configs"], ["info", "--model", run_folder], ["report", run_folder], **environment
+        ["configs"],
+        ["info", "--model", run_folder],
+        ["report", run_folder],
+        **environment,
     )
-    assert [done.returncode for done in (configs, info, report)] == [0, 0, 0], report.stderr
+    assert [done.returncode for done in (configs, info, report)] == [0, 0, 0], (
+        report.stderr
+    )
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
-        assert path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix() in configs.stdout
+        assert (
+            path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix()
+            in configs.stdout
+        )
     assert "10 classes" in info.stdout
     assert (tmp_path / "report" / "report.html").is_file()

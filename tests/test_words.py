@@ -20,7 +20,18 @@ CONFIGS = ROOT / "configs"
 EVERYDAY_WORDS = (PACKAGE / "serving" / "page", PACKAGE / "serving" / "messages.py")
 """Files that speak to people who know nothing of machine learning."""
 
-TEXT_ENDINGS = {".py", ".yaml", ".txt", ".html", ".css", ".js", ".jinja", ".j2", ".csv", ".md"}
+TEXT_ENDINGS = {
+    ".py",
+    ".yaml",
+    ".txt",
+    ".html",
+    ".css",
+    ".js",
+    ".jinja",
+    ".j2",
+    ".csv",
+    ".md",
+}
 
 PHRASES = (
     "named_right",
@@ -65,7 +76,9 @@ def text_files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
-            everyday = any(file == part or part in file.parents for part in EVERYDAY_WORDS)
+            everyday = any(
+                file == part or part in file.parents for part in EVERYDAY_WORDS
+            )
             if file.suffix in TEXT_ENDINGS and not everyday:
                 yield file
 

@@ -38,26 +38,43 @@ def default(
 ) -> tuple[Tensor, float]:
     """What ``cifnet fit`` learns with, and so many random products of features."""
     head = default_head(images, product_features)
-    return head.predict(images.val_z) == images.val_y, 4e-6 * sum(head.state_elements().values())
+    return head.predict(images.val_z) == images.val_y, 4e-6 * sum(
+        head.state_elements().values()
+    )
 
 
 METHODS: dict[str, Method] = {
     "no products": default,
-    **{f"products {share}": partial(default, product_features=share) for share in (1.0, 1.5, 3.0)},
+    **{
+        f"products {share}": partial(default, product_features=share)
+        for share in (1.0, 1.5, 3.0)
+    },
     "default": partial(default, product_features="auto"),
-    "ACIL 8192, best ridge": lambda images: (acil(8192)(images) == images.val_y, 4e-6 * 35.2e6),
+    "ACIL 8192, best ridge": lambda images: (
+        acil(8192)(images) == images.val_y,
+        4e-6 * 35.2e6,
+    ),
 }
 
 
 def main() -> None:
     """Print a row for each method, set and number of images."""
     parser = study_parser(__doc__, roots="+")
-    parser.add_argument("--counts", nargs="*", default=("all",), help="images of a class, or all")
+    parser.add_argument(
+        "--counts", nargs="*", default=("all",), help="images of a class, or all"
+    )
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of rows beside the first")
     options = parser.parse_args()
     show_columns(
-        ["set", "images of a class", "method", "accuracy", "it − no products", "megabytes"]
+        [
+            "set",
+            "images of a class",
+            "method",
+            "accuracy",
+            "it − no products",
+            "megabytes",
+        ]
     )
     for root in options.root:
         images = read_images(root, options, RICH)
@@ -75,7 +92,16 @@ def main() -> None:
                 )
                 base = right if base is None else base
                 gap = interval(right, base) if right is not base else ""
-                show([root.stem, count, name, f"{right.sum():.2f}", gap, f"{found[0][1]:.1f}"])
+                show(
+                    [
+                        root.stem,
+                        count,
+                        name,
+                        f"{right.sum():.2f}",
+                        gap,
+                        f"{found[0][1]:.1f}",
+                    ]
+                )
 
 
 if __name__ == "__main__":

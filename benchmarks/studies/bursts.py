@@ -34,7 +34,9 @@ if __name__ == "__main__":
             v2.ColorJitter(0.25, 0.25, 0.15, 0.02),
         ]
     )
-    for folder in sorted(path for path in (asked.root / "train").iterdir() if path.is_dir()):
+    for folder in sorted(
+        path for path in (asked.root / "train").iterdir() if path.is_dir()
+    ):
         files = sorted(folder.iterdir())
         random.shuffle(files)
         (asked.output / "train" / folder.name).mkdir(parents=True)
@@ -42,5 +44,7 @@ if __name__ == "__main__":
             with Image.open(file) as opened:
                 image = opened.convert("RGB")
             for k in range(asked.shots):
-                change(image).save(asked.output / "train" / folder.name / f"{i}{k}.jpg", quality=92)
+                change(image).save(
+                    asked.output / "train" / folder.name / f"{i}{k}.jpg", quality=92
+                )
     (asked.output / "val").symlink_to((asked.root / "val").resolve())

@@ -26,7 +26,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegressionCV
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, StratifiedShuffleSplit
+from sklearn.model_selection import (
+    GridSearchCV,
+    StratifiedKFold,
+    StratifiedShuffleSplit,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -63,7 +67,13 @@ def new_model(width: int, products: float | Literal["auto"] = "auto") -> Classif
     """What ``fit`` learns with, on embeddings."""
     head = RidgeHead(width, decision="auto", product_features=products)
     return Classifier(
-        build_backbone(f"none:{width}"), head, CalibrationBuffer(2000), [], 1, 1.0, (0.2, 0)
+        build_backbone(f"none:{width}"),
+        head,
+        CalibrationBuffer(2000),
+        [],
+        1,
+        1.0,
+        (0.2, 0),
     )
 
 
@@ -72,12 +82,18 @@ def learn_task(model: Classifier, z: Tensor, y: Tensor) -> None:
     labels, counts = (each.tolist() for each in y.unique(return_counts=True))
     model.begin_task([str(label) for label in labels], counts)
     model.observe(
-        z, y, torch.from_numpy(np.random.default_rng(len(model.class_names)).permutation(len(y)))
+        z,
+        y,
+        torch.from_numpy(
+            np.random.default_rng(len(model.class_names)).permutation(len(y))
+        ),
     )
     model.finish_task()
 
 
-def default_head(images: Images, products: float | Literal["auto"] = "auto") -> RidgeHead:
+def default_head(
+    images: Images, products: float | Literal["auto"] = "auto"
+) -> RidgeHead:
     """Return the head of ``fit``; its calibration buffer has at most 2000 samples."""
     model = new_model(images.z.shape[1], products)
     learn_task(model, images.z, images.y)
@@ -87,15 +103,17 @@ def default_head(images: Images, products: float | Literal["auto"] = "auto") -> 
 
 def exact(decision: str) -> Rule:
     """The exact head with a given decision."""
-    return lambda images: learned(partial(RidgeHead, decision=decision), images).predict(
-        images.val_z
-    )
+    return lambda images: learned(
+        partial(RidgeHead, decision=decision), images
+    ).predict(images.val_z)
 
 
 def nearest_mean(images: Images) -> Tensor:
     """Cosine to the class means, of embeddings less their mean."""
     centre = images.z.mean(dim=0)
-    return learned(NCMHead, replace(images, z=images.z - centre)).predict(images.val_z - centre)
+    return learned(NCMHead, replace(images, z=images.z - centre)).predict(
+        images.val_z - centre
+    )
 
 
 def acil(width: int) -> Rule:
@@ -104,7 +122,8 @@ def acil(width: int) -> Rule:
     def classes(images: Images) -> Tensor:
         unit = mean_eigenvalue(images.z, 256)  # which hardly depends on the width
         head = learned(
-            partial(ACILHead, width=width, dtype="float32", ridge=SHARES[0] * unit), images
+            partial(ACILHead, width=width, dtype="float32", ridge=SHARES[0] * unit),
+            images,
         )
         assert isinstance(head, ACILHead)
         found = []
@@ -139,13 +158,17 @@ def scikit(make: Callable[[object], object]) -> Rule:
         # time.
         steps = [StandardScaler(), *([PCA()] if n < d else []), make(split)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of convergence, at penalties that are not chosen
+            warnings.simplefilter(
+                "ignore"
+            )  # of convergence, at penalties that are not chosen
             model = make_pipeline(*steps).fit(images.z.numpy(), images.y.numpy())
         if isinstance(steps[-1], GridSearchCV):
             penalty = steps[-1].best_params_["C"]
         else:
             penalty = steps[-1].C_[0]
-        print(f"{type(steps[-1]).__name__}: C = {penalty:g}", file=sys.stderr, flush=True)
+        print(
+            f"{type(steps[-1]).__name__}: C = {penalty:g}", file=sys.stderr, flush=True
+        )
         return torch.from_numpy(model.predict(images.val_z.numpy()))
 
     return classes
@@ -167,7 +190,9 @@ class LinearSVM(ClassifierMixin, BaseEstimator):
         side = 2 * torch.nn.functional.one_hot(torch.from_numpy(columns)).float() - 1
         rows = with_one(x)
         self.weights = torch.zeros(rows.shape[1], side.shape[1], requires_grad=True)
-        optimizer = torch.optim.LBFGS([self.weights], max_iter=100, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [self.weights], max_iter=100, line_search_fn="strong_wolfe"
+        )
 
         def loss() -> Tensor:
             optimizer.zero_grad()
@@ -201,7 +226,9 @@ def ledoit_wolf(images: Images) -> Tensor:
 
 def logistic(split: object, weight: str | None = None) -> object:
     """Multinomial logistic regression."""
-    return LogisticRegressionCV(Cs=PENALTIES[1:], cv=split, max_iter=100, class_weight=weight)
+    return LogisticRegressionCV(
+        Cs=PENALTIES[1:], cv=split, max_iter=100, class_weight=weight
+    )
 
 
 RULES: dict[str, Rule] = {
@@ -210,7 +237,9 @@ RULES: dict[str, Rule] = {
     "discriminant": exact("discriminant"),
     "nearest mean": nearest_mean,
     "LDA, Ledoit–Wolf": ledoit_wolf,
-    "linear SVM": scikit(lambda split: GridSearchCV(LinearSVM(), {"C": PENALTIES[:6]}, cv=split)),
+    "linear SVM": scikit(
+        lambda split: GridSearchCV(LinearSVM(), {"C": PENALTIES[:6]}, cv=split)
+    ),
     "logistic regression": scikit(logistic),
     "ACIL 8192, best ridge": acil(8192),
 }
@@ -223,15 +252,21 @@ UNEVEN: dict[str, Rule] = {
 def some(images: Images, count: int, seed: int) -> Images:
     """At most ``count`` training images of each class, drawn at random."""
     order = torch.randperm(len(images.y), generator=torch.Generator().manual_seed(seed))
-    rows = torch.cat([order[images.y[order] == label][:count] for label in range(images.classes)])
+    rows = torch.cat(
+        [order[images.y[order] == label][:count] for label in range(images.classes)]
+    )
     return replace(images, z=images.z[rows], y=images.y[rows])
 
 
 def uneven(images: Images, seed: int) -> Images:
     """Eight of the largest classes with at most 45 images, and four others with 5."""
     draw = np.random.default_rng(seed)
-    large = draw.permutation(images.y.bincount().argsort(descending=True)[:12].numpy())[:8].tolist()
-    small = draw.permutation([c for c in range(images.classes) if c not in large])[:4].tolist()
+    large = draw.permutation(images.y.bincount().argsort(descending=True)[:12].numpy())[
+        :8
+    ].tolist()
+    small = draw.permutation([c for c in range(images.classes) if c not in large])[
+        :4
+    ].tolist()
     rows = [
         draw.permutation(np.flatnonzero(images.y == c))[: 45 if c in large else 5]
         for c in large + small
@@ -259,7 +294,9 @@ def accuracies(rule: Rule, images: Images) -> Tensor:
     return torch.stack(
         [
             right.mean(),
-            torch.stack([right[images.val_y == c].mean() for c in images.val_y.unique()]).mean(),
+            torch.stack(
+                [right[images.val_y == c].mean() for c in images.val_y.unique()]
+            ).mean(),
         ]
     )
 
@@ -274,23 +311,32 @@ def main() -> None:
         help="images of a class, all, uneven",
     )
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--first_draw", type=int, default=0, help="seed of the first draw")
+    parser.add_argument(
+        "--first_draw", type=int, default=0, help="seed of the first draw"
+    )
     parser.add_argument("--only", nargs="*", help="names of columns")
     options = parser.parse_args()
     rules = UNEVEN if "uneven" in options.counts else RULES
-    rules = {name: rule for name, rule in rules.items() if name in (options.only or rules)}
+    rules = {
+        name: rule for name, rule in rules.items() if name in (options.only or rules)
+    }
     show_columns(["set", "images of a class", *rules])
     for root in options.root:
         images = read_images(root, options, RICH)
         for count in options.counts:
             draws = drawn(
-                images, count, range(options.first_draw, options.first_draw + options.draws)
+                images,
+                count,
+                range(options.first_draw, options.first_draw + options.draws),
             )
             means = [
                 torch.stack([accuracies(rule, draw) for draw in draws]).mean(dim=0)
                 for rule in rules.values()
             ]
-            cells = [f"{mean[0]:.1f}" + f" ({mean[1]:.1f})" * (count == "uneven") for mean in means]
+            cells = [
+                f"{mean[0]:.1f}" + f" ({mean[1]:.1f})" * (count == "uneven")
+                for mean in means
+            ]
             show([root.stem, count, *cells])
 
 

@@ -69,7 +69,10 @@ def decoded(images: ImageSet, side: int, classes: list[int]) -> Images:
     loader = ImageLoader(images, side, 1.0, 1)
     rows = np.flatnonzero(np.isin(images.labels, classes))
     x = torch.cat(
-        [batch.image for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))]
+        [
+            batch.image
+            for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))
+        ]
     )
     loader.close()
     return Images(x, torch.from_numpy(images.labels[rows]))
@@ -104,7 +107,9 @@ class Logistic:
         self.z = torch.cat([self.z, embedded(self.backbone, images.x)])
         self.y = torch.cat([self.y, images.y])
         regression = LogisticRegressionCV(Cs=PENALTIES[1:6], cv=3, max_iter=100)
-        self.model = make_pipeline(StandardScaler(), regression).fit(self.z.numpy(), self.y.numpy())
+        self.model = make_pipeline(StandardScaler(), regression).fit(
+            self.z.numpy(), self.y.numpy()
+        )
 
     def classify(self, x: Tensor) -> Tensor:
         """(n,) classes."""
@@ -146,7 +151,10 @@ class FineTuned:
                 v2.RandomHorizontalFlip(),
             ]
         )
-        groups = [{"params": self.classifier.parameters()}, {"params": self.trained.parameters()}]
+        groups = [
+            {"params": self.classifier.parameters()},
+            {"params": self.trained.parameters()},
+        ]
         optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=0.05)
         steps = -(-len(images.y) // BATCH) * self.epochs
         schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -156,8 +164,12 @@ class FineTuned:
             self.network.eval()
             self.trained.train()
             for rows in torch.split(torch.randperm(len(images.y)), BATCH):
-                scores = self.scores(torch.stack([augment(one) for one in images.x[rows]]))
-                loss = nn.functional.cross_entropy(scores, images.y[rows], label_smoothing=0.1)
+                scores = self.scores(
+                    torch.stack([augment(one) for one in images.x[rows]])
+                )
+                loss = nn.functional.cross_entropy(
+                    scores, images.y[rows], label_smoothing=0.1
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -167,7 +179,9 @@ class FineTuned:
     def classify(self, x: Tensor) -> Tensor:
         """(n,) classes."""
         self.network.eval()
-        return torch.cat([self.scores(part).argmax(dim=1) for part in torch.split(x, 64)])
+        return torch.cat(
+            [self.scores(part).argmax(dim=1) for part in torch.split(x, 64)]
+        )
 
 
 def measured(act: Callable[[], None]) -> list[str]:
@@ -175,7 +189,9 @@ def measured(act: Callable[[], None]) -> list[str]:
     start = time.perf_counter()
     before = os.times()
     act()
-    processor = sum(after - b for after, b in zip(os.times()[:4], before[:4], strict=True))
+    processor = sum(
+        after - b for after, b in zip(os.times()[:4], before[:4], strict=True)
+    )
     return [f"{time.perf_counter() - start:.0f}", f"{processor * WATTS / 3.6e6:.1e}"]
 
 
@@ -183,7 +199,10 @@ def main() -> None:
     """Print a row for each method."""
     parser = study_parser(__doc__)
     parser.add_argument(
-        "--epochs", type=int, default=10, help="of fine-tuning, over the images of each step"
+        "--epochs",
+        type=int,
+        default=10,
+        help="of fine-tuning, over the images of each step",
     )
     parser.add_argument("--only", nargs="*", help="names of rows")
     options = parser.parse_args()
@@ -194,11 +213,23 @@ def main() -> None:
     methods = {
         "default": Default,
         "logistic regression, last layer": Logistic,
-        "fine-tuning, last block": lambda: FineTuned(len(classes), options.epochs, whole=False),
+        "fine-tuning, last block": lambda: FineTuned(
+            len(classes), options.epochs, whole=False
+        ),
         "fine-tuning, all": lambda: FineTuned(len(classes), options.epochs, whole=True),
     }
     show_columns(
-        ["method", "at once", "seconds", "kWh", "ten later", "old", "new", "seconds", "kWh"]
+        [
+            "method",
+            "at once",
+            "seconds",
+            "kWh",
+            "ten later",
+            "old",
+            "new",
+            "seconds",
+            "kWh",
+        ]
     )
     for name, make in methods.items():
         if options.only and name not in options.only:
@@ -227,7 +258,9 @@ def step(
     method: Method, source: object, options: argparse.Namespace, classes: list[int]
 ) -> list[str]:
     """Learn some classes: seconds and kWh."""
-    return measured(lambda: method.learn(decoded(source.train, options.image_size, classes)))
+    return measured(
+        lambda: method.learn(decoded(source.train, options.image_size, classes))
+    )
 
 
 def percent(method: Method, images: Images) -> str:

@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.studies.images import RICH, read_images, show, show_columns, study_parser
+from benchmarks.studies.images import (
+    RICH,
+    read_images,
+    show,
+    show_columns,
+    study_parser,
+)
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, PredictionSets, calibrate
 from cifnet_pl.model.metrics import calibration_error

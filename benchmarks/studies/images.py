@@ -55,7 +55,9 @@ class Images:
         return [shuffled[i : i + per_task] for i in range(0, self.classes, per_task)]
 
 
-def study_parser(description: str | None, roots: str | None = None) -> argparse.ArgumentParser:
+def study_parser(
+    description: str | None, roots: str | None = None
+) -> argparse.ArgumentParser:
     """The options that studies share; ``roots`` is "+" where a study takes several folders."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,7 +68,9 @@ def study_parser(description: str | None, roots: str | None = None) -> argparse.
     return parser
 
 
-def read_images(root: Path, options: argparse.Namespace, network: str = BACKBONE) -> Images:
+def read_images(
+    root: Path, options: argparse.Namespace, network: str = BACKBONE
+) -> Images:
     """Embeddings of ``ROOT/train`` and ``ROOT/val``, from the cache of ``fit``; what it lacks is
     embedded and added.
 
@@ -88,7 +92,14 @@ def read_images(root: Path, options: argparse.Namespace, network: str = BACKBONE
     source = build_source("folder", SourceOptions(root))
     backbone = build_backbone(network)
     side: int = options.image_size
-    prepared = (backbone.outputs(side), backbone.sha256, side, 1.0, FLOAT32, backbone.engine())
+    prepared = (
+        backbone.outputs(side),
+        backbone.sha256,
+        side,
+        1.0,
+        FLOAT32,
+        backbone.engine(),
+    )
     folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
@@ -97,7 +108,9 @@ def read_images(root: Path, options: argparse.Namespace, network: str = BACKBONE
         rows = np.arange(len(images))
         missing = rows[~store.known(rows)]
         loader = ImageLoader(images, side, 1.0, 1)
-        for batch in loader.decode(np.array_split(missing, range(BATCH, len(missing), BATCH))):
+        for batch in loader.decode(
+            np.array_split(missing, range(BATCH, len(missing), BATCH))
+        ):
             store.collect(batch.row, batch.key, backbone(batch.image))
         loader.close()
         parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]
@@ -108,7 +121,10 @@ def read_images(root: Path, options: argparse.Namespace, network: str = BACKBONE
 
 
 def learn(
-    head: Head, images: Images, classes: list[int], buffer: CalibrationBuffer | None = None
+    head: Head,
+    images: Images,
+    classes: list[int],
+    buffer: CalibrationBuffer | None = None,
 ) -> None:
     """One task; a buffer samples from it, and is shown to the head."""
     rows = torch.isin(images.y, torch.tensor(classes)).nonzero().flatten()
@@ -149,7 +165,13 @@ def seen(images: Images, head: Head) -> Tensor:
 def accuracy(head: Head, images: Images) -> float:
     """A_k in percent."""
     rows = seen(images, head)
-    return 100 * (head.predict(images.val_z[rows]) == images.val_y[rows]).double().mean().item()
+    return (
+        100
+        * (head.predict(images.val_z[rows]) == images.val_y[rows])
+        .double()
+        .mean()
+        .item()
+    )
 
 
 def left_out(head: Head, images: Images) -> Tensor:
@@ -157,7 +179,9 @@ def left_out(head: Head, images: Images) -> Tensor:
     wrong.
     """
     parts = zip(torch.split(images.z, 2500), torch.split(images.y, 2500), strict=True)
-    scores = torch.cat([head.leave_one_out(*part) for part in parts]).nan_to_num(-torch.inf)
+    scores = torch.cat([head.leave_one_out(*part) for part in parts]).nan_to_num(
+        -torch.inf
+    )
     return 100 * (head.labels[scores.argmax(1)] == images.y).double() / len(images.y)
 
 

@@ -53,12 +53,19 @@ def cifnet(checkout: Path, *arguments: str) -> None:
             what it printed, the command fails.
     """
     if not (checkout / "cifnet_pl").is_dir():
-        raise RuntimeError(f"{checkout} is no checkout of the package: it has no folder cifnet_pl")
+        raise RuntimeError(
+            f"{checkout} is no checkout of the package: it has no folder cifnet_pl"
+        )
     environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     command = [sys.executable, "-m", "cifnet_pl", *arguments]
     # In its folder, as Python looks for modules where it runs before it looks anywhere else.
     done = subprocess.run(
-        command, env=environment, cwd=checkout, capture_output=True, text=True, check=False
+        command,
+        env=environment,
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
@@ -72,7 +79,9 @@ def part(root: Path, name: str) -> Path:
     return root / name
 
 
-def predictions(checkout: Path, root: Path, options: str, seed: int) -> tuple[float, np.ndarray]:
+def predictions(
+    checkout: Path, root: Path, options: str, seed: int
+) -> tuple[float, np.ndarray]:
     """Learn and ask.
 
     Returns:
@@ -96,8 +105,19 @@ def predictions(checkout: Path, root: Path, options: str, seed: int) -> tuple[fl
         cifnet(checkout, "fit", *given, *seeds)
         run = Path(folder) / "run" / "version_0"
         table = f"{folder}/predictions.csv"
-        asked = [f"--coverage={COVERAGE}", f"--unknown={UNKNOWN}", f"--output={table}", "--top=1"]
-        cifnet(checkout, "classify", f"--model={run}", f"--images={part(root, 'val')}", *asked)
+        asked = [
+            f"--coverage={COVERAGE}",
+            f"--unknown={UNKNOWN}",
+            f"--output={table}",
+            "--top=1",
+        ]
+        cifnet(
+            checkout,
+            "classify",
+            f"--model={run}",
+            f"--images={part(root, 'val')}",
+            *asked,
+        )
         summary = json.loads((run / "summary.json").read_text())
         with open(table, encoding="utf-8", newline="") as file:
             rows = sorted(csv.DictReader(file), key=lambda row: row["file"])
@@ -115,7 +135,9 @@ def predictions(checkout: Path, root: Path, options: str, seed: int) -> tuple[fl
                 row["known"] == "false",
             ]
         )
-    return summary.get("new_group_accuracy") or summary["A_K"], np.array(found, dtype=np.float64)
+    return summary.get("new_group_accuracy") or summary["A_K"], np.array(
+        found, dtype=np.float64
+    )
 
 
 def measured(draws: np.ndarray) -> np.ndarray:
@@ -134,11 +156,18 @@ def differences(ours: np.ndarray, theirs: np.ndarray) -> list[str]:
     """Cells with what ours have more than theirs, (draws, n, 5) each, and the 95 % interval."""
     gap = measured(ours) - measured(theirs)
     chance = np.random.default_rng(0)
-    picked = [chance.integers(0, ours.shape[1], ours.shape[1]) for _ in range(RESAMPLED)]
+    picked = [
+        chance.integers(0, ours.shape[1], ours.shape[1]) for _ in range(RESAMPLED)
+    ]
     low, high = np.quantile(
-        [measured(ours[:, p]) - measured(theirs[:, p]) for p in picked], (0.025, 0.975), axis=0
+        [measured(ours[:, p]) - measured(theirs[:, p]) for p in picked],
+        (0.025, 0.975),
+        axis=0,
     )
-    return [f"{g:+.1f} ({a:+.1f} … {b:+.1f})" for g, a, b in zip(gap, low, high, strict=True)]
+    return [
+        f"{g:+.1f} ({a:+.1f} … {b:+.1f})"
+        for g, a, b in zip(gap, low, high, strict=True)
+    ]
 
 
 def main() -> None:
@@ -168,7 +197,10 @@ def main() -> None:
                 name,
                 *(
                     f"{cell:.1f}"
-                    for cell in (np.mean([expected for expected, _ in drawn]), *measured(ours))
+                    for cell in (
+                        np.mean([expected for expected, _ in drawn]),
+                        *measured(ours),
+                    )
                 ),
             ]
         )

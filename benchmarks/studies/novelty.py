@@ -21,7 +21,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.studies.images import Images, learn, read_images, show, show_columns, study_parser
+from benchmarks.studies.images import (
+    Images,
+    learn,
+    read_images,
+    show,
+    show_columns,
+    study_parser,
+)
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.confidence import (
@@ -55,7 +62,9 @@ COVERAGES = (0.90, 0.95)
 
 def drawn(rows: Tensor, seed: int) -> Tensor:
     """``MOST`` of the rows at most, at random."""
-    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST]]
+    return rows[
+        torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST]
+    ]
 
 
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
@@ -73,7 +82,9 @@ def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer
     return head, buffer
 
 
-def novelty_scores(head: Head, buffer: CalibrationBuffer, z: Tensor) -> Iterator[Tensor]:
+def novelty_scores(
+    head: Head, buffer: CalibrationBuffer, z: Tensor
+) -> Iterator[Tensor]:
     """(n,) of each column: larger is more novel."""
     yield -head(z).max(dim=1).values
     yield -head.probabilities(z).max(dim=1).values
@@ -91,7 +102,9 @@ def compare(images: Images, classes: list[int], unknown: Tensor) -> Tensor:
     head, buffer = learned(images, classes)
     known = images.val_z[torch.isin(images.val_y, torch.tensor(classes))]
     pairs = zip(
-        novelty_scores(head, buffer, known), novelty_scores(head, buffer, unknown), strict=True
+        novelty_scores(head, buffer, known),
+        novelty_scores(head, buffer, unknown),
+        strict=True,
     )
     return torch.tensor([detection(*pair) for pair in pairs])
 
@@ -100,7 +113,9 @@ def near(images: Images) -> Tensor:
     """Half of the classes are known; the mean of several splits."""
     unknown = []
     for seed in SEEDS:
-        order = torch.randperm(images.classes, generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(
+            images.classes, generator=torch.Generator().manual_seed(seed)
+        )
         known, unknown = order.chunk(2)
         rows = torch.isin(images.val_y, unknown).nonzero().flatten()
         unknown.append(compare(images, known.tolist(), images.val_z[drawn(rows, seed)]))
@@ -117,7 +132,9 @@ def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tens
     percentages = [100 * (p <= share).double().mean() for share in SHARES]
     probabilities = head.probabilities(z)
     for share in COVERAGES:
-        sets = PredictionSets.of(stored(head, buffer), share).of_probabilities(probabilities)
+        sets = PredictionSets.of(stored(head, buffer), share).of_probabilities(
+            probabilities
+        )
         percentages += [
             100 * sets.gather(1, columns[:, None]).double().mean(),
             sets.sum(dim=1).double().mean(),
@@ -134,7 +151,8 @@ def along_the_stream(images: Images, order: int) -> Iterator[tuple[str, Tensor]]
     buffer = CalibrationBuffer(2000)
     later = torch.arange(len(images.y)) % 4 == 0  # come at the end
     first, more = (
-        replace(images, z=images.z[chosen], y=images.y[chosen]) for chosen in (~later, later)
+        replace(images, z=images.z[chosen], y=images.y[chosen])
+        for chosen in (~later, later)
     )
     tasks = images.tasks(order, -(-images.classes // 10))
     for k, classes in enumerate(tasks, start=1):
@@ -165,7 +183,9 @@ def main() -> None:
     show_columns(["known", "unknown", *COLUMNS])
     for name, images in sets.items():
         everything = list(range(images.classes))
-        unknown = {other: theirs.val_z for other, theirs in sets.items() if other != name}
+        unknown = {
+            other: theirs.val_z for other, theirs in sets.items() if other != name
+        }
         rows = {
             other: compare(images, everything, z[drawn(torch.arange(len(z)), 0)])
             for other, z in unknown.items()
@@ -176,11 +196,15 @@ def main() -> None:
     print()
     promised = [f"{100 * share:g} % unknown" for share in SHARES]
     promised += [
-        column for share in COVERAGES for column in (f"{100 * share:g} % covered", "classes")
+        column
+        for share in COVERAGES
+        for column in (f"{100 * share:g} % covered", "classes")
     ]
     show_columns(["set", "after", *promised, "most probable class alone"])
     for name, images in sets.items():
-        for moments in zip(*(along_the_stream(images, order) for order in ORDERS), strict=True):
+        for moments in zip(
+            *(along_the_stream(images, order) for order in ORDERS), strict=True
+        ):
             means = torch.stack([row for _, row in moments]).mean(dim=0).tolist()
             show([name, moments[0][0], *(f"{value:.1f}" for value in means)])
 

@@ -57,7 +57,8 @@ def dips(values: list[float]) -> list[tuple[int, float]]:
     1.
     """
     depth = [
-        (k + 1, min(values[k - 1], values[k + 1]) - values[k]) for k in range(1, len(values) - 1)
+        (k + 1, min(values[k - 1], values[k + 1]) - values[k])
+        for k in range(1, len(values) - 1)
     ]
     return [(task, points) for task, points in depth if points > 2]
 
@@ -83,7 +84,12 @@ def main() -> None:
     parser = study_parser(__doc__)
     parser.add_argument("--order", type=int, default=1, help="seed of the class order")
     parser.add_argument(
-        "--widths", type=int, nargs="*", default=(4096, 2048), choices=(4096, 2048), help="of ACIL"
+        "--widths",
+        type=int,
+        nargs="*",
+        default=(4096, 2048),
+        choices=(4096, 2048),
+        help="of ACIL",
     )
     parser.add_argument("--output", type=Path, default=Path("ridge.png"))
     options = parser.parse_args()
@@ -123,11 +129,30 @@ def main() -> None:
             values = trajectory(head, images, tasks)
             label = "RidgeHead" if exact else f"ACIL, width {width}"
             shown = f"{ridge:.2g}" if isinstance(ridge, float) else "GCV"
-            listed = ", ".join(f"{task} ({points:.1f})" for task, points in dips(values)) or "none"
+            listed = (
+                ", ".join(f"{task} ({points:.1f})" for task, points in dips(values))
+                or "none"
+            )
             figures = (average_accuracy(values), values[-1], min(values))
-            show([str(len(tasks)), label, shown, *(f"{value:.1f}" for value in figures), listed])
-            axis.plot(range(1, len(tasks) + 1), values, style, ms=4, label=f"{label}, {name} ridge")
-        sizes = [int(torch.isin(images.y, torch.tensor(classes)).sum()) for classes in tasks]
+            show(
+                [
+                    str(len(tasks)),
+                    label,
+                    shown,
+                    *(f"{value:.1f}" for value in figures),
+                    listed,
+                ]
+            )
+            axis.plot(
+                range(1, len(tasks) + 1),
+                values,
+                style,
+                ms=4,
+                label=f"{label}, {name} ridge",
+            )
+        sizes = [
+            int(torch.isin(images.y, torch.tensor(classes)).sum()) for classes in tasks
+        ]
         samples = np.cumsum([0, *sizes])
         if samples[-1] >= width:
             crossing = float(np.interp(width, samples, range(len(samples))))

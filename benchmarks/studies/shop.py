@@ -38,12 +38,15 @@ class Shop:
         self.clicks = 0
         self.images = {
             part: {
-                folder.name: sorted(folder.iterdir()) for folder in sorted((root / part).iterdir())
+                folder.name: sorted(folder.iterdir())
+                for folder in sorted((root / part).iterdir())
             }
             for part in ("train", "val")
         }
         self.later = {
-            self.sent(f) for files in self.images["val"].values() for f in files[len(files) // 2 :]
+            self.sent(f)
+            for files in self.images["val"].values()
+            for f in files[len(files) // 2 :]
         }
         self.classes = {
             self.sent(file): name
@@ -65,7 +68,10 @@ class Shop:
     def bring(self, files: Sequence[Path]) -> list[dict[str, Any]]:
         """Drop images, and wait until they are answered; those of the same part."""
         for start in range(0, len(files), 100):
-            sent = [("files", (self.sent(f), f.read_bytes())) for f in files[start : start + 100]]
+            sent = [
+                ("files", (self.sent(f), f.read_bytes()))
+                for f in files[start : start + 100]
+            ]
             self.http.post("/inbox", files=sent).raise_for_status()
         return self.waiting(str(files[0].relative_to(self.root).parts[0]))
 
@@ -83,7 +89,9 @@ class Shop:
     def learn(self, names: dict[str, str]) -> float:
         """Learn what was named; the seconds that it took."""
         self.clicks += 1
-        answer = self.http.post("/inbox/learn", json={"names": names}, params={"anyway": True})
+        answer = self.http.post(
+            "/inbox/learn", json={"names": names}, params={"anyway": True}
+        )
         answer.raise_for_status()
         return float(answer.json()["seconds"])
 
@@ -96,13 +104,24 @@ class Shop:
             for one in self.waiting("val")
             if one["class"] in known and one["file"] in self.later
         ]
-        shares = [right_of(tested, name) for name in sorted({one["class"] for one in tested})]
+        shares = [
+            right_of(tested, name) for name in sorted({one["class"] for one in tested})
+        ]
         said = [look["right"][key] for key in ("loo_accuracy", "new_group_accuracy")]
         shown = [
-            "–" if value is None else f"{value:.1f}" for value in (*said, sum(shares) / len(shares))
+            "–" if value is None else f"{value:.1f}"
+            for value in (*said, sum(shares) / len(shares))
         ]
         minutes = (time.perf_counter() - self.begun) / 60
-        cells = [step, len(known), images, f"{seconds:.1f}", f"{minutes:.1f}", self.clicks, *shown]
+        cells = [
+            step,
+            len(known),
+            images,
+            f"{seconds:.1f}",
+            f"{minutes:.1f}",
+            self.clicks,
+            *shown,
+        ]
         self.compare(tested)
         print(f"| {' | '.join(map(str, cells))} of {len(tested)} |", flush=True)
 
@@ -125,7 +144,11 @@ class Shop:
 
 def right_of(tested: list[dict[str, Any]], name: str) -> float:
     """Percent of the images of a class that are predicted correctly."""
-    answers = [image["classes"][0]["name"] == name for image in tested if image["class"] == name]
+    answers = [
+        image["classes"][0]["name"] == name
+        for image in tested
+        if image["class"] == name
+    ]
     return 100 * sum(answers) / len(answers)
 
 
@@ -157,7 +180,8 @@ def main(root: Path, url: str) -> None:
     wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
     label_errors = new[:REVIEWED]
     offered = [
-        one["class"] in [each["name"] for each in one["classes"][:OFFERED]] for one in label_errors
+        one["class"] in [each["name"] for each in one["classes"][:OFFERED]]
+        for one in label_errors
     ]
     shop.clicks += sum(1 if easy else TYPED for easy in offered)
     seconds = shop.learn({one["image"]: one["class"] for one in label_errors})

@@ -97,7 +97,9 @@ def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
     """Draw A_k and the prequential accuracy of one run; the end of the disjoint run as a line."""
     tasks, values = column(folder, "tasks.csv", "A_k")
     style = "o-" if len(tasks) < 25 else "-"
-    axes.plot(tasks, values, style, color="black", label="$A_k$, test samples of classes seen")
+    axes.plot(
+        tasks, values, style, color="black", label="$A_k$, test samples of classes seen"
+    )
     before, online = column(folder, "prequential.csv", "accuracy")
     if before:
         axes.plot(
@@ -111,7 +113,11 @@ def draw(axes: Axes, folder: Path, disjoint: Path | None, title: str) -> None:
     if disjoint is not None:
         end = column(disjoint, "tasks.csv", "A_k")[1][-1]
         axes.axhline(
-            end, color="tab:blue", lw=1, ls=":", label=f"end of the disjoint stream ({end:.1f} %)"
+            end,
+            color="tab:blue",
+            lw=1,
+            ls=":",
+            label=f"end of the disjoint stream ({end:.1f} %)",
         )
     axes.set(xlabel="task", ylabel="accuracy (%)", title=title, ylim=(0, 102))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -132,7 +138,8 @@ def compare(logs: Path, commands: dict[tuple[str, str], list[str]]) -> None:
             words = [head if word == "RidgeHead" else word for word in options]
             summary = json.loads(
                 (
-                    run(f"{kind}-{name}-{head}", logs, *words, *own[name]) / "summary.json"
+                    run(f"{kind}-{name}-{head}", logs, *words, *own[name])
+                    / "summary.json"
                 ).read_text()
             )
             cells.append(f"{summary['A_bar']:.1f} / {summary['A_K']:.1f}")
@@ -141,7 +148,14 @@ def compare(logs: Path, commands: dict[tuple[str, str], list[str]]) -> None:
 
 def commands_of(root: str, logs: Path) -> dict[tuple[str, str], list[str]]:
     """Options of ``fit`` for every kind of stream on digits and on the images of a folder."""
-    exact = ["--model.head", "RidgeHead", "--data.class_order", "1", "--data.num_workers", "0"]
+    exact = [
+        "--model.head",
+        "RidgeHead",
+        "--data.class_order",
+        "1",
+        "--data.num_workers",
+        "0",
+    ]
     digits = [
         *exact,
         "--model.backbone",
@@ -151,7 +165,15 @@ def commands_of(root: str, logs: Path) -> dict[tuple[str, str], list[str]]:
         "--data.classes_per_task",
         "2",
     ]
-    images = [*exact, "--data.source", "folder", "--data.root", root, "--data.cache", "true"]
+    images = [
+        *exact,
+        "--data.source",
+        "folder",
+        "--data.root",
+        root,
+        "--data.cache",
+        "true",
+    ]
     images += ["--data.image_size", "128", "--data.classes_per_task", "10"]
     commands: dict[tuple[str, str], list[str]] = {}
     for kind, options in KINDS.items():
@@ -164,7 +186,10 @@ def commands_of(root: str, logs: Path) -> dict[tuple[str, str], list[str]]:
             ]
             commands[kind, "digits"] = [*digits, *domains, *options]
             continue
-        for name, own in (("digits", [*digits, "--data.source", "digits"]), ("images", images)):
+        for name, own in (
+            ("digits", [*digits, "--data.source", "digits"]),
+            ("images", images),
+        ):
             if kind == "TaskFree":
                 every = ["--data.stream.every", EVERY[name]]
             else:
@@ -181,7 +206,9 @@ def main() -> None:
     parser.add_argument("--images", required=True)
     parser.add_argument("--logs", type=Path, default=Path("lightning_logs/streams"))
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
-    parser.add_argument("--heads", action="store_true", help="compare heads instead of drawing")
+    parser.add_argument(
+        "--heads", action="store_true", help="compare heads instead of drawing"
+    )
     options = parser.parse_args()
     commands = commands_of(options.images, options.logs)
     if options.heads:
@@ -190,23 +217,38 @@ def main() -> None:
         draw_all(options.logs, commands, options.figures)
 
 
-def draw_all(logs: Path, commands: dict[tuple[str, str], list[str]], figures: Path) -> None:
+def draw_all(
+    logs: Path, commands: dict[tuple[str, str], list[str]], figures: Path
+) -> None:
     """Run every kind of stream, and draw one figure of each."""
     runs = {
         (kind, name): run(f"{kind}-{name}", logs, *options)
         for (kind, name), options in commands.items()
     }
     for (kind, name), folder in runs.items():
-        print(kind, name, *(f"{value:.1f}" for value in column(folder, "tasks.csv", "A_k")[1]))
+        print(
+            kind,
+            name,
+            *(f"{value:.1f}" for value in column(folder, "tasks.csv", "A_k")[1]),
+        )
     for kind in KINDS:
         names = [name for name in EVERY if (kind, name) in runs]
         figure = Figure(figsize=(4.6 * len(names), 4.0), dpi=110, layout="constrained")
-        for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-            compared = None if kind in ("Disjoint", "Domains") else runs["Disjoint", name]
+        for axes, name in zip(
+            np.atleast_1d(figure.subplots(1, len(names))), names, strict=True
+        ):
+            compared = (
+                None if kind in ("Disjoint", "Domains") else runs["Disjoint", name]
+            )
             draw(axes, runs[kind, name], compared, f"{kind}: {name}")
         # Below each panel, so that it hides no line.
         for axes in figure.axes:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8, frameon=False)
+            axes.legend(
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.18),
+                fontsize=8,
+                frameon=False,
+            )
         figure.savefig(figures / f"stream_{kind.lower()}.png")
 
 

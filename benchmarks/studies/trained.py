@@ -27,20 +27,30 @@ def numbers(values: Sequence[float] | None, separator: str = " / ") -> str:
     return separator.join(f"{value:.1f}" for value in values)
 
 
-def row(name: str, runs: dict[int, Run], seeds: Sequence[int], reference: float) -> list[str]:
+def row(
+    name: str, runs: dict[int, Run], seeds: Sequence[int], reference: float
+) -> list[str]:
     """Cells of one method."""
     cells = [name]
     for seed in seeds:
         summary = runs[seed].summary if seed in runs else {}
         cells.append(numbers(summary.get("A_k")))
-        cells += [numbers([summary[key]] if summary else None) for key in ("A_bar", "A_K")]
+        cells += [
+            numbers([summary[key]] if summary else None) for key in ("A_bar", "A_K")
+        ]
     own = [run.summary for run in runs.values()]
     for key in ("A_k_classifier", "A_k_nearest_mean"):
         cells.append(numbers([s[key][-1] for s in own if s.get(key)]))
     seconds = statistics.mean(s["train_seconds"] for s in own)
     energy = statistics.mean(s["energy_kwh"] for s in own)
     parameters = f"{own[0]['backbone_params'] / 1e6:.2f} M"
-    return [*cells, f"{seconds:.0f}", f"{energy:.1e}", f"{energy / reference:.0f}", parameters]
+    return [
+        *cells,
+        f"{seconds:.0f}",
+        f"{energy:.1e}",
+        f"{energy / reference:.0f}",
+        parameters,
+    ]
 
 
 def main() -> None:
@@ -56,7 +66,10 @@ def main() -> None:
         found.setdefault(label(run), {})[run.seed or 0] = run
     seeds = sorted({seed for runs in found.values() for seed in runs})
     energies = [run.summary["energy_kwh"] for run in found[options.reference].values()]
-    head = ["method", *(cell for seed in seeds for cell in (f"A_k, order {seed}", "Ā", "A_K"))]
+    head = [
+        "method",
+        *(cell for seed in seeds for cell in (f"A_k, order {seed}", "Ā", "A_K")),
+    ]
     head += [
         "A_K: classifier",
         "nearest mean",
@@ -67,9 +80,16 @@ def main() -> None:
     ]
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
     for name in sorted(
-        found, key=lambda name: statistics.mean(r.summary["A_K"] for r in found[name].values())
+        found,
+        key=lambda name: statistics.mean(
+            r.summary["A_K"] for r in found[name].values()
+        ),
     ):
-        print("| " + " | ".join(row(name, found[name], seeds, statistics.mean(energies))) + " |")
+        print(
+            "| "
+            + " | ".join(row(name, found[name], seeds, statistics.mean(energies)))
+            + " |"
+        )
 
 
 if __name__ == "__main__":

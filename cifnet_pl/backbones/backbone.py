@@ -98,7 +98,9 @@ class Backbone(nn.Module):
         self.features = features
         self.preprocessing = preprocessing
         self.architecture = architecture
-        self.network = network.requires_grad_(False).to(memory_format=torch.channels_last)
+        self.network = network.requires_grad_(False).to(
+            memory_format=torch.channels_last
+        )
         mean = torch.tensor(preprocessing.mean)[:, None, None]
         std = torch.tensor(preprocessing.std)[:, None, None]
         self.scale: Tensor = nn.Buffer(1 / (255 * std), persistent=False)
@@ -140,7 +142,9 @@ class Backbone(nn.Module):
             return self.embed(images)
         learning = self.learning
         batch_size = CPU_BATCH if learning is None else learning.cpu_batch
-        return torch.cat([self.embed(batch) for batch in torch.split(images, batch_size)])
+        return torch.cat(
+            [self.embed(batch) for batch in torch.split(images, batch_size)]
+        )
 
     def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
@@ -170,7 +174,9 @@ class Backbone(nn.Module):
                 raise
             raise self._wrong_side(images, one_line(error)) from error
         if z.shape != (len(images), self.features):
-            raise self._wrong_side(images, f"it gives embeddings of shape {tuple(z.shape)}")
+            raise self._wrong_side(
+                images, f"it gives embeddings of shape {tuple(z.shape)}"
+            )
         return z
 
     def _check(self, images: Tensor) -> None:
@@ -237,7 +243,12 @@ class Backbone(nn.Module):
     def _embedder(self) -> Embedder:
         identity = f"{self.name} {self.architecture} {self.sha256}"
         return Embedder(
-            self.name, identity, self.network, self.scale, self.shift, self.preprocessing.image_size
+            self.name,
+            identity,
+            self.network,
+            self.scale,
+            self.shift,
+            self.preprocessing.image_size,
         )
 
     # ------------------------------------------------------------------ identity
@@ -274,7 +285,9 @@ class Backbone(nn.Module):
         It does not depend on the network's code; :meth:`outputs` do.
         """
         if self._sha256 is None or self.learning is not None:
-            self._sha256 = fingerprint(repr(self.preprocessing), self.network.state_dict())
+            self._sha256 = fingerprint(
+                repr(self.preprocessing), self.network.state_dict()
+            )
         return self._sha256
 
     @property
@@ -288,13 +301,19 @@ class Backbone(nn.Module):
         Raises:
             CifnetError: the weights do not fit.
         """
-        with explained(CifnetError, f"the weights do not fit {self.name}", RuntimeError):
+        with explained(
+            CifnetError, f"the weights do not fit {self.name}", RuntimeError
+        ):
             self.network.load_state_dict(state)
         self._sha256 = None
 
     def describe(self) -> dict[str, str | None]:
         """Return what a stored model needs to find this backbone again."""
-        return {"name": self.name, "architecture": self.architecture, "sha256": self.sha256}
+        return {
+            "name": self.name,
+            "architecture": self.architecture,
+            "sha256": self.sha256,
+        }
 
     @property
     def parameters_count(self) -> int:

@@ -202,7 +202,9 @@ class EmbeddingCache:
             return None
         complete = z.ndim == 2 and len(z) == len(hashes) == len(rows)
         if not complete or metadata.get("sha256") != _digest(z, hashes):
-            log.warning("rebuilding damaged cache file %s (its checksum is wrong)", path)
+            log.warning(
+                "rebuilding damaged cache file %s (its checksum is wrong)", path
+            )
             return None
         if metadata.get("marks") == self._marks(label):
             self.images.note_hashes(rows, hashes.numpy())
@@ -281,7 +283,9 @@ def _encoded(name: str) -> bytes:
 
 def _stacked(embeddings: list[CachedEmbedding]) -> tuple[Tensor, Tensor]:
     """Return the content hashes (n,) int64 and embeddings (n, d)."""
-    hashes = torch.tensor([embedding.hash for embedding in embeddings], dtype=torch.int64)
+    hashes = torch.tensor(
+        [embedding.hash for embedding in embeddings], dtype=torch.int64
+    )
     return hashes, torch.stack([embedding.z for embedding in embeddings])
 
 

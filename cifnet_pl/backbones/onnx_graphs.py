@@ -60,7 +60,13 @@ class Embedder(nn.Module):
     """
 
     def __init__(
-        self, name: str, identity: str, network: nn.Module, scale: Tensor, shift: Tensor, side: int
+        self,
+        name: str,
+        identity: str,
+        network: nn.Module,
+        scale: Tensor,
+        shift: Tensor,
+        side: int,
     ):
         super().__init__()
         self.name = name
@@ -84,7 +90,12 @@ def exclusive_export() -> Iterator[None]:
     Torch's exporter keeps what it works on in globals, and fails where calls overlap.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with _export_lock, warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+    with (
+        _export_lock,
+        warnings.catch_warnings(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")  # about torch's own internals
         yield
 
@@ -121,7 +132,9 @@ def exported(embedder: Embedder) -> bytes:
                 verbose=False,
             )
         return bytes(graph.model_proto.SerializeToString())
-    except Exception as error:  # the exporter has an error class for every unknown operation
+    except (
+        Exception
+    ) as error:  # the exporter has an error class for every unknown operation
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -239,7 +252,9 @@ def check_graph(content: bytes, embedder: Embedder) -> float:
         if side == embedder.side or _takes(embedder, pair):
             four = torch.cat([pair, pair.flip(0)])
             for images in (pair, pair[:1], four):
-                difference = check_difference(runtime, embedder, images, ENGINE_TOLERANCE)
+                difference = check_difference(
+                    runtime, embedder, images, ENGINE_TOLERANCE
+                )
                 largest = max(largest, difference)
     return largest
 
@@ -288,7 +303,9 @@ def natural_images(side: int) -> Tensor:
 
     photographs = np.stack(load_sample_images().images)
     images = torch.from_numpy(photographs).permute(0, 3, 1, 2).float()
-    scaled = nn.functional.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
+    scaled = nn.functional.interpolate(
+        images, size=(side, side), mode="bilinear", antialias=True
+    )
     return scaled.round().clamp(0, 255).byte()
 
 

@@ -153,7 +153,9 @@ class Runtime:
     def _embed_apart(self, pixels: np.ndarray, threads: int) -> np.ndarray:
         """Embed (n, h, w, 3) uint8 pixels; each thread works on a piece of its own."""
         session = self._session(1)
-        ends = piece_ends(len(pixels), _images_per_piece(pixels, PIXELS_PER_PIECE), threads)
+        ends = piece_ends(
+            len(pixels), _images_per_piece(pixels, PIXELS_PER_PIECE), threads
+        )
         pieces = np.split(pixels, ends)
         embeddings = self._threads(threads).map(partial(_embedded, session), pieces)
         return np.concatenate(list(embeddings))

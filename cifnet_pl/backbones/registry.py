@@ -67,7 +67,10 @@ BACKBONES: dict[str, Builder] = {
 
 
 def build_backbone(
-    name: str, architecture: str | None = None, download: bool = False, engine: str = "auto"
+    name: str,
+    architecture: str | None = None,
+    download: bool = False,
+    engine: str = "auto",
 ) -> Backbone:
     """Build a frozen backbone from its name.
 
@@ -107,7 +110,9 @@ def _builder(family: str) -> Builder:
         return BACKBONES[family]
     entry_point = plugins.entry_point("backbones", family)
     if entry_point is None:
-        raise unknown_name("backbone", family, [*BACKBONES, *plugins.offered("backbones")])
+        raise unknown_name(
+            "backbone", family, [*BACKBONES, *plugins.offered("backbones")]
+        )
     builder: Builder = plugins.import_part(entry_point)
     return builder
 

@@ -21,7 +21,9 @@ RESNET_LAYERS = ("conv1", "bn1", "layer1", "layer4", "avgpool")
 """Attributes by which a ResNet of torchvision is recognised."""
 
 
-def stages_of(network: nn.Module, method: str = "this method") -> tuple[list[nn.Module], nn.Module]:
+def stages_of(
+    network: nn.Module, method: str = "this method"
+) -> tuple[list[nn.Module], nn.Module]:
     """Return the stages of a residual network.
 
     Args:
@@ -39,7 +41,9 @@ def stages_of(network: nn.Module, method: str = "this method") -> tuple[list[nn.
         stages, pooling = resnet.stages()
         return stages, pooling
     if all(hasattr(network, name) for name in RESNET_LAYERS):
-        first = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1)
+        first = nn.Sequential(
+            resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1
+        )
         pooling = nn.Sequential(resnet.avgpool, nn.Flatten())
         return [first, resnet.layer2, resnet.layer3, resnet.layer4], pooling
     raise UsageError(
@@ -126,7 +130,9 @@ class Unrectified(nn.Module):
 
     def __init__(self, block: Any):
         super().__init__()
-        self.layers = nn.Sequential(block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2)
+        self.layers = nn.Sequential(
+            block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2
+        )
         if hasattr(block, "conv3"):
             self.layers.extend([nn.ReLU(), block.conv3, block.bn3])
 
@@ -191,7 +197,10 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
 # ---------------------------------------------------------------------- views
 
 LATE_LAYERS: dict[str, tuple[str, ...]] = {
-    "efficientnet_lite_pytorch.model.EfficientNet": ("network._blocks.10", "network._blocks.14"),
+    "efficientnet_lite_pytorch.model.EfficientNet": (
+        "network._blocks.10",
+        "network._blocks.14",
+    ),
     "torchvision.models.resnet.ResNet": ("layer3",),
 }
 """Class of a network → layers that :class:`Layers` reads besides the last: ends of stages."""
@@ -210,7 +219,9 @@ class Layers(nn.Module):
         # The attribute's name is part of the weights' hash, so that caches tell networks with and
         # without earlier layers apart.
         self.layered = network
-        self._outputs: dict[int, list[Tensor]] = {}  # by thread: several may embed at a time
+        self._outputs: dict[
+            int, list[Tensor]
+        ] = {}  # by thread: several may embed at a time
         for name in names:
             network.get_submodule(name).register_forward_hook(self._collect)
 

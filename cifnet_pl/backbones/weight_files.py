@@ -47,7 +47,9 @@ NAMES_SHOWN = 10
 """Tensors that an error message names."""
 
 
-def match_names(stored: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+def match_names(
+    stored: Mapping[str, Tensor], names: Collection[str]
+) -> dict[str, Tensor]:
     """Rename stored tensors as a network names them, with as few prefixes stripped as possible.
 
     Names that fit nothing are left out. A name of the network may itself begin with one of
@@ -110,7 +112,9 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
         if name not in matched and not unused:
             missing.append(name)
     misshapen = sorted(
-        name for name, tensor in matched.items() if tensor.shape != parameters[name].shape
+        name
+        for name, tensor in matched.items()
+        if tensor.shape != parameters[name].shape
     )
     wrong = missing + misshapen
     if wrong:

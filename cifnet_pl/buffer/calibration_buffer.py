@@ -116,7 +116,10 @@ class CalibrationBuffer(GrowingModule):
 
     def settings(self) -> dict[str, int | str | bool | None]:
         """Return the constructor arguments that the selection depends on."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {
+            name: getattr(self, name)
+            for name in inspect.signature(type(self)).parameters
+        }
 
     def quota(self, classes: int) -> int:
         """Return how many embeddings are kept of each class.
@@ -147,7 +150,9 @@ class CalibrationBuffer(GrowingModule):
                 kept once.
         """
         if not len(z) == len(y) == len(key):
-            raise UsageError(f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys")
+            raise UsageError(
+                f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys"
+            )
         if not len(z):
             return
         self.offered += len(z)
@@ -199,11 +204,15 @@ class CalibrationBuffer(GrowingModule):
     def commit(self) -> None:
         """Select among the samples offered and shrink every class to its quota."""
         offered = self.pending()
-        classes = list(dict.fromkeys([*self.classes, *torch.unique(offered.y).tolist()]))
+        classes = list(
+            dict.fromkeys([*self.classes, *torch.unique(offered.y).tolist()])
+        )
         quota = self.quota(max(1, len(classes)))
         self.discard_pending()
         if classes:
-            self._replace(joined([self._select(label, offered, quota) for label in classes]))
+            self._replace(
+                joined([self._select(label, offered, quota) for label in classes])
+            )
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of past tasks only."""
@@ -227,7 +236,9 @@ class CalibrationBuffer(GrowingModule):
         """
         if not self.oversample:
             return torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
-        _, inverse, counts = torch.unique(self.y, return_inverse=True, return_counts=True)
+        _, inverse, counts = torch.unique(
+            self.y, return_inverse=True, return_counts=True
+        )
         repeats = torch.div(n_max, counts, rounding_mode="floor").clamp_min(1)
         return repeats.double()[inverse]
 
@@ -291,7 +302,9 @@ class CalibrationBuffer(GrowingModule):
         offered = self.pending()
         present = torch.unique(offered.y).tolist()
         quota = self.quota(len({*present, *self.classes}))
-        selected = joined([self._best(offered.at(offered.y == c), quota) for c in present])
+        selected = joined(
+            [self._best(offered.at(offered.y == c), quota) for c in present]
+        )
         self._pending = [selected]
         self._prune_at = max(CANDIDATES_PER_PLACE * self.capacity, 2 * len(selected.y))
 

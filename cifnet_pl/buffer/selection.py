@@ -102,7 +102,9 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     points = z.double().cpu()
     clusters = min(quota, len(torch.unique(points, dim=0)))
     with one_thread:
-        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(points.numpy())
+        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(
+            points.numpy()
+        )
     label = torch.from_numpy(model.labels_).long()
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)
@@ -132,7 +134,9 @@ def unique_by_key(key: Tensor) -> UniqueKeys:
     """Sort sample keys (n,) int64, each key once."""
     keys, rows = np.unique(key.cpu().numpy(), return_index=True)
     device = key.device
-    return UniqueKeys(torch.from_numpy(keys).to(device), torch.from_numpy(rows).to(device))
+    return UniqueKeys(
+        torch.from_numpy(keys).to(device), torch.from_numpy(rows).to(device)
+    )
 
 
 def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:

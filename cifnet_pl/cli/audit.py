@@ -116,7 +116,9 @@ def audit(
             )
         source = _images_to_audit(loaded, model, images)
         unreadable: list[Any] = []
-        audited = audit_images(loaded, source, Path(cache_folder).expanduser(), unreadable)
+        audited = audit_images(
+            loaded, source, Path(cache_folder).expanduser(), unreadable
+        )
         warn(source.notes, unreadable)
         lines = summary_lines(audited, loaded)
         write_audit(target, audited, lines)
@@ -134,10 +136,14 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
 
     given = images if images is not None else images_of_run(Path(name).expanduser())
     if given is None:
-        raise UsageError(f"{name} does not say where its images are: give them with --images")
+        raise UsageError(
+            f"{name} does not say where its images are: give them with --images"
+        )
     root = expanded(given)
     if not root.exists():
-        raise UsageError(f"no folder {printable(str(root))}: give the images with --images")
+        raise UsageError(
+            f"no folder {printable(str(root))}: give the images with --images"
+        )
     return folder(SourceOptions(root, *(model.held_out or (0.2, 0))))
 
 
@@ -163,7 +169,9 @@ def audit_images(
     embedded = embeddings_of(model, source, cache_folder, unreadable, progress=True)
     ambiguous = {}
     for file, (label, other) in embedded.undecided.items():
-        ambiguous[file] = f"in {source.class_names[label]} and {source.class_names[other]}"
+        ambiguous[file] = (
+            f"in {source.class_names[label]} and {source.class_names[other]}"
+        )
     present, labels = np.unique(embedded.labels, return_inverse=True)
     names = [source.class_names[label] for label in present]
     if len(names) < 2:
@@ -193,7 +201,9 @@ def summary_lines(audited: AuditedImages, model: Classifier) -> list[str]:
     if audited.ambiguous:
         names = [f"{file.name} ({where})" for file, where in audited.ambiguous.items()]
         count = number_of(len(names), "image")
-        lines.append(f"{count} in two classes, not judged: {_listed(names)}; remove the wrong one")
+        lines.append(
+            f"{count} in two classes, not judged: {_listed(names)}; remove the wrong one"
+        )
     if result.unjudged:
         count = number_of(len(result.unjudged), "class")
         reason = "one image each"
@@ -296,14 +306,18 @@ def images_csv(audited: AuditedImages) -> str:
             ]
             distance = f"{result.distance[row]:.4f}"
         image = [str(audited.files[row]), names[evaluation.target[row]]]
-        rows.append([*image, *judged, str(bool(result.duplicated[row])).lower(), distance])
+        rows.append(
+            [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
+        )
     return to_csv(IMAGE_COLUMNS, rows)
 
 
 # ---------------------------------------------------------------------- sections of the page
 
 
-def _image_section(name: str, text: str, files: list[Path], captions: dict[int, str]) -> Section:
+def _image_section(
+    name: str, text: str, files: list[Path], captions: dict[int, str]
+) -> Section:
     """Return a section with images, by their rows."""
     from cifnet_pl.report.page import Section, page_image
 
@@ -318,7 +332,13 @@ def _ambiguous_section(audited: AuditedImages) -> list[Section]:
         return []
     shown = list(audited.ambiguous.items())[:IMAGES_IN_SECTION]
     images = [page_image(file, where) for file, where in shown]
-    return [Section("Images in two classes", ["Remove each from the wrong folder."], images=images)]
+    return [
+        Section(
+            "Images in two classes",
+            ["Remove each from the wrong folder."],
+            images=images,
+        )
+    ]
 
 
 def _label_error_section(audited: AuditedImages) -> Section:
@@ -328,7 +348,9 @@ def _label_error_section(audited: AuditedImages) -> Section:
     rows = result.label_errors()
     captions = {}
     for row in rows[:IMAGES_IN_SECTION].tolist():
-        own = f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
+        own = (
+            f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
+        )
         predicted = f"{names[evaluation.predicted[row]]} {100 * evaluation.confidence[row]:.0f} %"
         captions[row] = f"{own}, predicted {predicted}"
     text = "No probable label errors."
@@ -364,7 +386,11 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
     rows = []
     for title, members, order in (
         (confusion_line(pair), np.flatnonzero(confused), evaluation.confidence),
-        (f"typical images of {printable(pair.predicted)}", np.flatnonzero(typical), own),
+        (
+            f"typical images of {printable(pair.predicted)}",
+            np.flatnonzero(typical),
+            own,
+        ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:IMAGES_OF_PAIR]
         images = [page_image(audited.files[row]) for row in evaluation.rows[best]]
@@ -382,7 +408,11 @@ def _class_section(result: Audit) -> Section:
     texts = [f"{least} to {number_of(most, 'image')} per class."]
     if most == least:
         texts = [f"{number_of(most, 'image')} per class."]
-    few = [f"{printable(name)} ({count})" for name, count in counts.items() if count < FEW_IMAGES]
+    few = [
+        f"{printable(name)} ({count})"
+        for name, count in counts.items()
+        if count < FEW_IMAGES
+    ]
     if few:
         texts.append(f"Fewer than {FEW_IMAGES} images: {', '.join(few)}.")
     rows = class_rows(result.scored)
@@ -399,4 +429,6 @@ def _outlier_section(audited: AuditedImages) -> Section:
         distance = f"{result.distance[row]:.2f} times the median distance"
         captions[row] = f"{names[result.evaluation.target[row]]}, {distance}"
     text = "Images far from the mean of their class, the farthest first."
-    return _image_section("Outliers", text if captions else "None.", audited.files, captions)
+    return _image_section(
+        "Outliers", text if captions else "None.", audited.files, captions
+    )

@@ -17,7 +17,14 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from cifnet_pl.cli.commands import Engine, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import list_cell, write_atomic
-from cifnet_pl.utilities.text import counted, families, number_of, on_terminal, printable, shortened
+from cifnet_pl.utilities.text import (
+    counted,
+    families,
+    number_of,
+    on_terminal,
+    printable,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
@@ -175,7 +182,9 @@ class ClassificationTable:
             unknown = model.available_shares(UNKNOWN_SHARE)[0]
         self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
         self._warning: str | None = None
-        if self.unknown is not None or coverage is not None:  # refused before the work begins
+        if (
+            self.unknown is not None or coverage is not None
+        ):  # refused before the work begins
             self._warning = model.judge(**self._judged).warning
 
     def write(self, file: IO[bytes]) -> None:
@@ -185,7 +194,11 @@ class ClassificationTable:
             DataError: no image can be read.
         """
         text = io.TextIOWrapper(
-            file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True
+            file,
+            encoding="utf-8",
+            errors="surrogateescape",
+            newline="",
+            write_through=True,
         )
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(self._header())
@@ -244,7 +257,10 @@ class ClassificationTable:
                 total = sum(1 for _ in self._find_images())
             predictions = self.model.classify(self._find_images(), top, **self._judged)
         else:
-            files = (self.model.classify_embeddings(f, top, **self._judged) for f in self.images)
+            files = (
+                self.model.classify_embeddings(f, top, **self._judged)
+                for f in self.images
+            )
             predictions = chain.from_iterable(files)
         return counted(predictions, "classifying", total)
 
@@ -313,7 +329,9 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     with matplotlib.rc_context({"font.family": families(texts)}):
         figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
         for i, prediction in enumerate(predictions, 1):
-            _draw(figure.add_subplot(rows, columns, i, xticks=[], yticks=[]), prediction)
+            _draw(
+                figure.add_subplot(rows, columns, i, xticks=[], yticks=[]), prediction
+            )
         write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
 
 

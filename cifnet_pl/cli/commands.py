@@ -37,31 +37,55 @@ in one line.
 """
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "audit": ("cifnet_pl.cli.audit", "Make a page about doubtful labels, odd images, confusions."),
+    "audit": (
+        "cifnet_pl.cli.audit",
+        "Make a page about doubtful labels, odd images, confusions.",
+    ),
     "classify": ("cifnet_pl.cli.classify", "Name what is on images, into a CSV file."),
-    "configs": ("cifnet_pl.cli.configs", "List the configurations that come with the package."),
+    "configs": (
+        "cifnet_pl.cli.configs",
+        "List the configurations that come with the package.",
+    ),
     "embed": ("cifnet_pl.cli.embed", "Turn images into vectors, in one file."),
-    "evaluate": ("cifnet_pl.cli.evaluate", "Say how well a model names labelled images."),
-    "export": ("cifnet_pl.cli.export", "Write a model as a bundle, or as one ONNX graph."),
+    "evaluate": (
+        "cifnet_pl.cli.evaluate",
+        "Say how well a model names labelled images.",
+    ),
+    "export": (
+        "cifnet_pl.cli.export",
+        "Write a model as a bundle, or as one ONNX graph.",
+    ),
     "extend": (
         "cifnet_pl.cli.extend",
         "Teach a model new classes from images, without any old image.",
     ),
-    "forget": ("cifnet_pl.cli.forget", "Remove a class from a model, with its images exactly."),
+    "forget": (
+        "cifnet_pl.cli.forget",
+        "Remove a class from a model, with its images exactly.",
+    ),
     "info": ("cifnet_pl.cli.info", "Show what a model knows, and what it has cost."),
-    "merge": ("cifnet_pl.cli.merge", "Add up what several models learned from different images."),
+    "merge": (
+        "cifnet_pl.cli.merge",
+        "Add up what several models learned from different images.",
+    ),
     "report": ("cifnet_pl.report", "Make tables and figures of finished runs."),
     "serve": (
         "cifnet_pl.serving.serve",
         "Open a page and an HTTP service to ask a model, teach it, and undo.",
     ),
-    "sums": ("cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."),
+    "sums": (
+        "cifnet_pl.cli.sums",
+        "Make files of sums of parts of a large set, for merge.",
+    ),
     "sweep": ("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
     "watch": (
         "cifnet_pl.cli.watch",
         "Name new images of a folder, into a CSV file and to a webhook.",
     ),
-    "unpack": ("cifnet_pl.cli.unpack", "Write the images of a data source as class folders."),
+    "unpack": (
+        "cifnet_pl.cli.unpack",
+        "Write the images of a data source as class folders.",
+    ),
 }
 """Name of any other sub-command → module with a function of its name, and what it does, in one
 line.
@@ -95,17 +119,29 @@ def run_command(command: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function: Callable[..., object] = getattr(import_module(COMMANDS[command][0]), command)
+    function: Callable[..., object] = getattr(
+        import_module(COMMANDS[command][0]), command
+    )
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
-    for option in parameters.keys() & {"images", "check"}:  # of which other commands take several
-        if parameters[option].annotation in (str, str | None) and words.count(f"--{option}") > 1:
-            raise UsageError(f"--{option} is given twice: it takes one folder or Zip archive")
+    for option in parameters.keys() & {
+        "images",
+        "check",
+    }:  # of which other commands take several
+        if (
+            parameters[option].annotation in (str, str | None)
+            and words.count(f"--{option}") > 1
+        ):
+            raise UsageError(
+                f"--{option} is given twice: it takes one folder or Zip archive"
+            )
     more: dict[str, Any] = {}
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)
     help_text = docstring_parser.parse(function.__doc__ or "")
-    parser = OneSentence(prog=f"cifnet {command}", description=help_text.short_description)
+    parser = OneSentence(
+        prog=f"cifnet {command}", description=help_text.short_description
+    )
     helps = {part.arg_name: part.description for part in help_text.params}
     for parameter in parameters.values():
         if parameter.name != OVERRIDES:
@@ -115,12 +151,16 @@ def run_command(command: str, args: Sequence[str]) -> None:
             option if option in parameters else f"{option}_"
         )  # of a word of Python's own, such as class
         more[name] = (
-            None if value == "null" and parameters[name].annotation == str | None else value
+            None
+            if value == "null" and parameters[name].annotation == str | None
+            else value
         )
     function(**more)
 
 
-def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | None) -> None:
+def _add(
+    parser: OneSentence, parameter: inspect.Parameter, help_text: str | None
+) -> None:
     """Add a parameter of a command's function to its options.
 
     A text is taken as it is, and not as YAML, in which "#" would begin a comment.
@@ -133,7 +173,10 @@ def _add(parser: OneSentence, parameter: inspect.Parameter, help_text: str | Non
     if parameter.name in BY_POSITION:
         parser.add_argument(parameter.name, **{**options, "type": str, "nargs": "+"})
         return
-    if kind in (list[str], list[str] | None):  # several values, in one option or several
+    if kind in (
+        list[str],
+        list[str] | None,
+    ):  # several values, in one option or several
         options |= {"type": str, "nargs": "+", "action": "extend"}
     elif kind == str | None:
         options["type"] = str
@@ -154,7 +197,9 @@ OutputKind = Literal["file", "folder", "bundle"]
 
 
 @contextmanager
-def writing(target: Path | None, overwrite: bool, kind: OutputKind = "file") -> Iterator[None]:
+def writing(
+    target: Path | None, overwrite: bool, kind: OutputKind = "file"
+) -> Iterator[None]:
     """Hold the right to write a command's output within the block, once it is known that it may be
     written.
 
@@ -237,7 +282,8 @@ def overview() -> str:
     """Return the text of ``cifnet --help``."""
     summaries = RUNS, {name: summary for name, (_, summary) in COMMANDS.items()}
     runs, others = (
-        "\n".join(f"  {name:<8}  {text}" for name, text in each.items()) for each in summaries
+        "\n".join(f"  {name:<8}  {text}" for name, text in each.items())
+        for each in summaries
     )
     return (
         (TEXTS / "overview.txt")
@@ -270,7 +316,10 @@ def usual_help(command: str) -> str:
     else:
         examples = f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
     return text.format(
-        command=command, summary=RUNS[command], examples=examples, topics=", ".join(TOPICS)
+        command=command,
+        summary=RUNS[command],
+        examples=examples,
+        topics=", ".join(TOPICS),
     )
 
 
@@ -309,7 +358,9 @@ def about(text: str, topic: str) -> str:
     text = re.sub(r"\blightning\.LightningModule,\s+", "", text)
     sections = text.strip().split("\n\n")
     if topic == "all":
-        sections.sort(key=lambda section: _is_about(section, "trainer"))  # Lightning's last
+        sections.sort(
+            key=lambda section: _is_about(section, "trainer")
+        )  # Lightning's last
     else:
         sections = [section for section in sections if _is_about(section, topic)]
     return "\n\n".join(sections) + "\n"

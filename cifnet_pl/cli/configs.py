@@ -34,7 +34,9 @@ def configs() -> None:
     width = max(map(len, files))
     for name, path in files.items():
         print(f"{name:<{width}}  {_summary(path)}")
-    print("\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME")
+    print(
+        "\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME"
+    )
 
 
 def find_config(word: str) -> Path:
@@ -86,7 +88,8 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         return list(args)
     path = config_files()[RECOMMENDED]
     print(
-        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})", file=sys.stderr
+        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})",
+        file=sys.stderr,
     )
     return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
 

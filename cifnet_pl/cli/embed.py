@@ -49,7 +49,9 @@ def embed(
     """
     target = Path(output).expanduser()
     if target.suffix not in FORMATS:
-        raise unknown_name("kind of file for --output", target.suffix or "no ending", FORMATS)
+        raise unknown_name(
+            "kind of file for --output", target.suffix or "no ending", FORMATS
+        )
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.data.sources.tables import import_pyarrow
     from cifnet_pl.model.embedding import embed as embedded
@@ -58,7 +60,9 @@ def embed(
         import_pyarrow()  # a missing package is named before the work
     with writing(target, overwrite):
         network = build_backbone(backbone, architecture, download, engine)
-        z, files, unreadable = embedded(images, network, image_size=image_size, progress=True)
+        z, files, unreadable = embedded(
+            images, network, image_size=image_size, progress=True
+        )
         warn([], ((Path(image), reason) for image, reason in unreadable.items()))
         if not files:
             raise DataError(
@@ -93,17 +97,23 @@ def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     root = expanded(images)
     if not is_folder(root):
         return {"ids": np.array([utf8(file.as_posix()) for file in files])}
-    columns = {"ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])}
+    columns = {
+        "ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])
+    }
     parts = split_folders(root)
     homes = [
         next((part for part in parts or (root,) if part in file.parents), file.parent)
         for file in files
     ]
-    below = [file.relative_to(home).parts for file, home in zip(files, homes, strict=True)]
+    below = [
+        file.relative_to(home).parts for file, home in zip(files, homes, strict=True)
+    ]
     if all(len(names) > 1 for names in below):
         columns["labels"] = np.array([utf8(names[0]) for names in below])
         if parts is not None:
-            columns["split"] = np.array(["test" if home == parts[1] else "train" for home in homes])
+            columns["split"] = np.array(
+                ["test" if home == parts[1] else "train" for home in homes]
+            )
     return columns
 
 

@@ -110,7 +110,9 @@ def evaluate(
             print(f"Tables and figures in {target}")
 
 
-def known_images(model: Classifier, images: LabelledImages, name: str) -> LabelledImages:
+def known_images(
+    model: Classifier, images: LabelledImages, name: str
+) -> LabelledImages:
     """Return the images of classes that a model knows, and print how many others are left out.
 
     Args:
@@ -123,7 +125,9 @@ def known_images(model: Classifier, images: LabelledImages, name: str) -> Labell
     """
     names = set(model.class_names)
     known = images.of(names)
-    unknown = listed([printable(each) for each in images.class_names if each not in names])
+    unknown = listed(
+        [printable(each) for each in images.class_names if each not in names]
+    )
     if not known.class_names:
         raise DataError(f"{name} knows none of the classes of the images ({unknown})")
     if unknown:
@@ -166,11 +170,16 @@ def duplicate_lines(evaluation: Evaluation) -> list[str]:
     """Return lines on images that were learned already, occur twice, or are in two classes."""
     from cifnet_pl.images.duplicates import conflicting_labels_message
 
-    lines = [evaluation.learned_message(), conflicting_labels_message(evaluation.mislabelled, None)]
+    lines = [
+        evaluation.learned_message(),
+        conflicting_labels_message(evaluation.mislabelled, None),
+    ]
     count = 0 if evaluation.duplicates is None else int(evaluation.duplicates.sum())
     if count:
         images = number_of(len(evaluation.rows), "image")
-        lines.append(f"{count} of {images} {is_or_are(count)} duplicates, which count twice")
+        lines.append(
+            f"{count} of {images} {is_or_are(count)} duplicates, which count twice"
+        )
     return [line for line in lines if line]
 
 
@@ -260,15 +269,21 @@ def write_class_tables(
     rows: list[list[Any]] = []
     for score in evaluation.class_scores():
         bounds = wilson_interval(score.correct, score.images)
-        percents = [f"{value:.2f}" for value in (score.percent or 0.0, bounds.low, bounds.high)]
+        percents = [
+            f"{value:.2f}" for value in (score.percent or 0.0, bounds.low, bounds.high)
+        ]
         tested = str(score.tested).lower()
         confused_with = [score.confused_with or "", score.confusions or ""]
-        rows.append([score.name, score.images, score.correct, *percents, tested, *confused_with])
+        rows.append(
+            [score.name, score.images, score.correct, *percents, tested, *confused_with]
+        )
     for name, count in (unjudged or {}).items():
         rows.append([name, count, "", "", "", "", "false"])
     write_text(target / "classes.csv", to_csv(CLASS_COLUMNS, rows))
     names = evaluation.class_names
-    confusion = [[name, *row] for name, row in zip(names, evaluation.confusion(), strict=True)]
+    confusion = [
+        [name, *row] for name, row in zip(names, evaluation.confusion(), strict=True)
+    ]
     write_text(target / "confusion.csv", to_csv(["class", *names], confusion))
 
 
@@ -289,7 +304,12 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
 
 
 def store_recalibrated(
-    model: Classifier, name: str, images: LabelledImages, target: Path, overwrite: bool, trust: bool
+    model: Classifier,
+    name: str,
+    images: LabelledImages,
+    target: Path,
+    overwrite: bool,
+    trust: bool,
 ) -> None:
     """Store a model that is recalibrated by images, and print figures before and after.
 
@@ -314,8 +334,12 @@ def store_recalibrated(
     result.model.save(target, overwrite)
     if result.learned:
         left_out = number_of(result.learned, "image")
-        print(f"{left_out} that the model has learned {is_or_are(result.learned)} left out")
-    print(f"{name} on {number_of(result.images, 'image')}, before and after recalibration:")
+        print(
+            f"{left_out} that the model has learned {is_or_are(result.learned)} left out"
+        )
+    print(
+        f"{name} on {number_of(result.images, 'image')}, before and after recalibration:"
+    )
     Console().print(recalibration_table(result))
     if result.after is None:
         print(

@@ -60,7 +60,9 @@ def export(
     from cifnet_pl.model.store import load
 
     if output is None and push is None:
-        raise UsageError("give a place for the model: --output, or --push hf:user/model")
+        raise UsageError(
+            "give a place for the model: --output, or --push hf:user/model"
+        )
     if push is not None and format != "bundle":
         raise UsageError(
             f"--push puts a bundle on the hub, and --format is {format}: leave one of them out"
@@ -112,7 +114,9 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
     _say(model, target, check)
-    print(f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}")
+    print(
+        f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}"
+    )
 
 
 def _say(model: Classifier, target: Path, check: Check) -> None:
@@ -125,7 +129,9 @@ def _say(model: Classifier, target: Path, check: Check) -> None:
         inputs = images
     else:
         inputs = f"embeddings (n, {model.head.in_features}) float32"
-    print(f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}")
+    print(
+        f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}"
+    )
     if check.too_wide is not None:
         print(
             f"the graph does not tell novelty: its matrix of {check.too_wide} features would be"

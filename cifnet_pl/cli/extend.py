@@ -84,12 +84,16 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
     sample = result.model.sample
     if result.score.total:
         held_out = number_of(result.score.total, f"held-out {sample}")
-        lines.append(f"Accuracy on new classes {number(result.score.percent)} % ({held_out})")
+        lines.append(
+            f"Accuracy on new classes {number(result.score.percent)} % ({held_out})"
+        )
     if result.old_before.total:
         before = number(result.old_before.percent)
         after = number(result.old_after.percent)
         images = f"{number_of(result.old_before.total, sample)} in {check}"
-        lines.append(f"Accuracy on old classes {before} % before, {after} % after ({images})")
+        lines.append(
+            f"Accuracy on old classes {before} % before, {after} % after ({images})"
+        )
     rarely = rarely_predicted_message(result.rarely_predicted, sample)
     if rarely is not None:
         lines.append(rarely)

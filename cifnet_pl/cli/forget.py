@@ -63,7 +63,9 @@ def forget(
         print(*lines, sep="\n")
     if result.ignored:
         count = number_of(result.ignored, "other image")
-        print(f"{count} in {', '.join(images or [])} ignored: not learned as these classes")
+        print(
+            f"{count} in {', '.join(images or [])} ignored: not learned as these classes"
+        )
     print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
 
 
@@ -75,7 +77,9 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         name: of the class.
     """
     images = number_of(result.images[name], "image")
-    where = "from the head's memory" if name in result.recalled else "from the statistics"
+    where = (
+        "from the head's memory" if name in result.recalled else "from the statistics"
+    )
     how = "exactly"
     if result.rounding is not None:
         bound = "1e-5" if result.model.precision == "32-true" else "1e-2"
@@ -102,7 +106,10 @@ def removal_lines(result: Forgetting, name: str) -> list[str]:
     first = f"Class '{printable(name)}' removed from the predictions{buffer}"
     kind = type(head).__name__
     if not head.counterexamples:
-        return [first, f"Nothing remains of its {images}: {kind} learns each class independently"]
+        return [
+            first,
+            f"Nothing remains of its {images}: {kind} learns each class independently",
+        ]
     remains = f"Its {images} still count as counterexamples of the other classes"
     if not head.subtracts:
         return [first, f"{remains}: {kind} cannot subtract them"]

@@ -42,7 +42,9 @@ def info(model: str, trust: bool = False) -> None:
     versions = read_versions(path) if is_bundle(path) else {}
     console = Console()
     count = number_of(sum(loaded.counts.values()), loaded.sample)
-    console.print(f"{number_of(len(loaded.class_names), 'class')}, learned from {count}")
+    console.print(
+        f"{number_of(len(loaded.class_names), 'class')}, learned from {count}"
+    )
     console.print(class_table(loaded))
     if loaded.history:
         console.print(history_table(loaded.history, f"{loaded.sample}s"))
@@ -68,7 +70,9 @@ def history_table(history: list[Event], samples: str) -> Table:
     """
     shown = Table(show_edge=False, pad_edge=False)  # so that 80 columns are enough
     shown.add_column("step", no_wrap=True)
-    shown.add_column("date (UTC)", min_width=len("2026-01-01"))  # the time may stand below
+    shown.add_column(
+        "date (UTC)", min_width=len("2026-01-01")
+    )  # the time may stand below
     for name in ("classes", samples, *HISTORY_COLUMNS):
         shown.add_column(name, justify="right", no_wrap=name != "old acc. %")
     for event in history:
@@ -141,7 +145,9 @@ def _part_lines(model: Classifier) -> list[str]:
     if backbone.takes_images:
         crop = f"{model.image_size} px, crop ratio {model.crop_ratio:g}"
         lines.append(f"Images {crop}, embedded in {model.precision}")
-    stored = sum(value.numel() * value.element_size() for value in model.tensors().values())
+    stored = sum(
+        value.numel() * value.element_size() for value in model.tensors().values()
+    )
     elements = model.state_elements().items()
     parts = ", ".join(f"{name} {count:,}" for name, count in elements if count)
     lines.append(f"State {stored / 1e6:.2f} MB ({parts} elements)")
@@ -160,7 +166,9 @@ def _energy(history: list[Event]) -> str:
     missing = len(history) - len(measured)
     if missing:
         energy += f", without {missing} of {len(history)} steps that were not measured"
-    sources = sorted({printable(event.energy_source) for event in history if event.energy_source})
+    sources = sorted(
+        {printable(event.energy_source) for event in history if event.energy_source}
+    )
     if sources:
         energy += f" ({'; '.join(sources)})"
     return energy

@@ -17,7 +17,11 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import (
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
@@ -100,7 +104,9 @@ class SaveConfig(SaveConfigCallback):
             config = self.config.clone()
             for key in ("ckpt_path", "weights_only"):
                 config.pop(key, None)
-            write_text(Path(folder) / "config.yaml", self.parser.dump(config, skip_none=False))
+            write_text(
+                Path(folder) / "config.yaml", self.parser.dump(config, skip_none=False)
+            )
 
 
 class CIFNetCLI(LightningCLI):
@@ -125,14 +131,21 @@ class CIFNetCLI(LightningCLI):
         others.
         """
         parser.add_argument(
-            "--experiment", default="default", help="name of the run's folder under lightning_logs/"
+            "--experiment",
+            default="default",
+            help="name of the run's folder under lightning_logs/",
         )
-        parser.add_argument("--logs", default=LOG_FOLDER, help="folder that holds all experiments")
+        parser.add_argument(
+            "--logs", default=LOG_FOLDER, help="folder that holds all experiments"
+        )
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         parser.link_arguments(
-            "data", "trainer.max_epochs", lambda data: data.n_tasks, apply_on="instantiate"
+            "data",
+            "trainer.max_epochs",
+            lambda data: data.n_tasks,
+            apply_on="instantiate",
         )
         parser.set_defaults({"model": DEFAULT_MODEL})
 
@@ -164,13 +177,17 @@ class CIFNetCLI(LightningCLI):
             learn_few_classes_at_once(config.data)
         check_strategy(config.trainer.strategy)
         self.place = self._place_run(config)
-        config["ckpt_path"] = str(self.place.checkpoint) if self.place.checkpoint else None
+        config["ckpt_path"] = (
+            str(self.place.checkpoint) if self.place.checkpoint else None
+        )
         if self.place.news and is_first_process():
             print(self.place.news, flush=True)
 
     @property
     def _own(self) -> Namespace:
-        return cast(Namespace, self.config[self.subcommand] if self.subcommand else self.config)
+        return cast(
+            Namespace, self.config[self.subcommand] if self.subcommand else self.config
+        )
 
     def _place_run(self, config: Namespace) -> runs.RunChoice:
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
@@ -192,7 +209,9 @@ class CIFNetCLI(LightningCLI):
             self._held.enter_context(runs.experiment_of(folder))
             self._held.enter_context(exclusive(folder))
             if fresh and folder.exists():
-                raise UsageError(f"another run has just used {folder}: give the command once more")
+                raise UsageError(
+                    f"another run has just used {folder}: give the command once more"
+                )
             if fresh:
                 self._held.push(lambda kind, *_: _clear(folder, kind))
 
@@ -210,7 +229,9 @@ class CIFNetCLI(LightningCLI):
         folder = self.place.folder
         options = self._get(self.config_init, "trainer")
         bar = options.get("enable_progress_bar")
-        kwargs["enable_progress_bar"] = bar = Console().is_terminal if bar is None else bar
+        kwargs["enable_progress_bar"] = bar = (
+            Console().is_terminal if bar is None else bar
+        )
         self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
         if self.subcommand == "fit":
             board = TensorBoardLogger(
@@ -235,7 +256,10 @@ class CIFNetCLI(LightningCLI):
         # The user's callbacks see a task's measurements, and what they save has them; checkpoints
         # stay last.
         cast(Any, trainer).callbacks.sort(
-            key=lambda callback: (isinstance(callback, Checkpoint), callback in callbacks)
+            key=lambda callback: (
+                isinstance(callback, Checkpoint),
+                callback in callbacks,
+            )
         )
         return trainer
 
@@ -245,7 +269,10 @@ class CIFNetCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = self._own.get("ckpt_path")
         kwargs["weights_only"] = True
-        for name in ("return_predictions", "verbose"):  # RunTable shows what was measured
+        for name in (
+            "return_predictions",
+            "verbose",
+        ):  # RunTable shows what was measured
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
@@ -264,11 +291,15 @@ def learn_few_classes_at_once(data: Namespace) -> None:
         or data.classes_per_task != PER_TASK
     )
     if data.source == "folder" and data.root and not planned:
-        data.classes_per_task = min(PER_TASK, len(class_folders(Path(str(data.root)))) or PER_TASK)
+        data.classes_per_task = min(
+            PER_TASK, len(class_folders(Path(str(data.root)))) or PER_TASK
+        )
 
 
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:
-    if kind is not None:  # neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception
+    if (
+        kind is not None
+    ):  # neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception
         runs.remove_unbegun(folder, failed=issubclass(kind, Exception))
 
 
@@ -352,7 +383,9 @@ def run_errors() -> Iterator[None]:
     except RuntimeError as error:
         if not any(sign in str(error) for sign in SIGNS):
             raise
-        raise CifnetError("another process of this run ended: its own message says why") from error
+        raise CifnetError(
+            "another process of this run ended: its own message says why"
+        ) from error
     except OSError as error:
         if error.errno not in WRITING:
             raise

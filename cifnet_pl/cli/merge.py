@@ -62,8 +62,13 @@ def merge(
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     with writing(target, overwrite, "bundle"):
         first = load(models[0], trust=trust)
-        loaded = [first, *(load(path, device=first.device, trust=trust) for path in models[1:])]
-        ancestor = load(base, device=first.device, trust=trust) if base is not None else None
+        loaded = [
+            first,
+            *(load(path, device=first.device, trust=trust) for path in models[1:]),
+        ]
+        ancestor = (
+            load(base, device=first.device, trust=trust) if base is not None else None
+        )
         result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings)

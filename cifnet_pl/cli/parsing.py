@@ -27,7 +27,12 @@ EPOCHS = (
     " --data.classes_per_task"
 )
 
-SHORT_NAMES = ("cifnet_pl", "cifnet_pl.heads", "cifnet_pl.data.streams", "cifnet_pl.iterative")
+SHORT_NAMES = (
+    "cifnet_pl",
+    "cifnet_pl.heads",
+    "cifnet_pl.data.streams",
+    "cifnet_pl.iterative",
+)
 """Modules in which a class without a module is looked up, as the command line does."""
 
 CONFIG = ("--config", "-c")
@@ -43,11 +48,15 @@ class OneSentence(ArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
-        options = [option for action in parser._actions for option in action.option_strings]
+        options = [
+            option for action in parser._actions for option in action.option_strings
+        ]
         raise UsageError(sentence(message, options, parser.prog)) from ex
 
 
-def sentence(message: str, options: Collection[str] = (), program: str = "cifnet") -> str:
+def sentence(
+    message: str, options: Collection[str] = (), program: str = "cifnet"
+) -> str:
     """Return the part of jsonargparse's message that the user can act on, as one sentence.
 
     Args:
@@ -59,23 +68,29 @@ def sentence(message: str, options: Collection[str] = (), program: str = "cifnet
         return EPOCHS
     if found := re.match(r"the following arguments are required: (.*)", message):
         names = found[1].split(", ")
-        place = next((name for name in names if f"--{name.rstrip('_')}" not in options), None)
+        place = next(
+            (name for name in names if f"--{name.rstrip('_')}" not in options), None
+        )
         if place is not None:
-            return (
-                f"no {place} are given: name them before the options, {program} {place.upper()} …"
-            )
+            return f"no {place} are given: name them before the options, {program} {place.upper()} …"
         return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
     if found := re.match(
-        r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument", message
+        r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument",
+        message,
     ):
         return f"{found[1]} needs a value"
-    if found := re.match(r"(?:unrecognized arguments|ambiguous option): (\S+)", message):
+    if found := re.match(
+        r"(?:unrecognized arguments|ambiguous option): (\S+)", message
+    ):
         return _unexpected(found[1], options)
     keys = re.findall(r'Parser key "([^"]+)"', message)
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         owner = re.findall(r"class_path[ =]'([\w.]+)'", message)
         path = "".join(f"{key}." for key in keys)
-        known = [f"--{path}{name}" for name in (arguments_of(owner[-1]) if owner else None) or ()]
+        known = [
+            f"--{path}{name}"
+            for name in (arguments_of(owner[-1]) if owner else None) or ()
+        ]
         return unknown_option(f"--{path}{found[1]}", [*known, "--print_config"])
     return _bad_value(message, ".".join(keys))
 
@@ -98,10 +113,16 @@ def _bad_value(message: str, key: str) -> str:
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
     expected = [
-        found[1] for line in lines if (found := kind.search(line)) and "NoneType" not in found[1]
+        found[1]
+        for line in lines
+        if (found := kind.search(line)) and "NoneType" not in found[1]
     ]
-    value = re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE)
-    absent = re.search(r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message)
+    value = re.search(
+        r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE
+    )
+    absent = re.search(
+        r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message
+    )
     if absent:
         return f"--{key}: {absent[0].replace('No', 'no')}"
     if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
@@ -129,9 +150,10 @@ def _plain_type(kind: str) -> str:
         if "," in choices[1]:
             return f"one of {choices[1]}"
         return choices[1].strip("'")
-    return {"dot import path string": "the name of a class", "float": "a finite number"}.get(
-        plain, plain
-    )
+    return {
+        "dot import path string": "the name of a class",
+        "float": "a finite number",
+    }.get(plain, plain)
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
@@ -143,9 +165,13 @@ def unknown_option(name: str, options: Collection[str]) -> str:
     """
     option = name.split("=")[0]
     group, dot, rest = option.partition(".")
-    known = [o for o in options if o.startswith("--") and not o.endswith(("+", ".help"))]
+    known = [
+        o for o in options if o.startswith("--") and not o.endswith(("+", ".help"))
+    ]
     groups = {o.split(".")[0] for o in known}
-    known += [f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot]
+    known += [
+        f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot
+    ]
     near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
     if "--print_config" in options:
         everything = "--print_config shows all, --help explains them"
@@ -328,11 +354,15 @@ def choose_backbone(config: Any) -> None:
     from cifnet_pl.data.sources.tables import embeddings_width
 
     model = config.get("model.init_args")
-    if config.get("data.source") != "embeddings" or model is None or "backbone" not in model:
-        return
-    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model["backbone"].startswith(
-        "none:"
+    if (
+        config.get("data.source") != "embeddings"
+        or model is None
+        or "backbone" not in model
     ):
+        return
+    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model[
+        "backbone"
+    ].startswith("none:"):
         raise UsageError(
             f"data source embeddings has no images for backbone {model['backbone']}: leave"
             " --model.backbone out"

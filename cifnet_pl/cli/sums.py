@@ -12,7 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.parsing import OneSentence, buried_error, choose_backbone, with_clean_heads
+from cifnet_pl.cli.parsing import (
+    OneSentence,
+    buried_error,
+    choose_backbone,
+    with_clean_heads,
+)
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.plugins import optional
@@ -67,13 +72,19 @@ def sums(
     folder = Path(output).expanduser()
     options = [word for name, value in overrides for word in (f"--{name}", value)]
     if shard is not None and shards is None:
-        for line in make(folder, [Shard.parse(text) for text in shard], options, threads):
+        for line in make(
+            folder, [Shard.parse(text) for text in shard], options, threads
+        ):
             print(line, flush=True)
         return
     if shards is None or shard is not None:
-        raise UsageError("give either --shard 3/64 for one part, or --shards 64 for all of them")
+        raise UsageError(
+            "give either --shard 3/64 for one part, or --shards 64 for all of them"
+        )
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    _make_with_ray(folder, unfinished(folder, everything), options, workers, retries, threads)
+    _make_with_ray(
+        folder, unfinished(folder, everything), options, workers, retries, threads
+    )
     left = unfinished(folder, everything)
     if left:
         raise CifnetError(
@@ -82,7 +93,10 @@ def sums(
     print(f"{shards} shards in {folder}")
     given = dict(overrides)
     trust = plugin_imports(
-        *(given.get(f"model.{part}", "") for part in ("head", "backbone", "architecture"))
+        *(
+            given.get(f"model.{part}", "")
+            for part in ("head", "backbone", "architecture")
+        )
     )
     print(next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust)))
 
@@ -107,14 +121,18 @@ def make(
 
     torch.set_num_threads(threads)
     missing = unfinished(folder, shards)
-    messages = [f"{shard.name} is finished already" for shard in shards if shard not in missing]
+    messages = [
+        f"{shard.name} is finished already" for shard in shards if shard not in missing
+    ]
     for shard in missing:
         learner = learner_of(tuple(options))
         path = file_of(folder, shard)
         with exclusive(path):
             shard_sums = learner.sums(shard)
             write_sums(shard_sums, path)
-        messages.append(f"{shard.name}: {sum(shard_sums.model.counts.values())} samples")
+        messages.append(
+            f"{shard.name}: {sum(shard_sums.model.counts.values())} samples"
+        )
     return messages
 
 
@@ -168,7 +186,8 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
     given = any(
-        re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word) for word in options
+        re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word)
+        for word in options
     )
     if head_options is not None and "seed" in head_options and not given:
         head_options["seed"] = SEED
@@ -189,10 +208,14 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         copies = find_duplicates(source, ())
         for note in (*data.notes, *copies.sentences(source, data.duplicates)):
             print(note)
-        left_out = copies.left_out(source)[0] if data.duplicates == "leave_out" else None
+        left_out = (
+            copies.left_out(source)[0] if data.duplicates == "leave_out" else None
+        )
     return ShardLearner(
         source,
-        Classifier(module.backbone, module.head, image_size=size, crop_ratio=crop_ratio),
+        Classifier(
+            module.backbone, module.head, image_size=size, crop_ratio=crop_ratio
+        ),
         data.batch_size,
         data.num_workers or 0,
         data.on_corrupt == "skip",
@@ -222,10 +245,15 @@ def _make_with_ray(
     if began:
         _start(ray, workers)
     try:
-        task = ray.remote(num_cpus=1, max_retries=retries, retry_exceptions=False)(_make_one)
+        task = ray.remote(num_cpus=1, max_retries=retries, retry_exceptions=False)(
+            _make_one
+        )
         where = str(folder.resolve())
         words = tuple(options)
-        waiting = {task.remote(where, (s.index, s.count), words, threads): s.name for s in missing}
+        waiting = {
+            task.remote(where, (s.index, s.count), words, threads): s.name
+            for s in missing
+        }
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             name = waiting.pop(done)
@@ -242,16 +270,28 @@ def _start(ray: Any, workers: int) -> None:
     # Workers import what this process imports: its folder, and the package where it is not
     # installed.
     paths = os.pathsep.join(
-        dict.fromkeys([*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()])
+        dict.fromkeys(
+            [*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()]
+        )
     )
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths.strip(os.pathsep)}}}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": {"PYTHONPATH": paths.strip(os.pathsep)}}
+    }
     if not os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-        options |= {"num_cpus": workers, "include_dashboard": False, "logging_level": "error"}
+        os.environ.setdefault(
+            "RAY_USAGE_STATS_ENABLED", "0"
+        )  # nothing is sent anywhere
+        options |= {
+            "num_cpus": workers,
+            "include_dashboard": False,
+            "logging_level": "error",
+        }
     ray.init(log_to_driver=False, **options)
 
 
-def _make_one(folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int) -> str:
+def _make_one(
+    folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int
+) -> str:
     """Make one shard in a worker, which keeps data, network and head for the next."""
     from cifnet_pl.model.partial_sums import Shard
 

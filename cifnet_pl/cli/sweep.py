@@ -52,7 +52,11 @@ def sweep(
     """
     points = _read_all(files, overrides, _parse_seeds(seeds), only or (), without or ())
     seeded = any("seed" in point.labels for point in points)
-    kinds = "each seed sets both seed_everything and the class order" if seeded else "no seeds"
+    kinds = (
+        "each seed sets both seed_everything and the class order"
+        if seeded
+        else "no seeds"
+    )
     print(f"{number_of(len(points), 'point')}; {kinds}")
     for sentence in ignored_overrides(overrides, points):
         print(printable(sentence))

@@ -28,7 +28,9 @@ from cifnet_pl.utilities.text import printable
 OUTPUT_LOG = "output.log"
 """What the processes of a point wrote, in its experiment's folder."""
 
-ERROR_LINE = re.compile(r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*))")
+ERROR_LINE = re.compile(
+    r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*))"
+)
 """A sentence about an error of this package, or the last line of a traceback."""
 
 
@@ -52,7 +54,9 @@ def complete_run(folder: Path) -> Path | None:
     """Return the newest complete run of an experiment; None if there is none."""
     from cifnet_pl.report.runs import is_complete
 
-    return next((path for path in reversed(versions(folder)) if is_complete(path)), None)
+    return next(
+        (path for path in reversed(versions(folder)) if is_complete(path)), None
+    )
 
 
 class SweepJob(NamedTuple):
@@ -86,7 +90,10 @@ class SweepJob(NamedTuple):
         """Write the configuration; a report names missing points by it."""
         names = {"experiment": self.folder.name, "logs": str(self.folder.parent)}
         config = {**self.point.config, **names}
-        write_text(self.folder / POINT, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        write_text(
+            self.folder / POINT,
+            yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        )
 
 
 def run_all(jobs: Sequence[SweepJob]) -> list[Path]:
@@ -127,7 +134,12 @@ def complete(job: SweepJob) -> str:
 
 def run_process(job: SweepJob) -> int:
     """Run ``fit`` as a process, from the last checkpoint if there is one; return the exit code."""
-    command = [sys.executable, "-m", "cifnet_pl.cli.sweep_jobs", str(job.folder / POINT)]
+    command = [
+        sys.executable,
+        "-m",
+        "cifnet_pl.cli.sweep_jobs",
+        str(job.folder / POINT),
+    ]
     with (job.folder / OUTPUT_LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

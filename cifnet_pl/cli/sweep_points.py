@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictInt,
+    ValidationError,
+)
 
 from cifnet_pl.cli.parsing import arguments_of
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
@@ -67,7 +74,9 @@ class Option(BaseModel):
         variants = []
         for file in sorted(pattern.parent.glob(pattern.name)):
             content = read_yaml(file)
-            if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            if not isinstance(content, dict) or not isinstance(
+                content.get("model"), dict
+            ):
                 raise UsageError(f"{file} is not a configuration with a model")
             variant = self.model_copy(update={"label": self.label or file.stem})
             variant._start = content
@@ -129,9 +138,13 @@ class Point:
     @cached_property
     def identity(self) -> str:
         """Ten hexadecimal digits that two points share only if they give the same run."""
-        plain = {key: value for key, value in self.config.items() if key not in NO_EFFECT}
+        plain = {
+            key: value for key, value in self.config.items() if key not in NO_EFFECT
+        }
         data = plain.get("data", {})
-        plain["data"] = {key: value for key, value in data.items() if key not in NO_EFFECT_DATA}
+        plain["data"] = {
+            key: value for key, value in data.items() if key not in NO_EFFECT_DATA
+        }
         text = json.dumps(plain, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -163,7 +176,9 @@ def read_points(
     """
     sweep = _read_sweep(path)
     base = _read_base(path.parent / sweep.base)
-    seed_options = [_seed_option(seed) for seed in dict.fromkeys(seeds or sweep.seeds or ())]
+    seed_options = [
+        _seed_option(seed) for seed in dict.fromkeys(seeds or sweep.seeds or ())
+    ]
     given_data = any(name in ("data.source", "data.root") for name, _ in overrides)
     points: dict[str, Point] = {}
     for part in sweep.parts[:1] if given_data else sweep.parts:
@@ -178,7 +193,9 @@ def read_points(
                 axes[name] = _variants(name, options, path.parent)
             fixed = {**sweep.fixed, **part.fixed}
             for chosen in itertools.product(*axes.values()):
-                labels = {axis: one.label for axis, one in zip(axes, chosen, strict=True)}
+                labels = {
+                    axis: one.label for axis, one in zip(axes, chosen, strict=True)
+                }
                 point = _point(base, fixed, chosen, labels, overrides)
                 points.setdefault(point.identity, point)
     return list(points.values())
@@ -219,7 +236,9 @@ def _variants(axis: str, options: Sequence[Option], folder: Path) -> list[Option
     return variants
 
 
-def choose(points: Sequence[Point], only: Sequence[str], without: Sequence[str]) -> list[Point]:
+def choose(
+    points: Sequence[Point], only: Sequence[str], without: Sequence[str]
+) -> list[Point]:
     """Choose points by the labels of their options.
 
     Args:
@@ -282,7 +301,9 @@ def _point(
         try:
             put(config, name, yaml.safe_load(text))
         except yaml.YAMLError as error:
-            raise UsageError(f"--{name} is '{text}', which is not a YAML value") from error
+            raise UsageError(
+                f"--{name} is '{text}', which is not a YAML value"
+            ) from error
     return Point(config, labels, ignored)
 
 
@@ -313,7 +334,9 @@ def fits(config: Mapping[str, Any], name: str) -> bool:
     section, *path = name.split(".")
     steps = [step for step in path if step not in CLASS_KEYS]
     if section == "data" and steps:
-        return steps[0] in (arguments_of("cifnet_pl.data.datamodule.CIFNetDataModule") or ())
+        return steps[0] in (
+            arguments_of("cifnet_pl.data.datamodule.CIFNetDataModule") or ()
+        )
     node = config.get("model") if section == "model" else {}
     for step in steps:
         if not isinstance(node, Mapping):
@@ -352,7 +375,9 @@ def put(config: dict[str, Any], name: str, value: Any) -> None:
         node = _settings(node, step)
         node = node.setdefault(step, {}) if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise UsageError(f"{name} cannot be set, there is no {step} that has settings")
+            raise UsageError(
+                f"{name} cannot be set, there is no {step} that has settings"
+            )
     node = _settings(node, last)
     old = node.get(last)
     if isinstance(old, dict) and isinstance(value, dict) and "class_path" not in value:
@@ -387,5 +412,7 @@ def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str
             )
         if without:
             titles = "; ".join(dict.fromkeys(point.title for point in without))
-            sentences.append(f"--{name} is for {count} of {len(points)} points, not for: {titles}")
+            sentences.append(
+                f"--{name} is for {count} of {len(points)} points, not for: {titles}"
+            )
     return sentences

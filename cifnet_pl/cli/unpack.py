@@ -57,7 +57,10 @@ def unpack(
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
-    if not (isinstance(data_source.train, ImageSet) and isinstance(data_source.val, ImageSet)):
+    if not (
+        isinstance(data_source.train, ImageSet)
+        and isinstance(data_source.val, ImageSet)
+    ):
         raise UsageError(
             f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>"
         )
@@ -70,12 +73,16 @@ def unpack(
     )
 
 
-def _write(images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int) -> int:
+def _write(
+    images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int
+) -> int:
     from PIL import Image
 
     rows = [row for row in range(len(images)) if names[images.labels[row]] in wanted]
     for row in counted(rows, f"writing {folder.name}", len(rows)):
         home = folder / names[images.labels[row]]
         home.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images.image(row).square(size)).save(home / f"{images.names[row]:0>6}.png")
+        Image.fromarray(images.image(row).square(size)).save(
+            home / f"{images.names[row]:0>6}.png"
+        )
     return len(rows)

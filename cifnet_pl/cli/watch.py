@@ -103,7 +103,9 @@ def watch(
         waiting = NewFiles(folder)
         sender = None
         if webhook is not None:
-            sender = Sender(webhook, target.with_name(f"{target.name}.sent"), table.rows())
+            sender = Sender(
+                webhook, target.with_name(f"{target.name}.sent"), table.rows()
+            )
         receiver = " and to the webhook" if sender is not None else ""
         print(f"watching {folder}; predictions in {target}{receiver}", flush=True)
         found = waiting.find(settled=not once)
@@ -111,7 +113,9 @@ def watch(
             new = list(islice(found, IMAGES_PER_WRITE))
             unseen = table.unseen(new)
             contents = [image.content for image in unseen]
-            predictions = classifier.classify(contents, 1, unknown=unknown, coverage=coverage)
+            predictions = classifier.classify(
+                contents, 1, unknown=unknown, coverage=coverage
+            )
             rows = [
                 table_row(image, prediction)
                 for image, prediction in zip(unseen, predictions, strict=True)
@@ -132,7 +136,9 @@ def check_address(webhook: str) -> None:
     """Check the address of a webhook; UsageError unless it is one of http or https."""
     expected = f"--webhook {printable(webhook)} is no http or https address"
     if has_controls(webhook) or " " in webhook:
-        raise UsageError(f"{expected}: it holds a space, a line break or a control character")
+        raise UsageError(
+            f"{expected}: it holds a space, a line break or a control character"
+        )
     try:
         address = urlsplit(webhook)
         valid = address.scheme in ("http", "https") and bool(address.hostname)
@@ -213,7 +219,9 @@ class WatchPredictions:
 
     def rows(self) -> list[dict[str, str]]:
         """Read all rows."""
-        with open(self.path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open(
+            self.path, encoding="utf-8", errors="surrogateescape", newline=""
+        ) as file:
             return list(csv.DictReader(file))
 
     def unseen(self, files: Iterable[Path]) -> list[NewImage]:
@@ -264,7 +272,9 @@ class Sender:
         self._file.seek(0)
         acknowledged = set(self._file.read().decode().split("\n"))
         self.waiting = [row for row in rows if row["id"] not in acknowledged]
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirection)
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), NoRedirection
+        )
         self._next_attempt = 0.0
         self._pause = 1.0
 
@@ -295,5 +305,9 @@ class Sender:
                 return None
         except HTTPError as error:
             return f"status {error.code}"
-        except (OSError, ValueError, HTTPException) as error:  # whatever the receiver sends
+        except (
+            OSError,
+            ValueError,
+            HTTPException,
+        ) as error:  # whatever the receiver sends
             return printable(str(error) or type(error).__name__)

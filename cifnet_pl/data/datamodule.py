@@ -15,7 +15,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, EvaluationMemory, pipeline_folder
+from cifnet_pl.backbones.embedding_cache import (
+    EmbeddingCache,
+    EvaluationMemory,
+    pipeline_folder,
+)
 from cifnet_pl.data.duplicates import (
     DuplicatePair,
     SourceDuplicates,
@@ -141,14 +145,21 @@ class CIFNetDataModule(LightningDataModule):
             arguments.pop(name, None)
         self.given = arguments
         super().__init__()
-        check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip")
+        check_that(
+            on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
+        )
         check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
         valid_tasks = max_tasks is None or max_tasks >= 1
         check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
         valid_workers = num_workers is None or num_workers >= 0
         check_that(valid_workers, "num_workers", num_workers, "at least 0")
         valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
-        check_that(valid_size, "image_size", image_size, f"1 to {IMAGE_SIZE_LIMIT} pixels, or null")
+        check_that(
+            valid_size,
+            "image_size",
+            image_size,
+            f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
+        )
         folder = Path(root) if root else None
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
@@ -179,7 +190,12 @@ class CIFNetDataModule(LightningDataModule):
         self._ahead: LoaderAhead | None = None
         self._labels = torch.zeros(0, dtype=torch.int64)
         self.plan = Plan(
-            self.source, stream, class_order, classes_per_task, initial_classes, max_tasks
+            self.source,
+            stream,
+            class_order,
+            classes_per_task,
+            initial_classes,
+            max_tasks,
         )
         self.n_tasks = len(self.stream(()))
         self.notes = list(self.source.notes)
@@ -230,7 +246,9 @@ class CIFNetDataModule(LightningDataModule):
         stream = self.stream(())
         classes = stream.classes()
         labels = torch.full((len(self.source.class_names),), -1)
-        labels[[self.plan.position[name] for name in classes]] = torch.arange(len(classes))
+        labels[[self.plan.position[name] for name in classes]] = torch.arange(
+            len(classes)
+        )
         batches = partial(
             Batches,
             labels=labels,
@@ -336,7 +354,9 @@ class CIFNetDataModule(LightningDataModule):
 
         Unreadable ones count, too.
         """
-        counts = self._counts_of_labels(self.source.train.labels[self.task_rows(self.task)])
+        counts = self._counts_of_labels(
+            self.source.train.labels[self.task_rows(self.task)]
+        )
         return [int(counts[self.plan.position[name]]) for name in names]
 
     def test_counts(self, names: Iterable[str]) -> dict[str, int]:
@@ -360,9 +380,13 @@ class CIFNetDataModule(LightningDataModule):
         """
         if self.duplicates is None:
             return SourceDuplicates()
-        for cache in self._caches():  # a cache knows the hashes of the images that it stores
+        for (
+            cache
+        ) in self._caches():  # a cache knows the hashes of the images that it stores
             cache.known(np.arange(len(cache.images.labels)))
-        found = find_duplicates(self.source, self.plan.all_rows(self.learner.learned_tasks))
+        found = find_duplicates(
+            self.source, self.plan.all_rows(self.learner.learned_tasks)
+        )
         if self.duplicates == "leave_out":
             self.plan.left_out, self.plan.untested = found.left_out(self.source)
             self._require_images(self.plan.left_out)
@@ -510,7 +534,11 @@ class CIFNetDataModule(LightningDataModule):
             loader = self._val_images
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan = [PlannedBatch(left, samples if isinstance(samples, EmbeddingSet) else None)]
+            plan = [
+                PlannedBatch(
+                    left, samples if isinstance(samples, EmbeddingSet) else None
+                )
+            ]
         return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.
@@ -528,7 +556,9 @@ class CIFNetDataModule(LightningDataModule):
         shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
         workers = self._workers(self.attached.num_devices)
-        return ImageLoader(images, *shape, workers, self.attached.strategy.root_device.type)
+        return ImageLoader(
+            images, *shape, workers, self.attached.strategy.root_device.type
+        )
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return side and crop of the squares that images become.
@@ -550,7 +580,11 @@ class CIFNetDataModule(LightningDataModule):
             preprocessing: what the weights of the backbone expect.
         """
         size, crop_ratio = self.image_shape(preprocessing)
-        return {"image_size": size, "crop_ratio": crop_ratio, "held_out": self._held_out}
+        return {
+            "image_size": size,
+            "crop_ratio": crop_ratio,
+            "held_out": self._held_out,
+        }
 
     # ------------------------------------------------------------------ batches
 
@@ -565,7 +599,9 @@ class CIFNetDataModule(LightningDataModule):
             if self.on_corrupt == "error":
                 loaders = (self._train_images, self._val_images)
                 raise DataError(name_unreadable(batch.unreadable, loaders))
-            self.skipped += [name for name in batch.unreadable if name not in self.skipped]
+            self.skipped += [
+                name for name in batch.unreadable if name not in self.skipped
+            ]
         if isinstance(batch, tuple) and hasattr(batch, "label"):
             return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
         return batch
@@ -575,14 +611,20 @@ class CIFNetDataModule(LightningDataModule):
         names = self.learner.class_names
         if int((self._labels >= 0).sum()) != len(names):
             label = {name: i for i, name in enumerate(names)}
-            self._labels = torch.tensor([label.get(name, -1) for name in self.source.class_names])
+            self._labels = torch.tensor(
+                [label.get(name, -1) for name in self.source.class_names]
+            )
         return self._labels
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, stop the threads, and drop everything of this learner."""
-        skipped = list(dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped))))
+        skipped = list(
+            dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped)))
+        )
         if skipped:
-            rank_zero_info(f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}")
+            rank_zero_info(
+                f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}"
+            )
         self._release()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -621,7 +663,9 @@ def _source_name(source: Any) -> str:
     return type(source).__name__
 
 
-def _share_embeddings(cache: EmbeddingCache | None, pairs: Sequence[DuplicatePair]) -> None:
+def _share_embeddings(
+    cache: EmbeddingCache | None, pairs: Sequence[DuplicatePair]
+) -> None:
     """Let a cache store the embedding of an original for its duplicates, too."""
     if cache is not None:
         cache.duplicates = duplicates_of_originals(pairs)

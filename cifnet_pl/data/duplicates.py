@@ -124,15 +124,21 @@ class SourceDuplicates:
         classes = source.class_names
         rows = []
         for pair in self.train:
-            rows.append(DuplicateRow(DUPLICATE, train[pair.duplicate], train[pair.original]))
+            rows.append(
+                DuplicateRow(DUPLICATE, train[pair.duplicate], train[pair.original])
+            )
         for pair in self.test:
-            rows.append(DuplicateRow(DUPLICATE, val[pair.duplicate], val[pair.original]))
+            rows.append(
+                DuplicateRow(DUPLICATE, val[pair.duplicate], val[pair.original])
+            )
         for row, label in self.ambiguous.items():
             rows.append(DuplicateRow(TWO_CLASSES, train[row], classes[label]))
         for row, label in self.ambiguous_test.items():
             rows.append(DuplicateRow(TWO_CLASSES, val[row], classes[label]))
         for pair in self.across:
-            rows.append(DuplicateRow(IN_BOTH_SPLITS, val[pair.duplicate], train[pair.original]))
+            rows.append(
+                DuplicateRow(IN_BOTH_SPLITS, val[pair.duplicate], train[pair.original])
+            )
         return rows
 
 
@@ -168,7 +174,9 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         hashes.append((count + row, value))
     repeats = find_repeats(hashes, np.concatenate([train.labels, val.labels]))
     found = SourceDuplicates()
-    tested_as: dict[int, int] = {}  # training sample → its first duplicate among the test samples
+    tested_as: dict[
+        int, int
+    ] = {}  # training sample → its first duplicate among the test samples
     for row, first in sorted(repeats.twice.items()):
         if row < count:
             found.train.append(DuplicatePair(row, first))

@@ -59,7 +59,9 @@ With many classes scores take more memory than embeddings.
 """
 
 
-def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
+def shard_batches(
+    rows: np.ndarray, batch_size: int, rank: int, world: int
+) -> list[np.ndarray]:
     """Divide rows into batches over processes, every row exactly once.
 
     Every process has the same number of batches. No row is padded or dropped; with fewer rows than
@@ -78,7 +80,9 @@ def shard_batches(rows: np.ndarray, batch_size: int, rank: int, world: int) -> l
         >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    return [np.array_split(chunk, world)[rank] for chunk in pieces(rows, batch_size * world)]
+    return [
+        np.array_split(chunk, world)[rank] for chunk in pieces(rows, batch_size * world)
+    ]
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -105,7 +109,12 @@ class ImageLoader:
     """
 
     def __init__(
-        self, images: ImageSet, size: int, crop_ratio: float, workers: int, device: str = "cpu"
+        self,
+        images: ImageSet,
+        size: int,
+        crop_ratio: float,
+        workers: int,
+        device: str = "cpu",
     ):
         self._images = images
         self._size = size
@@ -124,7 +133,9 @@ class ImageLoader:
         ahead = AHEAD * self._workers
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
         pinned = self._device == "cuda"
-        made = decode_batches(self._pool, rows, self._size, self._read, ahead, alternate, pinned)
+        made = decode_batches(
+            self._pool, rows, self._size, self._read, ahead, alternate, pinned
+        )
         return map(self._batch, made)
 
     def _read(self, row: int, pixels: np.ndarray) -> HashOrReason:
@@ -140,7 +151,9 @@ class ImageLoader:
         pixels = batch.pixels
         results = batch.results()
         readable = np.array([result.reason is None for result in results], dtype=bool)
-        unreadable = tuple(result.reason for result in results if result.reason is not None)
+        unreadable = tuple(
+            result.reason for result in results if result.reason is not None
+        )
         rows = np.array(batch.items, dtype=np.int64)[readable]
         hashes = np.array([result.hash for result in results], dtype=np.int64)[readable]
         if unreadable:
@@ -177,7 +190,9 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
-def planned_batches(rows: np.ndarray, size: int, store: Store | None) -> list[PlannedBatch]:
+def planned_batches(
+    rows: np.ndarray, size: int, store: Store | None
+) -> list[PlannedBatch]:
     """Cut rows (n,) into batches of ``size`` from one store."""
     return [PlannedBatch(piece, store) for piece in pieces(rows, size)]
 
@@ -215,7 +230,9 @@ class StoredLoader:
         """Let the workers decode the first images of the next iteration now."""
         self._begun = iter(())
         if self._loader is not None:
-            self._begun = self._loader.decode([b.rows for b in self._plan if b.store is None])
+            self._begun = self._loader.decode(
+                [b.rows for b in self._plan if b.store is None]
+            )
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:
@@ -323,7 +340,9 @@ class Batches:
         for rows in pieces(self.rows, self.size):
             z = cast(Store, self.samples).get(rows)
             labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
-            yield KeyedBatch(z, labels, torch.from_numpy(self.samples.hashes(rows)), rows)
+            yield KeyedBatch(
+                z, labels, torch.from_numpy(self.samples.hashes(rows)), rows
+            )
 
     def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)

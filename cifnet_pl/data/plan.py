@@ -11,7 +11,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.sets import Grouping, SampleGroups, Source, held_out_rows, source_by_mask
+from cifnet_pl.data.sets import (
+    Grouping,
+    SampleGroups,
+    Source,
+    held_out_rows,
+    source_by_mask,
+)
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 
@@ -34,7 +40,9 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     if order is None:
         return list(names)
     if isinstance(order, int):
-        check_that(order >= 0, "class_order", order, "a seed of at least 0, a list, or null")
+        check_that(
+            order >= 0, "class_order", order, "a seed of at least 0, a list, or null"
+        )
         return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
@@ -45,7 +53,9 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     known = set(names)
     for name in chosen:
         if name not in known:
-            raise UsageError(f"class_order names '{name}', which the data source does not have")
+            raise UsageError(
+                f"class_order names '{name}', which the data source does not have"
+            )
     if len(chosen) < len(names):
         raise UsageError(
             f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set"
@@ -61,7 +71,9 @@ def _name_at(names: Sequence[str], position: int) -> str:
     return names[position]
 
 
-def task_sizes(classes: int, per_task: int | list[int], initial: int | None = None) -> list[int]:
+def task_sizes(
+    classes: int, per_task: int | list[int], initial: int | None = None
+) -> list[int]:
     """Return the number of classes of each task.
 
     Args:
@@ -86,7 +98,9 @@ def task_sizes(classes: int, per_task: int | list[int], initial: int | None = No
         )
     if isinstance(per_task, list):
         if sum(sizes) > classes:
-            raise UsageError(f"the tasks ask for {sum(sizes)} classes, the data has {classes}")
+            raise UsageError(
+                f"the tasks ask for {sum(sizes)} classes, the data has {classes}"
+            )
         return sizes
     if classes < sizes[0]:
         raise UsageError(
@@ -289,7 +303,9 @@ class Plan:
     def _divide(self, past: Tasks) -> PlannedTasks:
         names = self.source.class_names
         fixed = () if self.kind.samples_return else past
-        stream = TaskStream.plan(names, self._order, self._per_task, self._initial, fixed)
+        stream = TaskStream.plan(
+            names, self._order, self._per_task, self._initial, fixed
+        )
         sequence = []
         for task in stream.tasks:
             sequence.append(tuple(self.position[name] for name in task))
@@ -357,7 +373,9 @@ class Plan:
         test_rows = []
         for name in names:
             if name not in self.position:
-                raise DataError(f"class '{name}' was learned, but the data does not have it")
+                raise DataError(
+                    f"class '{name}' was learned, but the data does not have it"
+                )
             rows = val.rows_of.get(self.position[name], none)
             test_rows.append(rows[tested[rows]])
         return test_rows
@@ -382,7 +400,9 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     train = source.train
     domains = _training_groups(source.domains)
     tasks = _training_groups(source.tasks)
-    numbers = np.zeros(len(train), dtype=np.int64) if domains is None else domains.numbers
+    numbers = (
+        np.zeros(len(train), dtype=np.int64) if domains is None else domains.numbers
+    )
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
     chosen = held_out_rows(train, numbers, fraction, seed + 1)

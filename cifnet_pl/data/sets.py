@@ -16,7 +16,13 @@ from PIL import Image
 
 from cifnet_pl.data.splitting import held_out
 from cifnet_pl.images.files import file_identity, file_size
-from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look, UnreadableImage
+from cifnet_pl.images.image import (
+    UNREADABLE_HASH,
+    EncodedImage,
+    ImageLike,
+    Look,
+    UnreadableImage,
+)
 from cifnet_pl.images.reader import ContentMemory, look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.text import first_line, has_controls, printable
@@ -186,7 +192,9 @@ class Source:
         names = [*train.names, *val.names]
         labels = [*train.labels, *val.labels]
         whole = FileSet(train.root, names, labels, train.contents)
-        return Source(self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes)
+        return Source(
+            self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes
+        )
 
 
 class FileSet(ImageSet):
@@ -307,7 +315,12 @@ class ArraySet(ImageSet):
         """Return the images at positions ``rows``."""
         names = [self.names[i] for i in rows]
         return ArraySet(
-            self.read, self.labels[rows], names, self.rows[rows], self.where, self.sequential
+            self.read,
+            self.labels[rows],
+            names,
+            self.rows[rows],
+            self.where,
+            self.sequential,
         )
 
 
@@ -400,7 +413,9 @@ def classes_of(
             class_names.append(names[label])
         else:
             last = len(names) - 1
-            raise DataError(f"{where}: a label is {label}, but there are names of 0 to {last}")
+            raise DataError(
+                f"{where}: a label is {label}, but there are names of 0 to {last}"
+            )
     for name, count in Counter(class_names).items():
         if count > 1 or not name or has_controls(name):
             raise DataError(
@@ -459,7 +474,9 @@ def source_with_split(
         raise DataError(f"{where}: there is no {whole.noun} in it")
     if test is None:
         return split_by_seed(class_names, whole, options, domains, tasks)
-    return checked_source(source_by_mask(class_names, whole, test, domains, tasks), where)
+    return checked_source(
+        source_by_mask(class_names, whole, test, domains, tasks), where
+    )
 
 
 def split_by_seed(
@@ -479,7 +496,9 @@ def split_by_seed(
     """
     one = np.zeros(len(whole), dtype=np.int64)
     held = held_out_rows(whole, one, options.val_fraction, options.split_seed)
-    return replace(source_by_mask(class_names, whole, held, domains, tasks), held_out=True)
+    return replace(
+        source_by_mask(class_names, whole, held, domains, tasks), held_out=True
+    )
 
 
 def source_of_splits(
@@ -505,7 +524,9 @@ def source_of_splits(
     train = make(0, positions[:train_count])
     if len(labels) == 1:
         return split_by_seed(class_names, train, options)
-    return checked_source(Source(class_names, train, make(1, positions[train_count:])), where)
+    return checked_source(
+        Source(class_names, train, make(1, positions[train_count:])), where
+    )
 
 
 def checked_source(source: Source, where: str) -> Source:
@@ -550,7 +571,9 @@ def source_by_mask(
     )
 
 
-def held_out_rows(samples: SampleSet, groups: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def held_out_rows(
+    samples: SampleSet, groups: np.ndarray, fraction: float, seed: int
+) -> np.ndarray:
     """Choose a share of the samples of each class in each group by a seeded hash of their names.
 
     Args:

@@ -85,7 +85,9 @@ def number_of_name(name: str) -> int:
 
 
 def _hash(name: str) -> bytes:
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return hashlib.blake2b(
+        name.encode("utf-8", "surrogateescape"), digest_size=8
+    ).digest()
 
 
 # ---------------------------------------------------------------------- in groups

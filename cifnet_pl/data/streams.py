@@ -131,7 +131,11 @@ class Blurry(Stream):
     """
 
     def __init__(
-        self, disjoint: float = 50.0, blurry: float = 10.0, seed: int = 0, every: int | None = None
+        self,
+        disjoint: float = 50.0,
+        blurry: float = 10.0,
+        seed: int = 0,
+        every: int | None = None,
     ):
         expected = "a percentage from 0 to 100"
         check_that(0 <= disjoint <= 100, "disjoint", disjoint, expected)
@@ -147,7 +151,9 @@ class Blurry(Stream):
         order = classes.order
         tasks = len(classes.tasks)
         mixed = np.random.default_rng(self.seed).permutation(order)
-        stay = {int(label) for label in mixed[: round(self.disjoint / 100 * len(order))]}
+        stay = {
+            int(label) for label in mixed[: round(self.disjoint / 100 * len(order))]
+        }
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
             others = np.delete(np.arange(tasks), k)
@@ -186,12 +192,19 @@ class TaskFree(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the positions of the training samples of each task."""
-        return _cut([classes.rows(task) for task in classes.tasks], self.every, self.seed)
+        return _cut(
+            [classes.rows(task) for task in classes.tasks], self.every, self.seed
+        )
 
 
 def check_every(every: int | None) -> None:
     """Check a number of samples between two solves; UsageError if there are none."""
-    check_that(every is None or every >= 1, "every", every, "at least 1 sample between two solves")
+    check_that(
+        every is None or every >= 1,
+        "every",
+        every,
+        "at least 1 sample between two solves",
+    )
 
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
@@ -220,7 +233,9 @@ class LongTailed(Stream):
 
     samples_return = False
 
-    def __init__(self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0):
+    def __init__(
+        self, ratio: float = 100.0, order: SizeOrder = "shuffled", seed: int = 0
+    ):
         expected = "at least 1: the largest class divided by the smallest"
         check_that(ratio >= 1, "ratio", ratio, expected)
         check_choice("order of a long-tailed stream", order, SizeOrder)
@@ -306,7 +321,9 @@ def _trained_groups(grouping: Grouping) -> list[str]:
     return [grouping.names[i] for i in np.unique(grouping.train)]
 
 
-def _divided(classes: Classes, groups: Grouping, order: Sequence[str]) -> list[np.ndarray]:
+def _divided(
+    classes: Classes, groups: Grouping, order: Sequence[str]
+) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     rows = classes.rows(classes.order)
     tasks = []

@@ -74,8 +74,12 @@ class ACILHead(SumsHead):
         if projection is None:
             projection = self._draw()
         matrix = projection.double()
-        self.projection: Tensor = nn.Buffer(matrix.to(self.dtype, copy=True), persistent=self.given)
-        self.fingerprint: Tensor = nn.Buffer(torch.tensor(projection_fingerprint(matrix)))
+        self.projection: Tensor = nn.Buffer(
+            matrix.to(self.dtype, copy=True), persistent=self.given
+        )
+        self.fingerprint: Tensor = nn.Buffer(
+            torch.tensor(projection_fingerprint(matrix))
+        )
         self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def _draw(self) -> Tensor:
@@ -124,7 +128,9 @@ class ACILHead(SumsHead):
 
     def _moments(self) -> ClassMoments:
         sums = self.sums
-        return ClassMoments.of(sums.gram, sums.class_sums, sums.class_mass, None, sums.mass)
+        return ClassMoments.of(
+            sums.gram, sums.class_sums, sums.class_mass, None, sums.mass
+        )
 
     def _solve(self) -> None:
         self._fold()
@@ -180,7 +186,9 @@ def check_given_projection(projection: Tensor, in_features: int) -> None:
         )
 
 
-def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tensor, Choice]:
+def solve_stream(
+    sums: Sums, target_energy: Tensor, ridge: Ridge
+) -> tuple[Tensor, Choice]:
     """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
     Args:
@@ -193,7 +201,9 @@ def solve_stream(sums: Sums, target_energy: Tensor, ridge: Ridge) -> tuple[Tenso
     """
     moment = sums.class_sums.T
     samples = int(sums.seen)
-    weights, choice = solve(sums.gram, moment, ridge, target_energy, samples, spare=True)
+    weights, choice = solve(
+        sums.gram, moment, ridge, target_energy, samples, spare=True
+    )
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
 
@@ -229,7 +239,9 @@ class DSALHead(ACILHead):
     merges = False
     pools = False
     subtracts = False
-    reason = "its residual targets were fixed by the weights that each site had at the time"
+    reason = (
+        "its residual targets were fixed by the weights that each site had at the time"
+    )
 
     def __init__(
         self,
@@ -243,15 +255,21 @@ class DSALHead(ACILHead):
     ):
         super().__init__(in_features, width, ridge, projection, seed, dtype)
         fits = 0 <= compensation_ratio < float("inf")
-        check_that(fits, "compensation_ratio", compensation_ratio, "a number of at least 0")
+        check_that(
+            fits, "compensation_ratio", compensation_ratio, "a number of at least 0"
+        )
         self.compensation_ratio = compensation_ratio
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
         self.compensation_position: Position = "given"
         self.cross: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=self.dtype))
-        self.compensation_weights: Tensor = nn.Buffer(torch.zeros(self.width, 0, dtype=self.dtype))
-        self.compensation_ridge: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.compensation_weights: Tensor = nn.Buffer(
+            torch.zeros(self.width, 0, dtype=self.dtype)
+        )
+        self.compensation_ridge: Tensor = nn.Buffer(
+            torch.zeros((), dtype=torch.float64)
+        )
         self.residual_energy: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -286,7 +304,9 @@ class DSALHead(ACILHead):
 
     def choices(self) -> list[Choice]:
         """Return the ridges of the main stream and of the compensation stream."""
-        compensation = Choice(float(self.compensation_ridge), self.compensation_position)
+        compensation = Choice(
+            float(self.compensation_ridge), self.compensation_position
+        )
         return [*super().choices(), compensation]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
@@ -309,7 +329,9 @@ class DSALHead(ACILHead):
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
         energy = self.residual_energy.sum()
-        self.compensation_weights, choice = solve_stream(self.compensation, energy, self.ridge)
+        self.compensation_weights, choice = solve_stream(
+            self.compensation, energy, self.ridge
+        )
         self.compensation_ridge.fill_(choice.ridge)
         self.compensation_position = choice.position
 
@@ -339,10 +361,14 @@ class DSALHead(ACILHead):
         residual = targets - projected.relu() @ self.weights
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
-        half = half_products(self.compensation.gram, self.compensation_ridge.to(phi), phi)
+        half = half_products(
+            self.compensation.gram, self.compensation_ridge.to(phi), phi
+        )
         scores = phi @ self.compensation_weights
         weight = torch.ones_like(half[:, 0])
-        compensation = partial(left_out_together, scores, half, weight, residual * own_task)
+        compensation = partial(
+            left_out_together, scores, half, weight, residual * own_task
+        )
 
         def left_out(groups: Tensor | None) -> Tensor:
             return main(groups) + self.compensation_ratio * compensation(groups)

@@ -32,7 +32,9 @@ from cifnet_pl.utilities.growing_tensors import (
 )
 from cifnet_pl.utilities.memory import matrices_given_back
 
-Capability = Literal["merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"]
+Capability = Literal[
+    "merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
+]
 
 ACTIONS: dict[Capability, str] = {
     "merges": "merge",
@@ -56,7 +58,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def in_full_precision(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+def in_full_precision(
+    method: Callable[Concatenate[H, P], R],
+) -> Callable[Concatenate[H, P], R]:
     """Decorate a method that changes statistics: no setting of the caller changes what is stored.
 
     Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no
@@ -66,7 +70,12 @@ def in_full_precision(method: Callable[Concatenate[H, P], R]) -> Callable[Concat
     @functools.wraps(method)
     def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
         autocast = torch.autocast(self.labels.device.type, enabled=False)
-        with torch.inference_mode(False), torch.no_grad(), autocast, matrices_given_back():
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            autocast,
+            matrices_given_back(),
+        ):
             return method(self, *args, **kwargs)
 
     return wrapped
@@ -104,7 +113,9 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
         )
     if weight is not None:
         if weight.shape != (len(z),):
-            raise UsageError(f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)")
+            raise UsageError(
+                f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
+            )
         if not (torch.isfinite(weight) & (weight > 0)).all():
             raise UsageError("sample weights must be positive and finite")
 
@@ -312,7 +323,9 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ learning
 
     @in_full_precision
-    def begin_task(self, classes: Sequence[int], counts: Sequence[int] | None = None) -> None:
+    def begin_task(
+        self, classes: Sequence[int], counts: Sequence[int] | None = None
+    ) -> None:
         """Open a task.
 
         Args:
@@ -349,7 +362,9 @@ class Head(nn.Module, ABC):
         earlier = self.task_of[columns] < self.task_of.max()
         if earlier.any():
             label = y[earlier][0].item()
-            raise UsageError(f"label {label} is not a class of the current task {self.tasks[-1]}")
+            raise UsageError(
+                f"label {label} is not a class of the current task {self.tasks[-1]}"
+            )
         if len(z):
             self.solved.fill_(False)
             self._observe(z, columns, weight)
@@ -494,7 +509,9 @@ class Head(nn.Module, ABC):
         unknown = sorted(removed - set(self.classes))
         if unknown:
             raise UsageError(f"class {unknown[0]} is not known to this head")
-        stays = [column for column, label in enumerate(self.classes) if label not in removed]
+        stays = [
+            column for column, label in enumerate(self.classes) if label not in removed
+        ]
         if not stays:
             raise UsageError("cannot remove all classes: at least one must stay")
         columns = self.labels.new_tensor(stays)
@@ -515,7 +532,9 @@ class Head(nn.Module, ABC):
     def _same_kind(self, other: Head) -> None:
         """Raise UsageError unless ``other`` is a head of the same class and settings."""
         if type(other) is not type(self):
-            raise UsageError(f"cannot combine {type(self).__name__} with {type(other).__name__}")
+            raise UsageError(
+                f"cannot combine {type(self).__name__} with {type(other).__name__}"
+            )
         ours = self.settings()
         theirs = other.settings()
         for name, value in ours.items():
@@ -583,7 +602,9 @@ class Head(nn.Module, ABC):
         """
         return self.labels[self(z).argmax(dim=1)]
 
-    def leave_one_out(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+    def leave_one_out(
+        self, z: Tensor, y: Tensor, groups: Tensor | None = None
+    ) -> Tensor:
         """Score learned samples, each as if it, or all of its group, had never been learned.
 
         For ridge regression this needs no second solve: with h the share of a sample's target y in
@@ -686,7 +707,9 @@ class Head(nn.Module, ABC):
         return lambda z: relative_distance(self._rows(z))
 
     @in_full_precision
-    def leave_one_out_novelty(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> Tensor:
+    def leave_one_out_novelty(
+        self, z: Tensor, y: Tensor, groups: Tensor | None = None
+    ) -> Tensor:
         """Return the novelty of learned samples, each as if it, or its group, had not been learned.
 
         The result is exact at the same ridge.
@@ -722,7 +745,9 @@ class Head(nn.Module, ABC):
     def tasks(self) -> list[list[int]]:
         """Labels of each task, in the order learned."""
         tasks: dict[int, list[int]] = {}
-        for task, label in zip(self.task_of.tolist(), self.labels.tolist(), strict=True):
+        for task, label in zip(
+            self.task_of.tolist(), self.labels.tolist(), strict=True
+        ):
             tasks.setdefault(task, []).append(label)
         return list(tasks.values())
 
@@ -747,7 +772,9 @@ class Head(nn.Module, ABC):
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename labels that are kept beside ``labels``; ``new`` maps old ones (n,) to new ones."""
 
-    def _new_labels(self, classes: Sequence[int], counts: Sequence[int] | None) -> list[int]:
+    def _new_labels(
+        self, classes: Sequence[int], counts: Sequence[int] | None
+    ) -> list[int]:
         """Check the labels of the next task, and the numbers of samples where known.
 
         Returns:
@@ -761,7 +788,9 @@ class Head(nn.Module, ABC):
         if not new:
             raise UsageError("a task needs at least one class, none was given")
         if not -(2**63) <= min(new) <= max(new) < 2**63:
-            raise UsageError(f"classes {new} hold a label that does not fit into 64 bits")
+            raise UsageError(
+                f"classes {new} hold a label that does not fit into 64 bits"
+            )
         if len(set(new)) < len(new):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))
@@ -779,7 +808,9 @@ class Head(nn.Module, ABC):
     def _append_task(self, new: Sequence[int]) -> None:
         task = len(torch.unique(self.task_of))
         self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
-        self.task_of = torch.cat([self.task_of, self.task_of.new_full((len(new),), task)])
+        self.task_of = torch.cat(
+            [self.task_of, self.task_of.new_full((len(new),), task)]
+        )
 
     def _keep_labels(self, columns: Tensor) -> None:
         """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
@@ -795,11 +826,15 @@ class Head(nn.Module, ABC):
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)
-        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(len(order) - 1)
+        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(
+            len(order) - 1
+        )
         columns = order[position]
         wrong = self.labels[columns] != y
         if wrong.any():
-            raise UsageError(f"label {y[wrong][0].item()} was not introduced by begin_task()")
+            raise UsageError(
+                f"label {y[wrong][0].item()} was not introduced by begin_task()"
+            )
         return columns
 
     # ------------------------------------------------------------------ storing
@@ -851,7 +886,9 @@ class Head(nn.Module, ABC):
     def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
         fresh = self.fresh()
         fresh.begin_task(range(classes), [1] * classes)
-        return {name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()}
+        return {
+            name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()
+        }
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
         """Settle what the constructor left open by a stored state, before it is loaded."""

@@ -120,7 +120,9 @@ class CIFNetHead(Head):
     leaves_one_out = True
     uses_buffer = True
     tells_novelty = True
-    reason = "its oversampling and its negatives depend on which classes were learned when"
+    reason = (
+        "its oversampling and its negatives depend on which classes were learned when"
+    )
 
     def __init__(
         self,
@@ -138,7 +140,9 @@ class CIFNetHead(Head):
         self.epsilon = epsilon
         self.update_past = update_past
         self.weighting = weighting
-        self.tells_novelty = update_past  # else no cohort has seen the samples of all classes
+        self.tells_novelty = (
+            update_past  # else no cohort has seen the samples of all classes
+        )
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
@@ -148,7 +152,9 @@ class CIFNetHead(Head):
 
     def _new_sums(self, classes: int) -> Sums:
         per_class = self.weighting == "released"
-        sums = Sums(self.in_features + 1, classes, per_class=per_class, dtype=self.dtype)
+        sums = Sums(
+            self.in_features + 1, classes, per_class=per_class, dtype=self.dtype
+        )
         return sums.to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -208,7 +214,9 @@ class CIFNetHead(Head):
             self._latest.stale.fill_(True)
             self.past_increment = None
         if len(self.past_shown):
-            self._latest.past_weight = joined_weights(self._latest.past_weight, self.past_shown)
+            self._latest.past_weight = joined_weights(
+                self._latest.past_weight, self.past_shown
+            )
             self.past_shown = self.past_shown[:0]
 
     # ------------------------------------------------------------------ solve and score
@@ -230,7 +238,9 @@ class CIFNetHead(Head):
         for cohort in self._cohorts:
             if cohort.stale:
                 self._solve_cohort(cohort)
-        none = torch.zeros(self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device)
+        none = torch.zeros(
+            self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device
+        )
         return torch.cat([none, *(cohort.weights for cohort in self._cohorts)], dim=1)
 
     def _solve_cohort(self, cohort: Cohort) -> None:
@@ -246,15 +256,21 @@ class CIFNetHead(Head):
         for columns, gram in self._systems(cohort):
             if self.ridge == "gcv":
                 energy = target_square[columns].sum()
-                regression = Centred.from_augmented(gram, moment[:, columns], energy, samples)
+                regression = Centred.from_augmented(
+                    gram, moment[:, columns], energy, samples
+                )
                 solved, choice = regression.solve("gcv")
             else:
-                solved = solve_ridge(gram, moment[:, columns], gram.new_tensor(self.ridge))
+                solved = solve_ridge(
+                    gram, moment[:, columns], gram.new_tensor(self.ridge)
+                )
                 choice = Choice(float(self.ridge), "given")
             weights.append(solved)
             choices += [choice] * solved.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
-        cohort.ridge_used = cohort.ridge_used.new_tensor([choice.ridge for choice in choices])
+        cohort.ridge_used = cohort.ridge_used.new_tensor(
+            [choice.ridge for choice in choices]
+        )
         cohort.positions = [choice.position for choice in choices]
         cohort.stale.fill_(False)
 
@@ -297,7 +313,9 @@ class CIFNetHead(Head):
         for cohort in self._cohorts:
             own = slice(start, start + len(cohort.sums.counts))
             weight = self._weights_in(cohort, columns, own)
-            parts += self._leaving_out_of(cohort, x, scores[:, own], targets[:, own], weight)
+            parts += self._leaving_out_of(
+                cohort, x, scores[:, own], targets[:, own], weight
+            )
             start = own.stop
         return lambda groups: torch.cat([left_out(groups) for left_out in parts], dim=1)
 
@@ -317,7 +335,9 @@ class CIFNetHead(Head):
         for columns, gram in self._systems(cohort):
             ridge = cohort.ridge_used[columns][0].item()
             if self.ridge == "gcv":
-                regression = Centred.from_augmented(gram, gram[:, :0], gram.new_zeros(()), 0)
+                regression = Centred.from_augmented(
+                    gram, gram[:, :0], gram.new_zeros(()), 0
+                )
                 half = regression.half_products(x[:, 1:], ridge, gram[0, 0])
             else:
                 half = half_products(gram, gram.new_tensor(ridge), x)
@@ -325,7 +345,9 @@ class CIFNetHead(Head):
             # Both slopes are equal unless each class has a system of its own, of one column.
             is_positive = (own_targets[:, 0] > 0).double()
             slope = negative + (positive - negative) * is_positive
-            yield partial(left_out_together, scores[:, columns], half, slope * weight, own_targets)
+            yield partial(
+                left_out_together, scores[:, columns], half, slope * weight, own_targets
+            )
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
         """Return the weight (n,) float64 of samples in the sums of a cohort.
@@ -354,7 +376,9 @@ class CIFNetHead(Head):
         first = self._cohorts[0].sums
         sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
         gram = first.gram
-        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], first.mass)
+        return ClassMoments.of(
+            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], first.mass
+        )
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -377,7 +401,9 @@ class CIFNetHead(Head):
         if not self._history_equal(other):
             self._merge_sequences(other)
         elif self._past_differs(other):
-            raise UsageError("cannot merge CIFNet shards that saw different calibration samples")
+            raise UsageError(
+                "cannot merge CIFNet shards that saw different calibration samples"
+            )
         elif other.increment is not None:
             self._open_increment().merge(other.increment)
         self.solved.fill_(False)

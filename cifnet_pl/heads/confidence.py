@@ -115,14 +115,18 @@ class CalibrationSamples:
         """Return (n,) float64 novelty without each sample's group."""
         if not self.learned:
             return self.head.novelty(self.z)
-        return self._of_counted(self.head.leave_one_out_novelty(self.z, self.y, self.groups))
+        return self._of_counted(
+            self.head.leave_one_out_novelty(self.z, self.y, self.groups)
+        )
 
     def weights(self) -> Tensor:
         """Return (n,) float64 how many images each sample stands for."""
         weights = torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
         if not self.learned:
             return weights
-        counts = torch.tensor(list(self.head.class_counts().values()), device=self.y.device)
+        counts = torch.tensor(
+            list(self.head.class_counts().values()), device=self.y.device
+        )
         labels = self.y[self.counted]
         weights[self.counted] = image_weights(labels, self.head.labels, counts)
         weights[~self.counted] = 0.0
@@ -187,7 +191,9 @@ def near_duplicates(z: Tensor, y: Tensor) -> Tensor | None:
     return left_out_groups(near_groups(u, y, limit), y)
 
 
-def check_buffer(head: Head, buffer: CalibrationBuffer | None, calibrates: bool) -> None:
+def check_buffer(
+    head: Head, buffer: CalibrationBuffer | None, calibrates: bool
+) -> None:
     """Check that a head has the buffer that it needs.
 
     Args:
@@ -212,7 +218,9 @@ def check_buffer(head: Head, buffer: CalibrationBuffer | None, calibrates: bool)
             " ridge-type head"
         )
     if buffer is None:
-        raise UsageError("calibrate needs buffer samples: give a calibration buffer (model.buffer)")
+        raise UsageError(
+            "calibrate needs buffer samples: give a calibration buffer (model.buffer)"
+        )
 
 
 RAPS_PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)

@@ -66,7 +66,9 @@ class NCMHead(SumsHead):
     linear = False
     tells_novelty = False
 
-    def __init__(self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"):
+    def __init__(
+        self, in_features: int, metric: Metric = "cosine", dtype: Dtype = "float64"
+    ):
         super().__init__(in_features, in_features + 1, dtype, gram=False)
         check_choice("metric", metric, Metric)
         self.metric = metric
@@ -107,7 +109,9 @@ class SLDAHead(SumsHead):
     title = "SLDA"
     leaves_one_out = True
 
-    def __init__(self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"):
+    def __init__(
+        self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"
+    ):
         super().__init__(in_features, in_features + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
         self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
@@ -126,7 +130,9 @@ class SLDAHead(SumsHead):
     def _covariance(self) -> Covariance:
         within = self.within_scatter() / self.sums.mass
         scale = within.diagonal().mean()
-        if scale <= 0:  # every class is a single point: nothing is known about directions
+        if (
+            scale <= 0
+        ):  # every class is a single point: nothing is known about directions
             return Covariance(torch.zeros_like(within), torch.ones_like(scale))
         return Covariance(within, scale)
 
@@ -135,7 +141,9 @@ class SLDAHead(SumsHead):
         covariance = self._covariance()
         alpha = min(self.shrinkage_used.item(), LARGEST_SHRINKAGE)
         trace_ridge = (sums.mass * covariance.scale).item()
-        ridge = alpha / (1 - alpha) * trace_ridge  # that of the scatter; it stays as it is
+        ridge = (
+            alpha / (1 - alpha) * trace_ridge
+        )  # that of the scatter; it stays as it is
         scatter = sums.mass * covariance.within
         rule = Discriminant.from_sums(scatter, sums.class_sums, sums.mass, ridge)
         left_out = rule.leaving_out(self._rows(z), columns)
@@ -171,7 +179,9 @@ class SLDAHead(SumsHead):
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
     """Check a shrinkage as :func:`~cifnet_pl.statistics.number_or_gcv`."""
-    return number_or_gcv("shrinkage", shrinkage, "a number in (0, 1] or gcv", largest=1.0)
+    return number_or_gcv(
+        "shrinkage", shrinkage, "a number in (0, 1] or gcv", largest=1.0
+    )
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -255,7 +265,9 @@ class KLDAHead(SLDAHead):
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
         self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
-        self.fingerprint: Tensor = nn.Buffer(torch.tensor(projection_fingerprint(directions)))
+        self.fingerprint: Tensor = nn.Buffer(
+            torch.tensor(projection_fingerprint(directions))
+        )
         self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
@@ -295,11 +307,19 @@ class FeCAMHead(SumsHead):
     computed = (*SumsHead.computed, "_inverses")
 
     def __init__(
-        self, in_features: int, power: float = 0.5, shrinkage: float = 1.0, dtype: Dtype = "float64"
+        self,
+        in_features: int,
+        power: float = 0.5,
+        shrinkage: float = 1.0,
+        dtype: Dtype = "float64",
     ):
-        super().__init__(in_features, in_features + 1, dtype, gram=False, per_class=True)
+        super().__init__(
+            in_features, in_features + 1, dtype, gram=False, per_class=True
+        )
         check_that(0 < power <= 1, "power", power, "a positive number of at most 1")
-        check_that(0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number")
+        check_that(
+            0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number"
+        )
         self.power = float(power)
         self.shrinkage = float(shrinkage)
         self._inverses: Tensor | None = None  # (C, d, d), since the sums changed
@@ -311,7 +331,9 @@ class FeCAMHead(SumsHead):
     def _moments(self) -> ClassMoments:
         gram = unpack(self.sums.class_grams.sum(dim=0), self.sums.width)
         sums = self.sums.class_sums
-        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum())
+        return ClassMoments.of(
+            gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum()
+        )
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
@@ -336,7 +358,9 @@ class FeCAMHead(SumsHead):
         """Invert the correlation matrices, if they are not inverted yet."""
         if self._inverses is not None or not len(self.labels):
             return
-        ridge = torch.tensor(CORRELATION_RIDGE, dtype=torch.float64, device=self.labels.device)
+        ridge = torch.tensor(
+            CORRELATION_RIDGE, dtype=torch.float64, device=self.labels.device
+        )
         inverses = list[Tensor]()
         for column in range(len(self.labels)):
             factor = factorise(self._correlation(column), ridge)
@@ -357,7 +381,9 @@ class FeCAMHead(SumsHead):
         means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
 
         def score(z: Tensor) -> Tensor:
-            unit = torch.nn.functional.normalize(self._features(z)[:, 1:].double(), dim=1)
+            unit = torch.nn.functional.normalize(
+                self._features(z)[:, 1:].double(), dim=1
+            )
             columns = []
             for mean, inverse in zip(means, inverses, strict=True):
                 away = unit - mean

@@ -188,9 +188,13 @@ class RidgeHead(SumsHead):
             weights = RuleWeights(regression=1.0, discriminant=0.0)
         else:
             weights = RuleWeights(regression=0.0, discriminant=1.0)
-        self.rule_weights: Tensor = nn.Buffer(torch.tensor(weights, dtype=torch.float64))
+        self.rule_weights: Tensor = nn.Buffer(
+            torch.tensor(weights, dtype=torch.float64)
+        )
         self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
-        self.removed_sums: Tensor = nn.Buffer(torch.zeros(0, in_features + 1, dtype=self.dtype))
+        self.removed_sums: Tensor = nn.Buffer(
+            torch.zeros(0, in_features + 1, dtype=self.dtype)
+        )
         self.scaled: Tensor = nn.Buffer(torch.tensor(False))
         no_directions = torch.zeros(0, in_features, dtype=self.dtype)
         self.directions: Tensor = nn.Buffer(no_directions, persistent=False)
@@ -231,7 +235,9 @@ class RidgeHead(SumsHead):
         rows = 1 + self.in_features
         gram = self.sums.gram[:rows, :rows]
         sums = self.sums.class_sums[:, :rows]
-        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
+        return ClassMoments.of(
+            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass
+        )
 
     # ------------------------------------------------------------------ solve
 
@@ -277,7 +283,9 @@ class RidgeHead(SumsHead):
 
     def _within(self) -> Tensor:
         """Return the scatter within classes (d, d) of the features as they are."""
-        return within_scatter(self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums]))
+        return within_scatter(
+            self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums])
+        )
 
     def _regression(self) -> Centred:
         """Return G_c, Q_c, μ and t̄ of the features, scaled or not."""
@@ -301,13 +309,19 @@ class RidgeHead(SumsHead):
         within *= factors[1:, None]
         sums = factors * self.sums.class_sums
         ridge = self.ridge_used.item()
-        discriminant = Discriminant.from_sums(within, sums, self.sums.mass, ridge, unbiased=True)
+        discriminant = Discriminant.from_sums(
+            within, sums, self.sums.mass, ridge, unbiased=True
+        )
         solved.discriminant = discriminant
         return discriminant
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         sums = state.get("sums.class_sums")
-        if self.product_features == "auto" and isinstance(sums, Tensor) and sums.numel():
+        if (
+            self.product_features == "auto"
+            and isinstance(sums, Tensor)
+            and sums.numel()
+        ):
             count = max(sums.shape[-1] - 1 - self.in_features, 0)
             self._settle(self._per_feature(count))
         super()._before_load(state)
@@ -328,12 +342,16 @@ class RidgeHead(SumsHead):
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         rule = RuleWeights(*self.rule_weights.tolist())
         if not rule.discriminant:
-            return self._weighted(rule.regression, self._regression_leaving_out(z, columns))
+            return self._weighted(
+                rule.regression, self._regression_leaving_out(z, columns)
+            )
         discriminant = self._discriminant_leaving_out(z, columns)
         second = self._weighted(rule.discriminant, discriminant)
         if not rule.regression:
             return second
-        first = self._weighted(rule.regression, self._regression_leaving_out(z, columns))
+        first = self._weighted(
+            rule.regression, self._regression_leaving_out(z, columns)
+        )
         return lambda groups: first(groups) + second(groups)
 
     def _weighted(self, weight: float, left_out: LeftOut) -> LeftOut:
@@ -369,7 +387,11 @@ class RidgeHead(SumsHead):
         if self._kept is None:
             return prepare()
         kept = self._kept.get((rule, bool(self.scaled)))
-        if kept is not None and torch.equal(kept.z, z) and torch.equal(kept.columns, columns):
+        if (
+            kept is not None
+            and torch.equal(kept.z, z)
+            and torch.equal(kept.columns, columns)
+        ):
             return kept.left_out
         left_out = prepare()
         self._kept[rule, bool(self.scaled)] = KeptLeftOut(z, columns, left_out)
@@ -422,9 +444,13 @@ class RidgeHead(SumsHead):
                 return
             candidates.append(candidate)
         best = min(candidates, key=lambda candidate: candidate.loss)
-        self._use(best.scaled, self.rule_weights.new_tensor(best.weights), solved[best.scaled])
+        self._use(
+            best.scaled, self.rule_weights.new_tensor(best.weights), solved[best.scaled]
+        )
 
-    def _use(self, scaled: bool, rule_weights: Tensor, solved: Solved | None = None) -> None:
+    def _use(
+        self, scaled: bool, rule_weights: Tensor, solved: Solved | None = None
+    ) -> None:
         """Solve with features scaled or not and with these weights of the rules, unless it is so.
 
         Args:
@@ -440,7 +466,9 @@ class RidgeHead(SumsHead):
         self.revision = object()
         self._solve()
 
-    def _best_rule(self, z: Tensor, columns: Tensor, groups: Tensor) -> RuleCandidate | None:
+    def _best_rule(
+        self, z: Tensor, columns: Tensor, groups: Tensor
+    ) -> RuleCandidate | None:
         """Return the better rule with features scaled as now; None without left-out scores."""
         scaled = bool(self.scaled)
         discriminant = self._discriminant_leaving_out(z, columns)(groups).double()
@@ -454,11 +482,15 @@ class RidgeHead(SumsHead):
         known &= regression.isfinite().all(dim=1)
         if not known.any():
             return None
-        preferred, other = self._compare(regression[known], discriminant[known], columns[known])
+        preferred, other = self._compare(
+            regression[known], discriminant[known], columns[known]
+        )
         if share_in_groups(groups) > GROUPED_SHARE:
             preferred, other = other, preferred
         gain = preferred.losses - other.losses
-        enough = int(known.sum()) >= SAMPLES_TO_SELECT * len(torch.unique(columns[known]))
+        enough = int(known.sum()) >= SAMPLES_TO_SELECT * len(
+            torch.unique(columns[known])
+        )
         if enough and gain.sum() > gain.square().sum().sqrt():
             preferred = other
         return RuleCandidate(preferred.losses.mean().item(), preferred.weights, scaled)
@@ -468,7 +500,8 @@ class RidgeHead(SumsHead):
     ) -> tuple[RuleLosses, RuleLosses]:
         """Return the losses of the sum of both rules, and of the discriminant, on (n, C) scores."""
         both = RuleWeights(
-            1 / fit_temperature(regression, columns), 1 / fit_temperature(discriminant, columns)
+            1 / fit_temperature(regression, columns),
+            1 / fit_temperature(discriminant, columns),
         )
         total = both.regression * regression + both.discriminant * discriminant
         return (
@@ -484,7 +517,9 @@ class RidgeHead(SumsHead):
         if self.decision != "ridge":
             gone = self.sums.counts > 0
             gone[columns] = False
-            self.removed_sums = torch.cat([self.removed_sums, self.sums.class_sums[gone]])
+            self.removed_sums = torch.cat(
+                [self.removed_sums, self.sums.class_sums[gone]]
+            )
         super()._keep(columns)
 
     def _merge(self, other: SumsHead) -> None:
@@ -541,7 +576,12 @@ def check_product_features(product_features: float) -> float:
     """Check a number of product features for each feature, and return it."""
     fits = isinstance(product_features, int | float) and 0 <= product_features <= 10
     shown = str(product_features)[:20]
-    check_that(fits, "product_features", shown, "a multiple of the features from 0 to 10, or auto")
+    check_that(
+        fits,
+        "product_features",
+        shown,
+        "a multiple of the features from 0 to 10, or auto",
+    )
     return product_features
 
 

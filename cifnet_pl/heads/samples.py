@@ -130,7 +130,9 @@ class Samples(GrowingModule):
         self.gather()
         return super()._apply(fn, recurse)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: Any, prefix: str, keep_vars: bool
+    ) -> None:
         self.gather()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
@@ -199,7 +201,9 @@ class KNNHead(Head):
 
     def _scores(self, z: Tensor) -> Tensor:
         score = self.scoring()
-        return torch.cat([score(queries) for queries in torch.split(z, QUERIES_PER_STEP)])
+        return torch.cat(
+            [score(queries) for queries in torch.split(z, QUERIES_PER_STEP)]
+        )
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""
@@ -236,7 +240,9 @@ class KNNHead(Head):
             return (1 - unit @ stored.T).clamp_min(rounding)
         squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
         distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
-        return distance.clamp_min(precision.tiny).sqrt()  # both embeddings may be all zero
+        return distance.clamp_min(
+            precision.tiny
+        ).sqrt()  # both embeddings may be all zero
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -284,7 +290,9 @@ class ReplayHead(Head):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__(in_features, dtype)
-        self.weights: Tensor = nn.Buffer(torch.zeros(in_features + 1, 0, dtype=self.dtype))
+        self.weights: Tensor = nn.Buffer(
+            torch.zeros(in_features + 1, 0, dtype=self.dtype)
+        )
         self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.pending = Samples(in_features, self.dtype)
         self.past = Samples(in_features, self.dtype)

@@ -74,7 +74,9 @@ class SumsHead(Head):
     def _moments(self) -> ClassMoments:
         gram = self.sums.gram
         sums = self.sums.class_sums
-        return ClassMoments.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass)
+        return ClassMoments.of(
+            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass
+        )
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)
@@ -130,7 +132,9 @@ class SumsHead(Head):
         other._fold()
         columns = self._columns(other.labels.to(self.labels.device))
         if (self.sums.counts[columns] < other.sums.counts.to(columns.device)).any():
-            raise UsageError("cannot subtract more samples of a class than were observed")
+            raise UsageError(
+                "cannot subtract more samples of a class than were observed"
+            )
         self.sums.merge(other.sums, columns, sign=-1)
         self.solved.fill_(False)
 

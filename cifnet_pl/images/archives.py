@@ -67,13 +67,17 @@ class Archive:
             DataError: the file is missing, damaged or encrypted.
         """
         if name not in self.files:
-            raise DataError(f"no {printable(name)} in archive {printable(str(self.path))}")
+            raise DataError(
+                f"no {printable(name)} in archive {printable(str(self.path))}"
+            )
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
             return file.read(limit)
 
     def _explained(self) -> AbstractContextManager[None]:
         shown = printable(str(self.path))
-        return explained(DataError, f"cannot read archive {shown}", end="; make it again")
+        return explained(
+            DataError, f"cannot read archive {shown}", end="; make it again"
+        )
 
 
 def unsafe_entry_message(entry: zipfile.ZipInfo) -> str | None:
@@ -149,7 +153,9 @@ class ArchivePart(NamedTuple):
 
 def archive_part(path: Path) -> ArchivePart | None:
     """Find the archive that a path is, or leads into; None if no part of the path is an archive."""
-    if ".zip" not in str(path).lower():  # fast for most paths: this is asked of every image
+    if (
+        ".zip" not in str(path).lower()
+    ):  # fast for most paths: this is asked of every image
         return None
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":
@@ -164,7 +170,9 @@ def archived_files(part: ArchivePart) -> list[Path]:
     """Return all files below a folder of an archive, sorted."""
     prefix = f"{part.name}/" if part.name else ""
     archive = part.open()
-    return sorted(archive.path / name for name in archive.files if name.startswith(prefix))
+    return sorted(
+        archive.path / name for name in archive.files if name.startswith(prefix)
+    )
 
 
 def archived_folders(part: ArchivePart) -> list[Path]:

@@ -73,7 +73,9 @@ def find_repeats(
     for content_hash, rows_by_label in rows_by_hash.items():
         labels_before = sorted(learned.get(content_hash, ()))
         for label, rows in rows_by_label.items():
-            others = [other for other in (*labels_before, *rows_by_label) if other != label]
+            others = [
+                other for other in (*labels_before, *rows_by_label) if other != label
+            ]
             if label in labels_before:
                 repeats.learned.extend(rows)
             elif others:
@@ -99,7 +101,9 @@ def duplicates_message(names: Sequence[str], duplicates: Duplicates) -> str | No
     return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
 
 
-def conflicting_labels_message(names: Sequence[str], duplicates: Duplicates | None) -> str | None:
+def conflicting_labels_message(
+    names: Sequence[str], duplicates: Duplicates | None
+) -> str | None:
     """Return a sentence about images that are in two classes; None if there are none.
 
     Args:
@@ -113,7 +117,9 @@ def conflicting_labels_message(names: Sequence[str], duplicates: Duplicates | No
     elif duplicates == "keep":
         treatment = "learned as both, as asked for; one label is probably wrong"
     else:
-        treatment = "not learned until each is in one alone, remove it from the wrong folder"
+        treatment = (
+            "not learned until each is in one alone, remove it from the wrong folder"
+        )
     return f"note: {listed(names)} in two classes: {treatment}"
 
 
@@ -135,7 +141,9 @@ def standardised_thumbnails(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
     vectors = centred.reshape(-1, 3 * THUMBNAIL_SIDE**2)
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     smallest = THUMBNAIL_SIDE  # a shorter vector is noise
-    return np.where(length > smallest, vectors / np.maximum(length, smallest), np.float32(0))
+    return np.where(
+        length > smallest, vectors / np.maximum(length, smallest), np.float32(0)
+    )
 
 
 def similar_groups(looks: Sequence[Look]) -> np.ndarray:
@@ -152,7 +160,9 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
     if not readable:
         return groups
     readable_looks = [looks[i] for i in readable]
-    thumbnails = [look.thumbnail for look in readable_looks if look.thumbnail is not None]
+    thumbnails = [
+        look.thumbnail for look in readable_looks if look.thumbnail is not None
+    ]
     pairs = _similar_pairs(standardised_thumbnails(thumbnails))
     pairs += bursts(readable_looks, NEAR_DUPLICATE_PAUSE)
     ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
@@ -173,7 +183,9 @@ def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
     Returns:
         Positions of the earlier and the later image of each pair.
     """
-    timed = sorted((look.taken, i) for i, look in enumerate(looks) if look.taken is not None)
+    timed = sorted(
+        (look.taken, i) for i, look in enumerate(looks) if look.taken is not None
+    )
     pairs = []
     for (earlier_time, earlier), (later_time, later) in pairwise(timed):
         if (later_time - earlier_time).total_seconds() <= pause:

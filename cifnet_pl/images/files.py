@@ -35,7 +35,10 @@ def expanded(path: Path | str) -> Path:
 def listing() -> AbstractContextManager[None]:
     """Return a context that turns a folder that cannot be listed into a DataError with its name."""
     return explained(
-        DataError, "cannot read a folder", OSError, end="; give this account access to it"
+        DataError,
+        "cannot read a folder",
+        OSError,
+        end="; give this account access to it",
     )
 
 
@@ -128,7 +131,9 @@ def walk_images(folder: Path, entered: set[str] | None = None) -> Iterator[Path]
         return
     entered.add(real_path)
     with os.scandir(folder) as entries:
-        while chunk := sorted(islice(entries, ENTRIES_SORTED), key=lambda entry: entry.name):
+        while chunk := sorted(
+            islice(entries, ENTRIES_SORTED), key=lambda entry: entry.name
+        ):
             for entry in chunk:
                 path = folder / entry.name
                 if entry.name.startswith("."):
@@ -187,7 +192,9 @@ class NewFiles:
 
 def links_upwards(folder: Path) -> bool:
     """Return whether ``folder`` is a link to a folder that contains the link."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(
+        folder.resolve()
+    )
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -219,9 +226,13 @@ def sub_folders(root: Path) -> list[Path]:
     if part is not None:
         return archived_folders(part)
     entries = sorted(entry for entry in root.iterdir() if not is_hidden(entry.name))
-    broken = [entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)]
+    broken = [
+        entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)
+    ]
     if broken:
-        raise DataError(f"the link {shown_path(broken[0])} leads nowhere: repair or remove it")
+        raise DataError(
+            f"the link {shown_path(broken[0])} leads nowhere: repair or remove it"
+        )
     return [entry for entry in entries if entry.is_dir()]
 
 
@@ -298,5 +309,9 @@ def _matching(pattern: Path) -> Iterator[Path]:
         parts.append("*")
     matches = sorted(base.glob("/".join(parts[plain:])))
     for path in matches:
-        if not is_hidden(str(path.relative_to(base))) and is_image(path) and path.is_file():
+        if (
+            not is_hidden(str(path.relative_to(base)))
+            and is_image(path)
+            and path.is_file()
+        ):
             yield path

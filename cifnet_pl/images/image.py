@@ -81,8 +81,12 @@ def decoding() -> Iterator[None]:
         ) from error
     except UnreadableImage:
         raise
-    except Exception as error:  # on damaged files every decoder of Pillow fails in its own way
-        raise UnreadableImage(getattr(error, "strerror", None) or first_line(error)) from error
+    except (
+        Exception
+    ) as error:  # on damaged files every decoder of Pillow fails in its own way
+        raise UnreadableImage(
+            getattr(error, "strerror", None) or first_line(error)
+        ) from error
 
 
 def content_hash(content: bytes) -> int:
@@ -235,7 +239,12 @@ def time_taken(image: Image.Image) -> datetime | None:
         if text is None:
             return None
         return datetime.strptime(str(text).strip("\0 "), DATE_FORMAT)
-    except (ValueError, TypeError, OSError, SyntaxError):  # Pillow's errors on damaged EXIF data
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        SyntaxError,
+    ):  # Pillow's errors on damaged EXIF data
         return None
 
 

@@ -74,7 +74,9 @@ def decoding_cores(processes: int = 1) -> int:
     return max(1, min(share, CORES_LIMIT))
 
 
-def iterate_images(images: ImageLike | str | Iterable[ImageLike | str]) -> Iterator[ImageLike]:
+def iterate_images(
+    images: ImageLike | str | Iterable[ImageLike | str],
+) -> Iterator[ImageLike]:
     """Yield one or many images.
 
     Args:
@@ -171,7 +173,9 @@ def decode_batches(
 
     def begin(count: int) -> None:
         for items in islice(batches, count):
-            pixels = torch.empty(len(items), size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+            pixels = torch.empty(
+                len(items), size, size, 3, dtype=torch.uint8, pin_memory=pinned
+            )
             rows = pixels.numpy()
             length = max(1, min(IMAGES_PER_JOB, len(items) // decoding_cores()))
             jobs = []
@@ -322,7 +326,9 @@ class ContentMemory:
         return EncodedImage(file if content is None else content)
 
 
-def look_at_image(file: Path, read: Callable[[Path], EncodedImage] = EncodedImage) -> Look:
+def look_at_image(
+    file: Path, read: Callable[[Path], EncodedImage] = EncodedImage
+) -> Look:
     """Read an image, and return its look; ``UNREADABLE_HASH`` where it cannot be read.
 
     Args:

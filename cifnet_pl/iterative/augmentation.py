@@ -37,7 +37,9 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     Returns:
         (n, count) float64 in [0, 1).
     """
-    state = np.uint64(int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0]))
+    state = np.uint64(
+        int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0])
+    )
     with np.errstate(over="ignore"):
         x = (
             split_mix(keys.astype(np.uint64) ^ state)[:, None]
@@ -47,7 +49,10 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
 
 
 def _one_by_one(
-    change: Callable[[Tensor], Tensor], images: Tensor, identity: np.ndarray, seed: Sequence[int]
+    change: Callable[[Tensor], Tensor],
+    images: Tensor,
+    identity: np.ndarray,
+    seed: Sequence[int],
 ) -> Tensor:
     """Apply a transform of torchvision to each image, with torch's random numbers from its identity
     and a seed.
@@ -103,10 +108,15 @@ class Augmentation:
         draws = torch.from_numpy(uniform(identity, seed, DRAWS)).to(images.device)
         if self.resized_crop:
             images = _one_by_one(
-                RandomResizedCrop(images.shape[2], antialias=True), images, identity, (*seed, 1)
+                RandomResizedCrop(images.shape[2], antialias=True),
+                images,
+                identity,
+                (*seed, 1),
             )
         if self.flip:
-            images = torch.where((draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images)
+            images = torch.where(
+                (draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images
+            )
         if self.crop_padding:
             images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
@@ -126,20 +136,28 @@ class Augmentation:
         columns = left[:, None] + torch.arange(width, device=images.device)
         sample = torch.arange(n, device=images.device)[:, None, None, None]
         channel = torch.arange(channels, device=images.device)[None, :, None, None]
-        return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+        return padded[
+            sample, channel, rows[:, None, :, None], columns[:, None, None, :]
+        ]
 
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
         half = round(self.cutout * side) // 2
         centre = (draws * side).long()[:, :, None]
         place = torch.arange(side, device=images.device)
-        inside = (place >= centre - half) & (place < centre + half)  # (n, 2, s): rows, and columns
-        return images.masked_fill((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
+        inside = (place >= centre - half) & (
+            place < centre + half
+        )  # (n, 2, s): rows, and columns
+        return images.masked_fill(
+            (inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0
+        )
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
         factors = (1 + strength * (2 * draws - 1)).clamp_min(0).float()
-        brightness, contrast, saturation = (f[:, None, None, None] for f in factors.unbind(1))
+        brightness, contrast, saturation = (
+            f[:, None, None, None] for f in factors.unbind(1)
+        )
         x = (images.float() * brightness).clamp(0, 255)
         luma = x.new_tensor(_WEIGHTS)[None, :, None, None]
         mean = (x * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.iterative.descent import check_tuning
-from cifnet_pl.iterative.losses import SMALLEST, confusion_weights, distillation, separation
+from cifnet_pl.iterative.losses import (
+    SMALLEST,
+    confusion_weights,
+    distillation,
+    separation,
+)
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import check_that
 
@@ -34,7 +39,11 @@ class AutoEncoders(nn.Module):
         for name in ("encode", "decode"):
             old = cast(nn.Parameter, getattr(self, name))
             bound = old.shape[2] ** -0.5
-            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound).to(old.device)
+            new = (
+                torch.empty(classes, *old.shape[1:])
+                .uniform_(-bound, bound)
+                .to(old.device)
+            )
             setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +131,9 @@ class CREATEModule(IterativeModule):
         scores, codes = self.encoders(self.features(x).float())
         scores = scores.float()
         codes = codes.float()
-        label_probability = (scores.softmax(dim=1) + SMALLEST).gather(1, labels[:, None])
+        label_probability = (scores.softmax(dim=1) + SMALLEST).gather(
+            1, labels[:, None]
+        )
         loss: Tensor = -label_probability.log().mean() + self.options[
             "separation_weight"
         ] * self._separation(scores, codes, labels)
@@ -152,7 +163,9 @@ class CREATEModule(IterativeModule):
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
         self.tune(
-            self.options["tuning"], self.options["tuning_rate"], [self.network, self.encoders]
+            self.options["tuning"],
+            self.options["tuning_rate"],
+            [self.network, self.encoders],
         )
         self.network.requires_grad_(True)
 

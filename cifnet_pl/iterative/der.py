@@ -40,7 +40,9 @@ class DERModule(IterativeModule):
         self.options["auxiliary"] = auxiliary
         self.branches = Branches()
         self.auxiliary_classifier: nn.Linear | None = None
-        self._start = (self.network,)  # in a tuple: the branches hold the weights that learn
+        self._start = (
+            self.network,
+        )  # in a tuple: the branches hold the weights that learn
         self.network = nn.Identity()
 
     def expand(self, classes: int) -> None:
@@ -82,14 +84,18 @@ class DERModule(IterativeModule):
         """
         assert self.auxiliary_classifier is not None
         scores = self.auxiliary_classifier(z[:, -self.width :])
-        return functional.cross_entropy(scores.float(), auxiliary_targets(labels, self.old))
+        return functional.cross_entropy(
+            scores.float(), auxiliary_targets(labels, self.old)
+        )
 
     def loss(self, batch: Examples) -> Tensor:
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
         loss: Tensor = functional.cross_entropy(self.logits(z), batch.labels)
         if self.old:
-            loss = loss + self.options["auxiliary"] * self.auxiliary_loss(z, batch.labels)
+            loss = loss + self.options["auxiliary"] * self.auxiliary_loss(
+                z, batch.labels
+            )
         return loss
 
     def after_learning(self) -> None:
@@ -150,7 +156,9 @@ class MEMOModule(DERModule):
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the shared stages with all last ones."""
-        return f"last_stages.{len(self.branches)}", LastStages(self.shared, self.branches)
+        return f"last_stages.{len(self.branches)}", LastStages(
+            self.shared, self.branches
+        )
 
     def extractors(self) -> list[nn.Module]:
         """Return the shared stages and all last ones."""

@@ -43,8 +43,12 @@ class Descent:
     ):
         self._module = module
         parts = list(parts)
-        self.weights = [p for learned in parts for p in learned.parameters() if p.requires_grad]
-        self._running = [b for learned in parts for b in learned.buffers() if b.is_floating_point()]
+        self.weights = [
+            p for learned in parts for p in learned.parameters() if p.requires_grad
+        ]
+        self._running = [
+            b for learned in parts for b in learned.buffers() if b.is_floating_point()
+        ]
         self._optimizer = SGD(
             self.weights, learning_rate, momentum=momentum, weight_decay=weight_decay
         )
@@ -123,7 +127,9 @@ def gathered(local: Tensor, world: int) -> Tensor:
     if world == 1:
         return local
     sizes = of_all_processes(len(local))
-    padded = torch.cat([local, local.new_zeros(max(sizes) - len(local), *local.shape[1:])])
+    padded = torch.cat(
+        [local, local.new_zeros(max(sizes) - len(local), *local.shape[1:])]
+    )
     parts = cast(Any, all_gather)(padded)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
@@ -216,7 +222,12 @@ def plan_steps(
             ]  # larger parts meet smaller ones
             for i, parts in enumerate(zip(new, old, strict=True)):
                 steps.append(
-                    Step(number, epoch, (epoch * count + i) / (phase.epochs * count), *parts)
+                    Step(
+                        number,
+                        epoch,
+                        (epoch * count + i) / (phase.epochs * count),
+                        *parts,
+                    )
                 )
     return steps
 
@@ -257,8 +268,12 @@ class Regime:
         for rate in self.learning_rates:
             check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
         for weight_decay in self.weight_decays:
-            check_that(0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0")
-        check_that(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+            check_that(
+                0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0"
+            )
+        check_that(
+            0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1"
+        )
         check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
         check_choice("schedule", options["schedule"], Course)
         self.course: Course = options["schedule"]
@@ -268,7 +283,9 @@ class Regime:
             shares = options["milestones"]
         two = shares and isinstance(shares[0], list)
         if two:
-            self.milestones: tuple[list[float], list[float]] = first_and_later("milestones", shares)
+            self.milestones: tuple[list[float], list[float]] = first_and_later(
+                "milestones", shares
+            )
         else:
             self.milestones = (shares, shares)
         for some in self.milestones:
@@ -282,10 +299,15 @@ class Regime:
         self.decay: float = options["decay"]
         check_that(0 < self.decay < 1, "decay", self.decay, "a factor between 0 and 1")
         check_that(
-            options["crop_padding"] >= 0, "crop_padding", options["crop_padding"], "at least 0"
+            options["crop_padding"] >= 0,
+            "crop_padding",
+            options["crop_padding"],
+            "at least 0",
         )
         for name in ("brightness", "contrast", "saturation", "cutout"):
-            check_that(0 <= options[name] <= 1, name, options[name], "a number between 0 and 1")
+            check_that(
+                0 <= options[name] <= 1, name, options[name], "a number between 0 and 1"
+            )
         if options["autoaugment"] is not None:
             check_choice("autoaugment", options["autoaugment"], Policy)
         self.augmentation = Augmentation(
@@ -301,7 +323,9 @@ class Regime:
         """
         if self.course == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
-        return float(self.decay ** sum(progress >= share for share in self.milestones[not first]))
+        return float(
+            self.decay ** sum(progress >= share for share in self.milestones[not first])
+        )
 
 
 def check_tuning(tuning: float, rate: float) -> None:

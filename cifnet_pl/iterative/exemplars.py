@@ -37,7 +37,10 @@ class ExemplarSet(GrowingModule):
         """Keep the first ``quota`` exemplars of each of the first ``classes`` (iCaRL, algorithm
         5).
         """
-        rows = [(self.label == label).nonzero().flatten()[:quota] for label in range(classes)]
+        rows = [
+            (self.label == label).nonzero().flatten()[:quota]
+            for label in range(classes)
+        ]
         if rows:
             kept = torch.cat(rows)
             self.image = self.image[kept]
@@ -79,7 +82,9 @@ class ExemplarSet(GrowingModule):
         length 1.
         """
         z = functional.normalize(z.float(), dim=1)
-        sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(0, self.label, z)
+        sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(
+            0, self.label, z
+        )
         self.mean = functional.normalize(sums, dim=1)
 
 

@@ -16,7 +16,11 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
 from cifnet_pl.iterative.descent import Phase
-from cifnet_pl.iterative.losses import balanced_distillation, boosting, effective_weights
+from cifnet_pl.iterative.losses import (
+    balanced_distillation,
+    boosting,
+    effective_weights,
+)
 from cifnet_pl.iterative.trainer import Examples, IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
@@ -80,7 +84,10 @@ class FOSTERModule(IterativeModule):
                 "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each"
                 " class: leave out --model.memory_rate or --model.exemplars_per_class"
             )
-        self.options |= {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
+        self.options |= {
+            "boosting_beta": boosting_beta,
+            "compression_beta": compression_beta,
+        }
         self.options |= {"compression": compression, "memory_rate": memory_rate}
         self.options |= {"new_on_old": new_on_old, "evaluated": evaluated}
         self._rates = rates
@@ -106,7 +113,9 @@ class FOSTERModule(IterativeModule):
     def room(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
-        images = len(self.data.task_rows(finished)) or len(self.data.task_rows(finished - 1))
+        images = len(self.data.task_rows(finished)) or len(
+            self.data.task_rows(finished - 1)
+        )
         places = self._places(images, finished)
         if places is None:
             return self.capacity
@@ -137,7 +146,9 @@ class FOSTERModule(IterativeModule):
             self.branches.requires_grad_(False)
             self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
             self.expansion = grown(None, self.width, self.classes)
-        self.classifier = grown(self.classifier, self.width * len(self.branches), self.classes)
+        self.classifier = grown(
+            self.classifier, self.width * len(self.branches), self.classes
+        )
         if self.old and not self.options["new_on_old"]:
             with torch.no_grad():
                 self.classifier.weight[self.old :, : self.width] = 0
@@ -186,7 +197,10 @@ class FOSTERModule(IterativeModule):
         """Return the phases: boosting, then compression without weight decay."""
         if self.first:
             return super().phases()
-        return [self.phase("boost"), self.phase("compress", self.options["compression"], decay=0.0)]
+        return [
+            self.phase("boost"),
+            self.phase("compress", self.options["compression"], decay=0.0),
+        ]
 
     def begin_phase(self) -> None:
         """Set the class weights of the phase; for compression, add a student with the old branch's
@@ -199,9 +213,13 @@ class FOSTERModule(IterativeModule):
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
-            self.student = nn.ModuleList([student, grown(old, self.width, self.classes)])
+            self.student = nn.ModuleList(
+                [student, grown(old, self.width, self.classes)]
+            )
         beta = self.options["boosting_beta" if boosts else "compression_beta"]
-        self._weights = effective_weights(self._images(), beta).to(self.device, torch.float32)
+        self._weights = effective_weights(self._images(), beta).to(
+            self.device, torch.float32
+        )
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
@@ -209,7 +227,9 @@ class FOSTERModule(IterativeModule):
         source = self.data.source
         new = Counter(source.class_names[label] for label in source.train.labels[rows])
         kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
-        return (kept + torch.tensor([new[name] for name in self.class_names])).clamp_min(1)
+        return (
+            kept + torch.tensor([new[name] for name in self.class_names])
+        ).clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""
@@ -244,13 +264,17 @@ class FOSTERModule(IterativeModule):
             with torch.no_grad():
                 teacher = self.logits(self.features(x))
             network, head = self.student
-            return balanced_distillation(head(network(x)).float(), teacher, self._weights)
+            return balanced_distillation(
+                head(network(x)).float(), teacher, self._weights
+            )
         z = self.features(x)
         with torch.no_grad():
             old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         expansion_scores = self.expansion(z[:, self.width :]).float()
-        return boosting(self.logits(z), expansion_scores, old, batch.labels, self._weights)
+        return boosting(
+            self.logits(z), expansion_scores, old, batch.labels, self._weights
+        )
 
     def after_learning(self) -> None:
         """Keep only what answers from here on."""

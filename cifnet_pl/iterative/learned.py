@@ -44,7 +44,10 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
 
 
 def frozen_backbone(
-    structure: str, network: nn.Module, start: Backbone, embed: Callable[[Tensor], Tensor]
+    structure: str,
+    network: nn.Module,
+    start: Backbone,
+    embed: Callable[[Tensor], Tensor],
 ) -> Backbone:
     """Return a learned network as a frozen backbone.
 
@@ -59,7 +62,9 @@ def frozen_backbone(
         CifnetError: they are not the same.
     """
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
-    backbone.load_weights({key: value.cpu() for key, value in network.state_dict().items()})
+    backbone.load_weights(
+        {key: value.cpu() for key, value in network.state_dict().items()}
+    )
     images = natural_images(start.preprocessing.image_size)
     device = next(
         iter(network.state_dict().values()), images
@@ -73,7 +78,9 @@ def frozen_backbone(
     return backbone
 
 
-def linear_head(classifier: nn.Linear, tasks: list[list[int]], counts: list[int]) -> Head:
+def linear_head(
+    classifier: nn.Linear, tasks: list[list[int]], counts: list[int]
+) -> Head:
     """Return a head that scores as a linear classifier does.
 
     Args:
@@ -121,7 +128,10 @@ def learned_model(
         rows = np.concatenate([module.data.task_rows(k) for k in range(len(tasks))])
         label_of = {name: label for label, name in enumerate(module.class_names)}
         learned = np.array(
-            [label_of[source.class_names[place]] for place in source.train.labels[rows].tolist()]
+            [
+                label_of[source.class_names[place]]
+                for place in source.train.labels[rows].tolist()
+            ]
         )
         hashes.add(learned, source.train.hashes(rows))
         head: Head = linear_head(
@@ -157,7 +167,9 @@ def learned_model(
         buffer.add(z, y, key)
         buffer.commit()
     for names in module.learned_tasks:
-        known = sum(len(event.class_names or []) for event in model.history) + len(names)
+        known = sum(len(event.class_names or []) for event in model.history) + len(
+            names
+        )
         learned_from = sum(model.counts[name] for name in names)
         model.history.append(
             Event("task", known, learned_from, date=now(), class_names=list(names))

@@ -48,9 +48,9 @@ def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
         targets: (n, C) probabilities: sigmoid outputs of the old network for old classes, one-hot
             for new ones.
     """
-    return functional.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(
-        scores
-    )
+    return functional.binary_cross_entropy_with_logits(
+        scores, targets, reduction="sum"
+    ) / len(scores)
 
 
 def aligned(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
@@ -67,7 +67,11 @@ def aligned(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
         (C, d) rows, those of old classes unchanged.
     """
     old = len(weight) - new
-    gamma = weight[:old].norm(dim=1).mean() / weight[old:].norm(dim=1).mean() * value ** (old / new)
+    gamma = (
+        weight[:old].norm(dim=1).mean()
+        / weight[old:].norm(dim=1).mean()
+        * value ** (old / new)
+    )
     return torch.cat([weight[:old], weight[old:] * gamma])
 
 
@@ -100,10 +104,14 @@ def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tenso
     def pooled(stage: Tensor) -> Tensor:
         square = stage.square()
         return functional.normalize(
-            torch.cat([square.sum(3).flatten(1), square.sum(2).flatten(1)], dim=1), dim=1
+            torch.cat([square.sum(3).flatten(1), square.sum(2).flatten(1)], dim=1),
+            dim=1,
         )
 
-    distances = [(pooled(a) - pooled(b)).norm(dim=1).mean() for a, b in zip(maps, old, strict=True)]
+    distances = [
+        (pooled(a) - pooled(b)).norm(dim=1).mean()
+        for a, b in zip(maps, old, strict=True)
+    ]
     return torch.stack(distances).mean()
 
 
@@ -190,7 +198,11 @@ def boosting(
     """
     rebalanced = functional.cross_entropy(scores / weights, labels)
     expansion_loss = functional.cross_entropy(expansion, labels)
-    return rebalanced + expansion_loss + distillation(scores[:, : teacher.shape[1]], teacher)
+    return (
+        rebalanced
+        + expansion_loss
+        + distillation(scores[:, : teacher.shape[1]], teacher)
+    )
 
 
 def balanced_distillation(
@@ -224,7 +236,9 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
             task-agnostic features.
         temperature: τ.
     """
-    cosines = functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T / temperature
+    cosines = (
+        functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T / temperature
+    )
     diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
     positive = torch.arange(len(a), device=a.device).roll(-(len(a) // 2))
     return functional.cross_entropy(cosines.masked_fill(diagonal, -torch.inf), positive)
@@ -240,9 +254,9 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
         temperature: T.
     """
     soft = (merged.detach() / temperature).softmax(dim=1)
-    return functional.kl_div((scores / temperature).log_softmax(dim=1), soft, reduction="none").sum(
-        dim=1
-    )
+    return functional.kl_div(
+        (scores / temperature).log_softmax(dim=1), soft, reduction="none"
+    ).sum(dim=1)
 
 
 # ---------------------------------------------------------------------- CREATE

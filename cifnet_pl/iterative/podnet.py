@@ -44,7 +44,11 @@ class CosineClassifier(nn.Module):
         """Add proxies of new classes."""
         bound = self.inputs**-0.5
         device = self.sigma.device
-        new = torch.empty(classes * self.count, self.inputs).uniform_(-bound, bound).to(device)
+        new = (
+            torch.empty(classes * self.count, self.inputs)
+            .uniform_(-bound, bound)
+            .to(device)
+        )
         self.proxies.append(nn.Parameter(new))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -101,7 +105,12 @@ class PODNetModule(IterativeModule):
         stages_of(self.network, "PODNet")
         if not last_relu:
             without_last_relu(self.network)
-        self.options |= {"loss": loss, "proxies": proxies, "spatial": spatial, "flat": flat}
+        self.options |= {
+            "loss": loss,
+            "proxies": proxies,
+            "spatial": spatial,
+            "flat": flat,
+        }
         self.options |= {
             "last_relu": last_relu,
             "imprint": imprint,
@@ -131,22 +140,27 @@ class PODNetModule(IterativeModule):
         source = self.data.source
         size = self.data.batch_size
         parts = [
-            torch.from_numpy(rows[start : start + size]) for start in range(0, len(rows), size)
+            torch.from_numpy(rows[start : start + size])
+            for start in range(0, len(rows), size)
         ]
-        embedded = torch.cat([self.embed(self._squares(part).to(self.device)) for part in parts])
+        embedded = torch.cat(
+            [self.embed(self._squares(part).to(self.device)) for part in parts]
+        )
         z = normalize(embedded, dim=1).cpu().numpy()
         centres = []
         for name in names:
             mine = z[source.train.labels[rows] == source.class_names.index(name)]
-            found = KMeans(min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed).fit(
-                mine
-            )
+            found = KMeans(
+                min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed
+            ).fit(mine)
             centres.append(
                 np.resize(found.cluster_centers_, (self.cosine.count, self.width))
             )  # repeated if too few
         *old, new = self.cosine.proxies
         length = torch.cat(list(old)).norm(dim=1).mean()
-        started = length * normalize(torch.from_numpy(np.concatenate(centres)).to(new), dim=1)
+        started = length * normalize(
+            torch.from_numpy(np.concatenate(centres)).to(new), dim=1
+        )
         with torch.no_grad():
             new.copy_(self.trainer.strategy.broadcast(started))
 
@@ -176,7 +190,9 @@ class PODNetModule(IterativeModule):
             return loss
         with torch.no_grad():
             old_maps, old = with_maps(self.teacher[0], x)
-        spatial = pooled_maps_distance([m.float() for m in maps], [m.float() for m in old_maps])
+        spatial = pooled_maps_distance(
+            [m.float() for m in maps], [m.float() for m in old_maps]
+        )
         flat = cosine_distance(z.float(), old.float())
         factor = pod_factor(self.classes, self.classes - self.old)
         distilled: Tensor = factor * (
@@ -186,7 +202,9 @@ class PODNetModule(IterativeModule):
 
     def after_choosing(self) -> None:
         """Fine-tune on balanced classes."""
-        self.tune(self.options["tuning"], self.options["tuning_rate"], self.learning_parts())
+        self.tune(
+            self.options["tuning"], self.options["tuning_rate"], self.learning_parts()
+        )
 
     def clear(self) -> None:
         """Go back to the structure before the first task."""

@@ -63,7 +63,10 @@ class ICaRLModule(IterativeModule):
     title = "iCaRL"
 
     def __init__(
-        self, loss: Loss = "softmax", prediction: Prediction = "nearest_mean", **options: Any
+        self,
+        loss: Loss = "softmax",
+        prediction: Prediction = "nearest_mean",
+        **options: Any,
     ):
         super().__init__(prediction=prediction, **options)
         check_choice("loss", loss, Loss)
@@ -80,7 +83,9 @@ class ICaRLModule(IterativeModule):
         if self.options["loss"] == "binary":
             targets = functional.one_hot(batch.labels, self.classes).to(scores)
             if self.old:
-                targets = torch.cat([self.old_scores(x).sigmoid(), targets[:, self.old :]], dim=1)
+                targets = torch.cat(
+                    [self.old_scores(x).sigmoid(), targets[:, self.old :]], dim=1
+                )
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old:

@@ -38,7 +38,13 @@ class MergeAttention(nn.Module):
         self.heads = heads
         self.norm_specific = nn.LayerNorm(width)
         self.norm_agnostic = nn.LayerNorm(width)
-        for name in ("query", "key_specific", "key_agnostic", "value_specific", "value_agnostic"):
+        for name in (
+            "query",
+            "key_specific",
+            "key_agnostic",
+            "value_specific",
+            "value_agnostic",
+        ):
             weight = nn.Parameter(torch.empty(width, width))
             nn.init.xavier_normal_(weight)
             setattr(self, name, weight)
@@ -51,7 +57,8 @@ class MergeAttention(nn.Module):
         key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         value = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
         split = [
-            t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (s @ w.query, key, value)
+            t.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for t in (s @ w.query, key, value)
         ]
         merged = functional.scaled_dot_product_attention(*split)
         return merged.transpose(1, 2).flatten(2).mean(dim=1)
@@ -104,10 +111,16 @@ class TagFexModule(DERModule):
         else:
             projection = projection
         check_that(
-            len(projection) == 2 and min(projection) >= 1, "projection", projection, "two widths"
+            len(projection) == 2 and min(projection) >= 1,
+            "projection",
+            projection,
+            "two widths",
         )
         check_that(
-            0 <= interpolation <= 1, "interpolation", interpolation, "a number between 0 and 1"
+            0 <= interpolation <= 1,
+            "interpolation",
+            interpolation,
+            "a number between 0 and 1",
         )
         self.options |= {
             "contrast": contrast,
@@ -209,7 +222,11 @@ class TagFexModule(DERModule):
         kept: float = self.options["contrast_distillation"] * share
         contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
         auxiliary: float = self.options["auxiliary"]
-        loss = classification + auxiliary * self.auxiliary_loss(z, labels) + weight * contrast
+        loss = (
+            classification
+            + auxiliary * self.auxiliary_loss(z, labels)
+            + weight * contrast
+        )
         return loss + self._guidance(
             maps[-1], agnostic_maps[-1].detach(), scores, labels, classification
         )
@@ -247,7 +264,9 @@ class TagFexModule(DERModule):
         """
         assert self.attention is not None
         assert self.merged_classifier is not None
-        joined = self.attention(*(m.flatten(2).transpose(1, 2) for m in (specific, agnostic)))
+        joined = self.attention(
+            *(m.flatten(2).transpose(1, 2) for m in (specific, agnostic))
+        )
         merged = self.merged_classifier(joined).float()
         new = labels >= self.old
         errors = functional.cross_entropy(

@@ -208,10 +208,15 @@ class IterativeModule(TaskModule):
         super().__init__()
         self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
         self.regime = Regime(self.options)
-        check_that(exemplars >= 1 or not self.classifiers, "exemplars", exemplars, "at least 1")
+        check_that(
+            exemplars >= 1 or not self.classifiers, "exemplars", exemplars, "at least 1"
+        )
         if exemplars_per_class is not None:
             check_that(
-                exemplars_per_class >= 1, "exemplars_per_class", exemplars_per_class, "at least 1"
+                exemplars_per_class >= 1,
+                "exemplars_per_class",
+                exemplars_per_class,
+                "at least 1",
             )
         check_choice("prediction", prediction, Prediction)
         self.epochs = self.regime.epochs[1]
@@ -222,9 +227,18 @@ class IterativeModule(TaskModule):
         self.prediction = prediction
         self._source = (backbone, architecture, download)
         with self.drawing(0):
-            self.backbone = build_backbone(*self._source, engine="torch")  # it is trained
-        check_that(self.backbone.learning is None, "backbone", backbone, "a network with gradients")
-        self._pretrained = self.backbone.sha256  # of the weights that learning starts from
+            self.backbone = build_backbone(
+                *self._source, engine="torch"
+            )  # it is trained
+        check_that(
+            self.backbone.learning is None,
+            "backbone",
+            backbone,
+            "a network with gradients",
+        )
+        self._pretrained = (
+            self.backbone.sha256
+        )  # of the weights that learning starts from
         self._network_params = self.backbone.parameters_count
         self.network = self.backbone.network.requires_grad_(True)
         self.backbone.network = (
@@ -284,7 +298,9 @@ class IterativeModule(TaskModule):
         """Return the mean loss over a process's part of a step, by default of ``−log
         softmax(scores)[y]``.
         """
-        return functional.cross_entropy(self.logits(self.features(batch.inputs())), batch.labels)
+        return functional.cross_entropy(
+            self.logits(self.features(batch.inputs())), batch.labels
+        )
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the modules that learn in the current phase of the current task, by default
@@ -400,13 +416,17 @@ class IterativeModule(TaskModule):
         world = self.trainer.world_size
         rank = self.trainer.global_rank
         random = np.random.default_rng([self.seed, len(self.learned_tasks), 4])
-        steps = plan_steps(np.arange(len(self.exemplars)), 0, [phase], self.images_per_step, random)
+        steps = plan_steps(
+            np.arange(len(self.exemplars)), 0, [phase], self.images_per_step, random
+        )
         self._refuse_empty_processes(steps, len(self.learned_tasks) - 1)
         self._descend_on(parts, phase)
         for step in steps:
             mine = torch.from_numpy(np.array_split(step.rows, world)[rank])
             seed = (self.seed, len(self.learned_tasks), 1000, step.epoch)
-            self.learn(Examples(*self.exemplars.at(mine), seed, self.prepared), step.progress)
+            self.learn(
+                Examples(*self.exemplars.at(mine), seed, self.prepared), step.progress
+            )
         self._learning = []
         self.train()
         self._candidates = [
@@ -429,7 +449,9 @@ class IterativeModule(TaskModule):
     def align(self) -> None:
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
         if self.old and self.classifier is not None:
-            self.classifier.weight.copy_(aligned(self.classifier.weight, self.classes - self.old))
+            self.classifier.weight.copy_(
+                aligned(self.classifier.weight, self.classes - self.old)
+            )
 
     def fresh_network(self) -> nn.Module:
         """Return a network like the first one was at the beginning; random weights are drawn
@@ -524,7 +546,10 @@ class IterativeModule(TaskModule):
                     "a limit on training batches would cut off whole passes: use fewer"
                     " --model.epochs"
                 )
-            if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
+            if (
+                self.options["batch_statistics"] == "learned"
+                and self.data.batch_size < 2
+            ):
                 raise UsageError(
                     "learned batch statistics need two images in each process: set"
                     " --data.batch_size to 2 or more, or --model.batch_statistics fixed"
@@ -535,7 +560,9 @@ class IterativeModule(TaskModule):
         super().on_fit_start()
         if self.capacity:
             quota(
-                self.capacity, self.per_class, len(self.data.stream(self.learned_tasks).classes())
+                self.capacity,
+                self.per_class,
+                len(self.data.stream(self.learned_tasks).classes()),
             )
 
     # ------------------------------------------------------------------ the steps of a task
@@ -576,7 +603,10 @@ class IterativeModule(TaskModule):
             self._plan = (key, steps)
         stored = (self._resume or {}).get("steps")
         ours = len(self.planned())
-        if stored not in (None, ours):  # as many steps divide the images in the same way
+        if stored not in (
+            None,
+            ours,
+        ):  # as many steps divide the images in the same way
             raise CheckpointError(
                 f"the checkpoint was written inside a task with {stored} steps, this run has"
                 f" {ours}: use the same --data.batch_size, number of processes and images, or start"
@@ -659,7 +689,9 @@ class IterativeModule(TaskModule):
                 return
             self._next_step(images)
             none = ImageBatch._make(part[:0] for part in images)
-            while self._done < len(self.planned()) and not len(self.planned()[self._done].rows):
+            while self._done < len(self.planned()) and not len(
+                self.planned()[self._done].rows
+            ):
                 self._next_step(none)
 
     def _next_step(self, batch: ImageBatch) -> None:
@@ -675,7 +707,8 @@ class IterativeModule(TaskModule):
             mine = np.array_split(step.exemplars, world)[world - 1 - rank]
             kept = self.exemplars.at(torch.from_numpy(mine))
             images, labels, keys = (
-                torch.cat(pair) for pair in zip((images, labels, keys), kept, strict=True)
+                torch.cat(pair)
+                for pair in zip((images, labels, keys), kept, strict=True)
             )
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
         self.learn(Examples(images, labels, keys, seed, self.prepared), step.progress)
@@ -720,7 +753,8 @@ class IterativeModule(TaskModule):
                 loss = self.loss(batch) * self.share
         else:
             loss = sum(
-                (p.sum() * 0 for p in self._descent.weights), torch.zeros((), device=self.device)
+                (p.sum() * 0 for p in self._descent.weights),
+                torch.zeros((), device=self.device),
             )
         value = self._descent.step(loss, self.regime.factor(progress, self.first))
         if not math.isfinite(value):
@@ -775,7 +809,9 @@ class IterativeModule(TaskModule):
         """
         if self._snapshot is not None:
             return
-        self._snapshot = self._position()  # from which the rest of the task is computed again
+        self._snapshot = (
+            self._position()
+        )  # from which the rest of the task is computed again
         self._learning = []
         self.train()
         with torch.no_grad():
@@ -794,19 +830,28 @@ class IterativeModule(TaskModule):
         counts = self._summed(self._counts.clone()).tolist()
         new = self.learned_tasks[-1]
         self.require_images(
-            [name for name, count in zip(new, counts[self.old :], strict=True) if not count]
+            [
+                name
+                for name, count in zip(new, counts[self.old :], strict=True)
+                if not count
+            ]
         )
         self._descent = None
         self._offset = 0
         self._plan = None
         if self.capacity:
             self._choose_exemplars()
-            with self._advising_on_memory(), self.trainer.precision_plugin.train_step_context():
+            with (
+                self._advising_on_memory(),
+                self.trainer.precision_plugin.train_step_context(),
+            ):
                 if self.old:
                     self.after_choosing()
                     self._refuse_divergence()
                 parts = torch.split(self.exemplars.image, self.data.batch_size)
-                self.exemplars.average(torch.cat([self.embed(images) for images in parts]))
+                self.exemplars.average(
+                    torch.cat([self.embed(images) for images in parts])
+                )
             self._descent = None
             self._candidates = []
         self._snapshot = None
@@ -824,7 +869,9 @@ class IterativeModule(TaskModule):
             mine = (y == label).nonzero().flatten()
             mine = mine[key[mine].argsort()]
             chosen = mine[
-                select_herding(functional.normalize(z[mine], dim=1), key[mine], 0, per_class)
+                select_herding(
+                    functional.normalize(z[mine], dim=1), key[mine], 0, per_class
+                )
             ]
             self.exemplars.add(self._squares(row[chosen]), label, key[chosen])
 
@@ -835,7 +882,9 @@ class IterativeModule(TaskModule):
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         assert isinstance(images, ImageSet)
-        squares = np.stack([images.image(row).square(size, crop_ratio) for row in rows.tolist()])
+        squares = np.stack(
+            [images.image(row).square(size, crop_ratio) for row in rows.tolist()]
+        )
         return torch.from_numpy(squares).permute(0, 3, 1, 2)
 
     # ------------------------------------------------------------------ prediction
@@ -853,7 +902,9 @@ class IterativeModule(TaskModule):
         """Return the probabilities of an evaluation batch."""
         return cast(Tensor, self(cast(ImageBatch, batch).image))
 
-    def probabilities_by_classifier(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def probabilities_by_classifier(
+        self, batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities of ``prediction``, and those of each of ``classifiers``."""
         if not self.classifiers:
             return super().probabilities_by_classifier(batch)
@@ -917,7 +968,9 @@ class IterativeModule(TaskModule):
             return
         try:
             model = self.learned_model()
-        except CifnetError as error:  # of a method from outside: its figures count all the same
+        except (
+            CifnetError
+        ) as error:  # of a method from outside: its figures count all the same
             rank_zero_warn(f"what was learned is not stored as a model: {error}")
             return
         if self.trainer.is_global_zero:
@@ -931,7 +984,9 @@ class IterativeModule(TaskModule):
         """Return what ``summary.json`` says of the method; the parameters are those of
         :meth:`extractors`.
         """
-        parameters = sum(p.numel() for part in self.extractors() for p in part.parameters())
+        parameters = sum(
+            p.numel() for part in self.extractors() for p in part.parameters()
+        )
         counts = {"backbone_params": parameters, "network_params": self._network_params}
         return {**super().describe(), "preset": self.preset, **counts}
 
@@ -986,7 +1041,9 @@ class IterativeModule(TaskModule):
         return {
             "step": self._done,
             "weights": {k: v.clone() for k, v in self.state_dict().items()},
-            "descent": self._descent.state_dict() if self._descent is not None else None,
+            "descent": self._descent.state_dict()
+            if self._descent is not None
+            else None,
             "counts": self._counts.clone(),
             "steps": len(self.planned()),
         }
@@ -1021,7 +1078,9 @@ class IterativeModule(TaskModule):
         self._plan = None
         self._resume = checkpoint.get("position") if self._under_way else None
         self._offset = self._resume["step"] if self._resume else 0
-        self._restructure([len(task) for task in self.learned_tasks[: self.tasks_finished]])
+        self._restructure(
+            [len(task) for task in self.learned_tasks[: self.tasks_finished]]
+        )
 
     def _restructure(self, sizes: list[int]) -> None:
         """Build the structure of a network that has finished some tasks.

@@ -25,7 +25,12 @@ from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.testing import try_head
-from cifnet_pl.utilities.errors import CheckpointError, UnsupportedError, UsageError, explained
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    UnsupportedError,
+    UsageError,
+    explained,
+)
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
@@ -85,7 +90,11 @@ class CIFNetModule(TaskModule):
             self.buffer = buffer
         self.images = ImageHashes()
         self.model = Classifier(
-            self.backbone, self.head, self.buffer, calibrated=calibrate, images=self.images
+            self.backbone,
+            self.head,
+            self.buffer,
+            calibrated=calibrate,
+            images=self.images,
         )
         self.calibration = self.model.calibration
         self._messages_shown: set[str] = set()
@@ -158,7 +167,9 @@ class CIFNetModule(TaskModule):
     def _learn_backbone(self, network: Patches) -> None:
         """Fit the backbone to the first task's images; all processes get the first one's."""
         start = time.perf_counter()
-        network.learn_from(self.data.images_of(0, BACKBONE_IMAGES), torch.initial_seed())
+        network.learn_from(
+            self.data.images_of(0, BACKBONE_IMAGES), torch.initial_seed()
+        )
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
         seconds = time.perf_counter() - start
         self.preparation_seconds = seconds
@@ -202,7 +213,9 @@ class CIFNetModule(TaskModule):
         self.data.begin_task(len(self.learned_tasks))
         self.add_up(self.model)
         counts = self.head.class_counts()
-        self.require_images([self.class_names[label] for label in counts if not counts[label]])
+        self.require_images(
+            [self.class_names[label] for label in counts if not counts[label]]
+        )
         for local in of_all_processes(self._groups):
             for keys, groups in local:
                 self.calibration.add_given_groups(keys, groups)
@@ -234,7 +247,9 @@ class CIFNetModule(TaskModule):
         """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
-        z = self.model.embed(batch.image, lambda row: self._image_name(int(batch.row[row])))
+        z = self.model.embed(
+            batch.image, lambda row: self._image_name(int(batch.row[row]))
+        )
         self.data.remember(batch, z)
         return z
 
@@ -329,7 +344,9 @@ class CIFNetModule(TaskModule):
                 f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected"
                 f" {result.unexpected_keys[:3]}"
             )
-        if self.class_names and sorted(self.head.classes) != list(range(len(self.class_names))):
+        if self.class_names and sorted(self.head.classes) != list(
+            range(len(self.class_names))
+        ):
             raise CheckpointError(
                 f"the checkpoint is damaged: it names {len(self.class_names)} classes, "
                 f"but its head has learned {len(self.head.classes)}"
@@ -364,7 +381,9 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
             f" head={name}({backbone.features}), or head={name} without a width"
         )
     if made.classes:
-        raise UsageError(f"{name} has learned {len(made.classes)} classes already: give a new head")
+        raise UsageError(
+            f"{name} has learned {len(made.classes)} classes already: give a new head"
+        )
     part = import_name(type(made))
     if names_import(part):
         with naming(part):

@@ -48,7 +48,9 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         **module.describe(),
         "epochs": module.epochs,
         "state_components": components,
-        "state_bytes_per_element": {name: module.bytes_per_element(name) for name in components},
+        "state_bytes_per_element": {
+            name: module.bytes_per_element(name) for name in components
+        },
         "image_size": data.image_shape(module.backbone.preprocessing)[0],
         "seed": global_seed(),
         "class_order": module.class_names,
@@ -205,13 +207,19 @@ def _model_arguments(module: TaskModule) -> dict[str, Any]:
     }
     if not isinstance(module, CIFNetModule):
         settings = module.settings()
-        own = {name: settings[name] for name in settings if name not in ("module", "backbone")}
+        own = {
+            name: settings[name]
+            for name in settings
+            if name not in ("module", "backbone")
+        }
         return arguments | own
     head = dict(module.head.settings())
     head.pop("in_features", None)
     arguments["head"] = _class_and_arguments(module.head, head)
     if module.buffer is not None:
-        arguments["buffer"] = _class_and_arguments(module.buffer, module.buffer.settings())
+        arguments["buffer"] = _class_and_arguments(
+            module.buffer, module.buffer.settings()
+        )
     arguments["calibrate"] = module.model.calibrated
     return arguments
 

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.model.metrics import average_accuracy, backward_transfer, forgetting, max_drop
+from cifnet_pl.model.metrics import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    max_drop,
+)
 from cifnet_pl.utilities.files import to_csv, write_text
 
 TENSORBOARD_TAGS = {

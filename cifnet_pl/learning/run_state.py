@@ -79,7 +79,9 @@ def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
     names = state.class_names
     consistent = len(set(names)) == len(names) == sum(state.task_sizes)
     if not consistent or (state.under_way and not state.task_sizes):
-        raise CheckpointError("the checkpoint is damaged: its classes and tasks do not agree")
+        raise CheckpointError(
+            "the checkpoint is damaged: its classes and tasks do not agree"
+        )
     return state
 
 

@@ -58,7 +58,9 @@ class TaskCallback(Callback):
     def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Prepare for the evaluation after a task."""
 
-    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+    def observe_predictions(
+        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    ) -> None:
         """Process the predictions of a batch of test images.
 
         Args:
@@ -70,7 +72,9 @@ class TaskCallback(Callback):
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Act on a task that is learned and evaluated; all processes call it."""
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Call :meth:`begin_evaluation`."""
         if trainer.state.fn == "fit":
             self.begin_evaluation(trainer, cast(TaskModule, pl_module))

@@ -108,7 +108,9 @@ class EvaluationCounts(Metric):
         self._add_count("by_domain", domains or 1, 2)
         self._add_count("by_classifier", max(len(classifiers), 1))
 
-    def _add_count(self, name: str, *shape: int, dtype: torch.dtype = torch.int64) -> None:
+    def _add_count(
+        self, name: str, *shape: int, dtype: torch.dtype = torch.int64
+    ) -> None:
         self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
     def update(
@@ -138,7 +140,9 @@ class EvaluationCounts(Metric):
         # As float32 first: the sum of such values in float64 does not depend on their order.
         self.log_likelihood += likelihood.log().float().double().sum()
         if domain is not None:
-            self.by_domain.index_add_(0, domain, torch.stack([correct, ones], dim=1).long())
+            self.by_domain.index_add_(
+                0, domain, torch.stack([correct, ones], dim=1).long()
+            )
         for i, name in enumerate(self.classifiers):
             assert by_classifier is not None
             self.by_classifier[i] += (by_classifier[name].argmax(dim=1) == label).sum()
@@ -178,7 +182,9 @@ class EvaluationCounts(Metric):
         for size in self.task_sizes:
             task = slice(end, end + size)
             end += size
-            accuracies.append(percent(int(correct[task].sum()), int(images[task].sum())))
+            accuracies.append(
+                percent(int(correct[task].sum()), int(images[task].sum()))
+            )
         return accuracies
 
 

@@ -23,7 +23,13 @@ from cifnet_pl.learning.run_state import (
 from cifnet_pl.learning.task_evaluation import EvaluationCounts, TaskEvaluation
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.plugins import about, code_hash, entry_point, import_name, names_import
+from cifnet_pl.utilities.plugins import (
+    about,
+    code_hash,
+    entry_point,
+    import_name,
+    names_import,
+)
 
 NEVER = 2**62
 """Batches or epochs between two evaluations, where Lightning must not start them itself."""
@@ -119,7 +125,9 @@ class TaskModule(LightningModule):
         """Return (n, C) float64 class probabilities of a batch, column c for label c."""
         raise NotImplementedError
 
-    def probabilities_by_classifier(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def probabilities_by_classifier(
+        self, batch: Batch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities that count, and those of each of ``classifiers``."""
         return self.probabilities(batch), {}
 
@@ -278,7 +286,9 @@ class TaskModule(LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Start to count over all classes seen."""
         if not self.class_names:
-            raise UsageError("nothing is learned yet: give a checkpoint with --ckpt_path")
+            raise UsageError(
+                "nothing is learned yet: give a checkpoint with --ckpt_path"
+            )
         sizes = [len(names) for names in self.learned_tasks]
         domains = self.data.plan.evaluated
         if domains is not None:
@@ -302,7 +312,9 @@ class TaskModule(LightningModule):
         if domains is not None:
             positions = domains.val[batch.row.cpu().numpy()]
             domain = torch.from_numpy(positions).to(self.device)
-        self._evaluation_counts.update(probabilities, batch.label, domain, by_classifier)
+        self._evaluation_counts.update(
+            probabilities, batch.label, domain, by_classifier
+        )
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
@@ -325,7 +337,9 @@ class TaskModule(LightningModule):
     on_test_epoch_end = on_validation_epoch_end
     on_test_end = on_predict_end = on_validation_end
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor, Tensor]:
+    def predict_step(
+        self, batch: Batch, batch_idx: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Predict the most probable class of each image.
 
         Args:

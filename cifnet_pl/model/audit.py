@@ -81,7 +81,9 @@ def left_out(
         batch_z = torch.from_numpy(z[rows])
         batch_labels = torch.from_numpy(labels[rows])
         batch_groups = torch.from_numpy(groups[rows])
-        yield LeftOutScores(rows, head.leave_one_out(batch_z, batch_labels, batch_groups))
+        yield LeftOutScores(
+            rows, head.leave_one_out(batch_z, batch_labels, batch_groups)
+        )
 
 
 def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
@@ -177,7 +179,9 @@ class Audit:
     def unjudged(self) -> dict[str, int]:
         """Class name → number of its images that cannot be judged, where there are some."""
         names = self.evaluation.class_names
-        labels, counts = np.unique(self.evaluation.target[~self.judged], return_counts=True)
+        labels, counts = np.unique(
+            self.evaluation.target[~self.judged], return_counts=True
+        )
         unjudged = {}
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
             unjudged[names[label]] = count
@@ -265,7 +269,9 @@ def _calibration(
     selected_groups = found.groups[judged[positions]]
     rows = np.flatnonzero(np.isin(found.groups, selected_groups))
     scores = torch.zeros(len(rows), len(head.classes), dtype=torch.float64)
-    for batch, batch_scores in left_out(head, z[rows], labels[rows], found.groups[rows]):
+    for batch, batch_scores in left_out(
+        head, z[rows], labels[rows], found.groups[rows]
+    ):
         scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
     if not finite.any():
@@ -477,7 +483,9 @@ def embeddings_of(
     files = []
     for name, samples in (("train", source.train), ("val", source.val)):
         images = LabelledImages(source.class_names, cast(FileSet, samples))
-        for rows, z in _embed_with_cache(model, images, pipeline / name, unreadable, progress):
+        for rows, z in _embed_with_cache(
+            model, images, pipeline / name, unreadable, progress
+        ):
             z_batches.append(z)
             label_batches.append(images.files.labels[rows])
             hash_batches.append(images.files.hashes(rows))

@@ -33,7 +33,12 @@ from torch import Tensor
 from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError, explained
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    explained,
+)
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import has_controls, printable
@@ -106,9 +111,9 @@ class ImagesTable(Table):
 
     image_size: int = Field(ge=1, le=IMAGE_SIZE_LIMIT)
     crop_ratio: Number = Field(gt=0, le=1)
-    held_out: tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None = Field(
-        strict=False
-    )
+    held_out: (
+        tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None
+    ) = Field(strict=False)
 
 
 class BufferTable(Table):
@@ -154,11 +159,15 @@ def parse(kind: type[T], content: Any, where: str) -> T:
         CheckpointError: an entry is missing, of another type, or not known.
     """
     if not isinstance(content, dict):
-        raise CheckpointError(f"{where} is damaged or not a model: its description is not a table")
+        raise CheckpointError(
+            f"{where} is damaged or not a model: its description is not a table"
+        )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise CheckpointError(f"{where} is damaged or not a model: {_sentence(error)}") from error
+        raise CheckpointError(
+            f"{where} is damaged or not a model: {_sentence(error)}"
+        ) from error
 
 
 def _sentence(error: ValidationError) -> str:
@@ -216,14 +225,23 @@ def class_names(
             raise error(
                 f"{where} has control characters in class name {shown(name)}: rename the class"
             )
-        if any(component in ("", ".", "..") for component in name.replace("\\", "/").split("/")):
-            raise error(f"{where} has a path for a class name, {shown(name)}: rename the class")
+        if any(
+            component in ("", ".", "..")
+            for component in name.replace("\\", "/").split("/")
+        ):
+            raise error(
+                f"{where} has a path for a class name, {shown(name)}: rename the class"
+            )
     if len(set(names)) < len(names):
-        raise error(f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice")
+        raise error(
+            f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice"
+        )
     return list(names)
 
 
-def plugin_imports(head: Any, backbone: str, architecture: str | None = None) -> list[str]:
+def plugin_imports(
+    head: Any, backbone: str, architecture: str | None = None
+) -> list[str]:
     """Return the imports from outside the package that a model needs; nothing is imported.
 
     Args:
@@ -294,11 +312,16 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
     """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that
     name it.
     """
-    damaged = explained(CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError)
+    damaged = explained(
+        CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError
+    )
     with damaged, safe_open(path, framework="pt") as stored:
-        shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118, no mapping
+        names = list(stored.keys())  # a file, not a mapping
+        shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
         yield StoredTensors(
-            stored.metadata() or {}, shapes, lambda: {key: stored.get_tensor(key) for key in shapes}
+            stored.metadata() or {},
+            shapes,
+            lambda: {key: stored.get_tensor(key) for key in shapes},
         )
 
 
@@ -425,7 +448,9 @@ def open_bundle(
 def read_versions(folder: Path) -> dict[str, str]:
     """Return the versions of the software that wrote a bundle."""
     _, file = _read_config(folder)
-    return {printable(name): printable(number) for name, number in file.versions.items()}
+    return {
+        printable(name): printable(number) for name, number in file.versions.items()
+    }
 
 
 def tensors_name(folder: Path) -> str:
@@ -443,7 +468,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
             f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)"
         )
     if path.stat().st_size > LARGEST_CONFIG:
-        raise CheckpointError(f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's")
+        raise CheckpointError(
+            f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's"
+        )
     with explained(CheckpointError, f"{path} is damaged"):
         content = json.loads(path.read_bytes().decode("utf-8"))
         digest = _digest(content)  # NaN has none
@@ -465,7 +492,9 @@ def _digest(config: Any) -> str:
         hashed = {key: value for key, value in config.items() if key != "sha256"}
     else:
         hashed = config
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(hashed, sort_keys=True, allow_nan=False).encode()
+    ).hexdigest()
 
 
 def _ours(entry: Path) -> bool:
@@ -473,7 +502,9 @@ def _ours(entry: Path) -> bool:
     was killed.
     """
     name = entry.name.lstrip(".")
-    return name.startswith((CONFIG, "tensors-")) and name.endswith((CONFIG, ".safetensors", ".tmp"))
+    return name.startswith((CONFIG, "tensors-")) and name.endswith(
+        (CONFIG, ".safetensors", ".tmp")
+    )
 
 
 def _remove_leftovers(folder: Path, keep: str | None) -> None:

@@ -84,7 +84,9 @@ class Calibration(GrowingModule):
     def __init__(self) -> None:
         super().__init__()
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.accuracy: Tensor = nn.Buffer(torch.full((2,), NOT_KNOWN, dtype=torch.float64))
+        self.accuracy: Tensor = nn.Buffer(
+            torch.full((2,), NOT_KNOWN, dtype=torch.float64)
+        )
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -103,7 +105,9 @@ class Calibration(GrowingModule):
         """Return whether the values are such as this class writes."""
         if self.accuracy.shape != (2,):
             return False
-        percent = ((self.accuracy >= 0) & (self.accuracy <= 100)) | (self.accuracy == NOT_KNOWN)
+        percent = ((self.accuracy >= 0) & (self.accuracy <= 100)) | (
+            self.accuracy == NOT_KNOWN
+        )
         return bool(percent.all()) and 0 <= int(self.kind) < len(get_args(Kind))
 
     @property
@@ -131,7 +135,9 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ which samples calibrate
 
-    def samples(self, head: Head, stored: BufferSamples | None) -> CalibrationSamples | None:
+    def samples(
+        self, head: Head, stored: BufferSamples | None
+    ) -> CalibrationSamples | None:
         """Return the samples to calibrate a head by: images not learned, else buffer samples.
 
         Args:
@@ -253,7 +259,9 @@ class Calibration(GrowingModule):
         if kind != "independent":
             loo_accuracy = samples.accuracy()
         learned = sum(head.class_counts().values())
-        if kind in ("found", "independent") and learned < MIN_IMAGES_PER_CLASS * len(head.classes):
+        if kind in ("found", "independent") and learned < MIN_IMAGES_PER_CLASS * len(
+            head.classes
+        ):
             kind = "few"
         if kind == "few":
             new_group_accuracy = None
@@ -281,7 +289,9 @@ class Calibration(GrowingModule):
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
-            accuracy = CalibrationSamples(head, self.z, self.y, learned=False).accuracy()
+            accuracy = CalibrationSamples(
+                head, self.z, self.y, learned=False
+            ).accuracy()
             self._record_accuracy("measured", self.loo_accuracy, accuracy)
 
     def forget_buffer(self) -> None:
@@ -339,7 +349,9 @@ class Calibration(GrowingModule):
         if self.known == "given":
             basis += ", groups as given"
         if len(self.groups) < NEARLY_ALL * learned:
-            basis += f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
+            basis += (
+                f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
+            )
         return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} % ({basis})"
 
 
@@ -455,7 +467,9 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
     fall_of_last = (n - ADDED_IMAGES) ** -0.5 - n**-0.5
     fall_of_next = n**-0.5 - (n + ADDED_IMAGES) ** -0.5
     points = 100 * fall_of_next / fall_of_last
-    return Interval(float((mean - 1.96 * error) * points), float((mean + 1.96 * error) * points))
+    return Interval(
+        float((mean - 1.96 * error) * points), float((mean + 1.96 * error) * points)
+    )
 
 
 def _all_but_the_last(y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
@@ -466,7 +480,9 @@ def _all_but_the_last(y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
         count: (C,) samples of each class.
         enough: (C,) bool, whether that is enough.
     """
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(
+        y.device
+    )
     order = order[y[order].argsort(stable=True)]
     first = count.cumsum(0) - count
     rank = torch.arange(len(y), device=y.device) - first[y[order]]

@@ -23,7 +23,12 @@ from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.images.image import ImageLike
-from cifnet_pl.images.reader import DecodedBatch, decode_images, image_location, iterate_images
+from cifnet_pl.images.reader import (
+    DecodedBatch,
+    decode_images,
+    image_location,
+    iterate_images,
+)
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES, BufferSamples, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
@@ -33,7 +38,12 @@ from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.plugins import import_name
-from cifnet_pl.utilities.text import listed, number_of, printable, similar_spellings_message
+from cifnet_pl.utilities.text import (
+    listed,
+    number_of,
+    printable,
+    similar_spellings_message,
+)
 
 EMBEDDINGS_PER_BATCH = 4096
 """Embeddings of a file that are classified in one batch."""
@@ -105,8 +115,12 @@ class Classifier:
     engines: list[str] = field(default_factory=list)
     images: ImageHashes = field(default_factory=ImageHashes)
     calibration: Calibration = field(default_factory=Calibration)
-    _task: CurrentTask | None = field(default=None, init=False, repr=False, compare=False)
-    _judges: JudgeCache | None = field(default=None, init=False, repr=False, compare=False)
+    _task: CurrentTask | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _judges: JudgeCache | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not self.image_size:
@@ -134,7 +148,9 @@ class Classifier:
     @property
     def counts(self) -> dict[str, int]:
         """Class name → number of distinct images learned."""
-        return dict(zip(self.class_names, self.head.class_counts().values(), strict=True))
+        return dict(
+            zip(self.class_names, self.head.class_counts().values(), strict=True)
+        )
 
     @property
     def identity(self) -> str:
@@ -209,7 +225,11 @@ class Classifier:
     @property
     def removals(self) -> list[Event]:
         """Steps in which classes were removed without their images."""
-        return [event for event in self.history if event.kind == "forget" and event.images is None]
+        return [
+            event
+            for event in self.history
+            if event.kind == "forget" and event.images is None
+        ]
 
     @property
     def remembers_removed(self) -> bool:
@@ -220,8 +240,12 @@ class Classifier:
         """Return sentences on leave-one-out accuracy and on accuracy on new groups, if known."""
         counted = 0
         if self.buffer is not None:
-            counted = int(self.calibration.counted(self.buffer.y, self.buffer.key).sum())
-        return self.calibration.sentences(sum(self.head.class_counts().values()), counted)
+            counted = int(
+                self.calibration.counted(self.buffer.y, self.buffer.key).sum()
+            )
+        return self.calibration.sentences(
+            sum(self.head.class_counts().values()), counted
+        )
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
@@ -374,10 +398,17 @@ class Classifier:
         return self._classify_images(images, top, judge)
 
     def _classify_images(
-        self, images: ImageLike | str | Iterable[ImageLike | str], top: int, judge: Judge
+        self,
+        images: ImageLike | str | Iterable[ImageLike | str],
+        top: int,
+        judge: Judge,
     ) -> Iterator[Prediction]:
-        for batch in decode_images(iterate_images(images), self.image_size, self.crop_ratio):
-            files = [image if isinstance(image, Path) else None for image in batch.readable]
+        for batch in decode_images(
+            iterate_images(images), self.image_size, self.crop_ratio
+        ):
+            files = [
+                image if isinstance(image, Path) else None for image in batch.readable
+            ]
             readable = self._predict(self.embed_batch(batch), files, top, judge)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is None:
@@ -409,12 +440,18 @@ class Classifier:
         judge = self.judge(unknown, coverage)
         return self._classify_embeddings(Path(file), top, judge)
 
-    def _classify_embeddings(self, file: Path, top: int, judge: Judge) -> Iterator[Prediction]:
+    def _classify_embeddings(
+        self, file: Path, top: int, judge: Judge
+    ) -> Iterator[Prediction]:
         samples = open_table(file).unlabelled()
         for start in range(0, len(samples), EMBEDDINGS_PER_BATCH):
             rows = np.arange(start, min(start + EMBEDDINGS_PER_BATCH, len(samples)))
-            names = [Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()]
-            yield from self._predict(samples.get(rows).to(self.device), names, top, judge)
+            names = [
+                Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()
+            ]
+            yield from self._predict(
+                samples.get(rows).to(self.device), names, top, judge
+            )
 
     def _predict(
         self, z: Tensor, files: Sequence[Path | None], top: int, judge: Judge
@@ -424,9 +461,13 @@ class Classifier:
         best = probabilities.topk(min(top, len(self.class_names)), dim=1)
         verdicts = judge.verdicts(z, probabilities)
         for row, (file, verdict) in enumerate(zip(files, verdicts, strict=True)):
-            names = tuple(self.class_names[column] for column in best.indices[row].tolist())
+            names = tuple(
+                self.class_names[column] for column in best.indices[row].tolist()
+            )
             values = tuple(best.values[row].tolist())
-            yield Prediction(**vars(verdict), file=file, classes=names, probabilities=values)
+            yield Prediction(
+                **vars(verdict), file=file, classes=names, probabilities=values
+            )
 
     def available_shares(
         self, unknown: float | None = None, coverage: float | None = None
@@ -445,7 +486,9 @@ class Classifier:
             coverage = None
         return unknown, coverage
 
-    def judge(self, unknown: float | None = None, coverage: float | None = None) -> Judge:
+    def judge(
+        self, unknown: float | None = None, coverage: float | None = None
+    ) -> Judge:
         """Return what tells unknown samples and gives prediction sets, until the model changes.
 
         Args:
@@ -478,7 +521,9 @@ class Classifier:
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
 
-    def begin_task(self, names: Sequence[str], counts: Sequence[int] | None = None) -> None:
+    def begin_task(
+        self, names: Sequence[str], counts: Sequence[int] | None = None
+    ) -> None:
         """Begin a task of new classes, and of more samples of known ones.
 
         Args:
@@ -648,7 +693,9 @@ class Classifier:
             images: number of images taken in or out.
             values: other fields of :class:`~cifnet_pl.model.bundle.Event`.
         """
-        self.history.append(Event(kind, len(self.class_names), images, date=now(), **values))
+        self.history.append(
+            Event(kind, len(self.class_names), images, date=now(), **values)
+        )
 
     def record_engines(self, names: Iterable[str]) -> None:
         """Record engines that embed what is learned from now on."""
@@ -689,7 +736,9 @@ class Classifier:
     @property
     def calibrates(self) -> bool:
         """Whether buffer samples calibrate the head or select its decision rule."""
-        return self.head.leaves_one_out and (self.fits_temperature or self.head.selects_rule)
+        return self.head.leaves_one_out and (
+            self.fits_temperature or self.head.selects_rule
+        )
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""
@@ -777,11 +826,19 @@ class JudgeCache:
         labels = model.buffer.y if model.buffer is not None else None
         return self._revision is model.head.revision and self._buffer_labels is labels
 
-    def get(self, model: Classifier, unknown: float | None, coverage: float | None) -> Judge:
+    def get(
+        self, model: Classifier, unknown: float | None, coverage: float | None
+    ) -> Judge:
         """Return the judge for two shares, made when it is first asked for."""
         head = model.head
         names = tuple(model.class_names)
-        key = (unknown, coverage, float(head.temperature), float(head.odds_power), names)
+        key = (
+            unknown,
+            coverage,
+            float(head.temperature),
+            float(head.odds_power),
+            names,
+        )
         if key not in self._judges:
             samples = None
             if unknown is not None or coverage is not None:

@@ -41,7 +41,9 @@ class CurrentTask:
         buffer: where all samples become candidates; None without a buffer.
     """
 
-    def __init__(self, head: Head, additions: Head | None, buffer: CalibrationBuffer | None):
+    def __init__(
+        self, head: Head, additions: Head | None, buffer: CalibrationBuffer | None
+    ):
         self.head = head
         self.additions = additions
         self.buffer = buffer
@@ -79,7 +81,9 @@ class CurrentTask:
         if len(y):
             self.head.observe(z, y)
 
-    def add_up(self, hashes: ImageHashes, reduce: Callable[[Tensor], object] | None = None) -> None:
+    def add_up(
+        self, hashes: ImageHashes, reduce: Callable[[Tensor], object] | None = None
+    ) -> None:
         """Bring all samples observed by all processes into the statistics and the hashes.
 
         Args:

@@ -107,7 +107,9 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
     order = tested[clustered(shares[np.ix_(tested, tested)])]
     labels = [shortened(names[i], MAX_LABEL_LENGTH) for i in order]
     with matplotlib.rc_context({"font.family": families([title, *names])}):
-        return _draw_matrix(100 * shares[np.ix_(order, order)], labels, printable(title))
+        return _draw_matrix(
+            100 * shares[np.ix_(order, order)], labels, printable(title)
+        )
 
 
 def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
@@ -132,7 +134,9 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     axes.hlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
     axes.vlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
     _write_percentages(axes, percent, cell.number_points)
-    bar = figure.colorbar(mesh, cax=colour_axes, label="errors (% of the class's images)")
+    bar = figure.colorbar(
+        mesh, cax=colour_axes, label="errors (% of the class's images)"
+    )
     bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
     return figure
 
@@ -159,7 +163,9 @@ def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, A
     else:
         dpi = 100
     figure = Figure(figsize=(width, height), dpi=dpi)
-    axes = figure.add_axes((margin / width, margin / height, side / width, side / height))
+    axes = figure.add_axes(
+        (margin / width, margin / height, side / width, side / height)
+    )
     bar_height = min(side, 4.0)
     left = (margin + side + 0.25) / width
     bottom = (margin + (side - bar_height) / 2) / height
@@ -180,9 +186,13 @@ def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
         _write_number(axes, j, i, value, colour, points)
 
 
-def _write_number(axes: Axes, x: float, y: float, value: float, colour: str, points: float) -> None:
+def _write_number(
+    axes: Axes, x: float, y: float, value: float, colour: str, points: float
+) -> None:
     """Write a number without decimals in the middle of a cell."""
-    axes.text(x, y, f"{value:.0f}", ha="center", va="center", fontsize=points, color=colour)
+    axes.text(
+        x, y, f"{value:.0f}", ha="center", va="center", fontsize=points, color=colour
+    )
 
 
 # ---------------------------------------------------------------------- calibration
@@ -200,12 +210,18 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
     bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)
     occupied = counts > 0
-    accuracy = np.bincount(bins, weights=correct, minlength=10)[occupied] / counts[occupied]
+    accuracy = (
+        np.bincount(bins, weights=correct, minlength=10)[occupied] / counts[occupied]
+    )
     centres = 100 * edges[:-1] + 5
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
-    upper.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="perfect calibration")
-    upper.bar(centres[occupied], 100 * accuracy, width=9, color="#9ecae1", label="accuracy")
+    upper.plot(
+        [0, 100], [0, 100], color="0.6", linewidth=1, label="perfect calibration"
+    )
+    upper.bar(
+        centres[occupied], 100 * accuracy, width=9, color="#9ecae1", label="accuracy"
+    )
     upper.set(title=title, ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
     upper.legend(frameon=False)
     lower.bar(centres, counts, width=9, color="0.75")
@@ -283,7 +299,9 @@ def _draw_accuracy_matrix(
     for k, row in enumerate(matrix):
         grid[k, : len(row)] = row
     extent = (0.5, size + 0.5, size + 0.5, 0.5)
-    image = axes.imshow(grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent)
+    image = axes.imshow(
+        grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent
+    )
     axes.set(xlabel="classes of task", ylabel="after task")
     if size <= MAX_NUMBERED_TASKS:
         for k, j in np.argwhere(~np.isnan(grid)):

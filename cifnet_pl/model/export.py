@@ -63,7 +63,9 @@ class Square(nn.Module):
         """Return (n, h, w, 3) uint8 → (n, 3, size, size) float32 with whole numbers 0–255."""
         height = images.shape[1]
         width = images.shape[2]
-        rows, columns = (torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width))
+        rows, columns = (
+            torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width)
+        )
         side = torch.minimum(rows, columns) * self.crop_ratio
         x = images.permute(0, 3, 1, 2).float()
         x = _to_8_bits(x @ self._weights(width, columns, side).T)
@@ -74,9 +76,13 @@ class Square(nn.Module):
         tensor.
         """
         step = side / self.size
-        centre = (length - side) / 2 + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
+        centre = (length - side) / 2 + (
+            torch.arange(self.size, dtype=torch.float64) + 0.5
+        ) * step
         position = torch.arange(pixels, dtype=torch.float64) + 0.5
-        weights = cubic_kernel((position[None] - centre[:, None]) / torch.clamp_min(step, 1.0))
+        weights = cubic_kernel(
+            (position[None] - centre[:, None]) / torch.clamp_min(step, 1.0)
+        )
         return (weights / weights.sum(dim=1, keepdim=True)).float()
 
 
@@ -105,7 +111,9 @@ class HeadGraph(nn.Module):
         self.temperature: Tensor = nn.Buffer(model.head.temperature.clone())
         self.odds_power: Tensor = nn.Buffer(model.head.odds_power.clone())
         features = (
-            model.head.distances().moments.gram.shape[0] if model.head.tells_novelty else None
+            model.head.distances().moments.gram.shape[0]
+            if model.head.tells_novelty
+            else None
         )
         self.too_wide = features if features is not None and features > WIDEST else None
         told = features is not None and self.too_wide is None
@@ -133,7 +141,9 @@ class Graph(HeadGraph):
 
     def __init__(self, model: Classifier):
         super().__init__(model)
-        self.about = "images: uint8 RGB (n, height, width, 3), all of one size, any size"
+        self.about = (
+            "images: uint8 RGB (n, height, width, 3), all of one size, any size"
+        )
         self.example = torch.zeros(
             2, model.image_size + 3, model.image_size + 5, 3, dtype=torch.uint8
         )
@@ -144,7 +154,9 @@ class Graph(HeadGraph):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs."""
-        return super().forward(self.network(self.square(images) * self.scale + self.shift))
+        return super().forward(
+            self.network(self.square(images) * self.scale + self.shift)
+        )
 
 
 class Check(NamedTuple):
@@ -187,7 +199,8 @@ def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
         "input": graph.about,
         "output": (
             "probabilities: float32 (n, classes), calibrated, in the order of class_names"
-            + "; novelty: float32 (n), larger is more foreign" * ("novelty" in graph.outputs)
+            + "; novelty: float32 (n), larger is more foreign"
+            * ("novelty" in graph.outputs)
         ),
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
@@ -216,8 +229,13 @@ def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
 
 
 def _exported(graph: HeadGraph) -> Any:
-    sides = range(graph.example.ndim - 1)  # all but the last one, of channels or features
-    with explained(CifnetError, "this model cannot be written as ONNX"), exclusive_export():
+    sides = range(
+        graph.example.ndim - 1
+    )  # all but the last one, of channels or features
+    with (
+        explained(CifnetError, "this model cannot be written as ONNX"),
+        exclusive_export(),
+    ):
         return torch.onnx.export(
             graph,
             (graph.example,),
@@ -255,26 +273,34 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
     Raises:
         CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively.
     """
-    session = import_onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = import_onnxruntime().InferenceSession(
+        content, providers=["CPUExecutionProvider"]
+    )
     off = 0.0
     far = 0.0 if isinstance(graph, Graph) else None
     strange = 0.0 if "novelty" in graph.outputs else None
     for batch in (
-        _natural_images() if isinstance(graph, Graph) else _embeddings(model.head.in_features)
+        _natural_images()
+        if isinstance(graph, Graph)
+        else _embeddings(model.head.in_features)
     ):
         scores, *novelty = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
-            expected, *measured = (output.numpy() for output in graph(torch.from_numpy(batch)))
+            expected, *measured = (
+                output.numpy() for output in graph(torch.from_numpy(batch))
+            )
         if strange is not None:
             strange = max(
                 strange,
-                _distance(novelty[0], measured[0]) / max(1.0, float(np.abs(measured[0]).max())),
+                _distance(novelty[0], measured[0])
+                / max(1.0, float(np.abs(measured[0]).max())),
             )
         off = max(off, _distance(scores, expected))
         if far is None:
             continue
         squares = [
-            square(Image.fromarray(image), model.image_size, model.crop_ratio) for image in batch
+            square(Image.fromarray(image), model.image_size, model.crop_ratio)
+            for image in batch
         ]
         pillow = (
             model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
@@ -299,7 +325,11 @@ def _natural_images() -> Iterator[np.ndarray]:
 
     images: Sequence[np.ndarray] = load_sample_images().images
     cuts = [np.stack(images), *(image[None] for image in images)]
-    cuts += [cuts[1][:, 30:230, 50:170], cuts[2].transpose(0, 2, 1, 3), cuts[2][:, ::9, ::9]]
+    cuts += [
+        cuts[1][:, 30:230, 50:170],
+        cuts[2].transpose(0, 2, 1, 3),
+        cuts[2][:, ::9, ::9],
+    ]
     return (np.array(cut, order="C") for cut in cuts)
 
 
@@ -326,5 +356,7 @@ def triton_config(name: str, classes: int, graph: bytes) -> str:
     """
     import onnx
 
-    outputs = {output.name for output in onnx.load_model_from_string(graph).graph.output}
+    outputs = {
+        output.name for output in onnx.load_model_from_string(graph).graph.output
+    }
     return rendered(TRITON, name=name, classes=classes, novelty="novelty" in outputs)

@@ -83,7 +83,9 @@ def forget(
     if images is not None:
         places = [images] if isinstance(images, Path | str) else images
         with model.backbone.preferring(old.engines):
-            others = [_subtract_images(model, name, places, unreadable) for name in names]
+            others = [
+                _subtract_images(model, name, places, unreadable) for name in names
+            ]
             rounding = _rounding(model)
         if others:
             ignored = len(set.intersection(*others))
@@ -128,7 +130,10 @@ def _rounding(model: Classifier) -> str | None:
 
 
 def _subtract_images(
-    model: Classifier, name: str, places: Sequence[Path | str], unreadable: list[Unreadable]
+    model: Classifier,
+    name: str,
+    places: Sequence[Path | str],
+    unreadable: list[Unreadable],
 ) -> set[Path]:
     """Subtract the images of a class from the statistics.
 
@@ -204,7 +209,9 @@ def _embed_images_of(
     for batch in batches:
         unreadable += unreadable_of(batch)
         embeddings = iter(model.embed_batch(batch))
-        for file, reason, look in zip(batch.files, batch.unreadable, batch.looks, strict=True):
+        for file, reason, look in zip(
+            batch.files, batch.unreadable, batch.looks, strict=True
+        ):
             if reason == LEFT_OUT:
                 found.others.add(cast(Path, file))
             elif look is not None:

@@ -56,7 +56,9 @@ def escaped(text: str) -> str:
 
 SCHEME = "hf:"
 CARD = "README.md"
-OWN_FILES = re.compile(r"\.gitattributes|README\.md|config\.json|tensors-[0-9a-f]{16}\.safetensors")
+OWN_FILES = re.compile(
+    r"\.gitattributes|README\.md|config\.json|tensors-[0-9a-f]{16}\.safetensors"
+)
 """Files of a repository that holds a bundle."""
 
 
@@ -76,7 +78,9 @@ class HubName(NamedTuple):
         """Read ``hf:user/model`` or ``hf:user/model@revision``; raise UsageError for anything
         else.
         """
-        found = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", text, re.ASCII)
+        found = re.fullmatch(
+            r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", text, re.ASCII
+        )
         if found is None or ".." in text:
             raise UsageError(
                 f"'{printable(text)}' names no model of the hub, expected hf:user/model"
@@ -106,15 +110,23 @@ def fetch(name: HubName, download: bool) -> Path:
             info = hub.HfApi().model_info(
                 name.repository, revision=name.revision, files_metadata=True
             )
-            _check_files(name, {file.rfilename: file.size for file in info.siblings or []})
+            _check_files(
+                name, {file.rfilename: file.size for file in info.siblings or []}
+            )
         given = {"repo_id": name.repository, "local_files_only": not download}
-        folder = Path(hub.hf_hub_download(filename=CONFIG, revision=name.revision, **given)).parent
+        folder = Path(
+            hub.hf_hub_download(filename=CONFIG, revision=name.revision, **given)
+        ).parent
         # The folder is named by the commit, so that both files are of the same one.
-        hub.hf_hub_download(filename=tensors_name(folder), revision=folder.name, **given)
+        hub.hf_hub_download(
+            filename=tensors_name(folder), revision=folder.name, **given
+        )
         return folder
 
 
-def push(model: Classifier, name: HubName, private: bool = False, overwrite: bool = False) -> str:
+def push(
+    model: Classifier, name: HubName, private: bool = False, overwrite: bool = False
+) -> str:
     """Put a model on the hub, with a card, in one commit; returns its address.
 
     Args:
@@ -144,12 +156,20 @@ def push(model: Classifier, name: HubName, private: bool = False, overwrite: boo
         there = [file.rfilename for file in info.siblings or []]
         _refuse_existing(name, there, overwrite)
         new = sorted(path.name for path in folder.iterdir())
-        changes: list[Any] = [hub.CommitOperationAdd(file, str(folder / file)) for file in new]
-        changes.append(hub.CommitOperationAdd(CARD, model_card(model, name.repository).encode()))
-        old = [file for file in there if file.startswith("tensors-") and file not in new]
+        changes: list[Any] = [
+            hub.CommitOperationAdd(file, str(folder / file)) for file in new
+        ]
+        changes.append(
+            hub.CommitOperationAdd(CARD, model_card(model, name.repository).encode())
+        )
+        old = [
+            file for file in there if file.startswith("tensors-") and file not in new
+        ]
         changes += [hub.CommitOperationDelete(file) for file in old]
         message = f"{len(model.class_names)} classes"
-        api.create_commit(name.repository, changes, commit_message=message, parent_commit=info.sha)
+        api.create_commit(
+            name.repository, changes, commit_message=message, parent_commit=info.sha
+        )
         return str(address)
 
 
@@ -185,14 +205,14 @@ def _explained(name: HubName, what: str) -> Iterator[None]:
         yield
     except CifnetError:
         raise
-    except (
-        Exception
-    ) as error:  # the package, and those that it reaches the network with, have many kinds
+    except Exception as error:  # the package, and those that it reaches the network with, have many kinds
         raise CheckpointError(_sentence(name, what, error)) from error
 
 
 def _sentence(name: HubName, what: str, error: Exception) -> str:
-    shown = f"{SCHEME}{name.repository}" + (f"@{name.revision}" if name.revision else "")
+    shown = f"{SCHEME}{name.repository}" + (
+        f"@{name.revision}" if name.revision else ""
+    )
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "LocalEntryNotFoundError" in kinds:
         return (

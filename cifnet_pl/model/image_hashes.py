@@ -68,7 +68,9 @@ class ImageHashes(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        self._replace({labels[label]: hashes for label, hashes in self.by_label().items()})
+        self._replace(
+            {labels[label]: hashes for label, hashes in self.by_label().items()}
+        )
 
     def _replace(self, by_label: Mapping[int, np.ndarray]) -> None:
         labels = []

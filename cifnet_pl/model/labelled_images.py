@@ -23,9 +23,20 @@ from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
-from cifnet_pl.images.files import expanded, listing, require_folder, shown_path, sub_folders
+from cifnet_pl.images.files import (
+    expanded,
+    listing,
+    require_folder,
+    shown_path,
+    sub_folders,
+)
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
-from cifnet_pl.images.reader import LEFT_OUT, DecodedBatch, decode_images, decoding_batch_size
+from cifnet_pl.images.reader import (
+    LEFT_OUT,
+    DecodedBatch,
+    decode_images,
+    decoding_batch_size,
+)
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
@@ -60,7 +71,9 @@ class LabelledImages:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, folder: Path | str, option: str, tested: bool = False) -> LabelledImages:
+    def find(
+        cls, folder: Path | str, option: str, tested: bool = False
+    ) -> LabelledImages:
         """Find the images of all class folders in a folder or a Zip archive.
 
         Args:
@@ -75,7 +88,9 @@ class LabelledImages:
         """
         root = expanded(Path(folder))
         require_folder(
-            root, option, "a folder or Zip archive with one sub-folder of images per class"
+            root,
+            option,
+            "a folder or Zip archive with one sub-folder of images per class",
         )
         notes = []
         with listing():
@@ -83,7 +98,9 @@ class LabelledImages:
             if split is not None:
                 train, val = split
                 root = val if tested else train
-                notes.append(f"note: {folder} has {train.name} and {val.name}: taking {root.name}")
+                notes.append(
+                    f"note: {folder} has {train.name} and {val.name}: taking {root.name}"
+                )
             names = [path.name for path in sub_folders(root)]
             require_classes(names, root)
             class_names(names, shown_path(root), DataError)
@@ -94,7 +111,9 @@ class LabelledImages:
 
     def of(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
-        labels = [label for label, name in enumerate(self.class_names) if name in wanted]
+        labels = [
+            label for label, name in enumerate(self.class_names) if name in wanted
+        ]
         return self.select(np.isin(self.files.labels, labels))
 
     def select(self, mask: np.ndarray) -> LabelledImages:
@@ -170,7 +189,11 @@ class LabelledImages:
             start = len(self.looks)
             self.looks.extend(batch.looks)
             self._record_hashes(start)
-            readable = [row for row, reason in enumerate(batch.unreadable, start) if reason is None]
+            readable = [
+                row
+                for row, reason in enumerate(batch.unreadable, start)
+                if reason is None
+            ]
             yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
 
     def _record_hashes(self, start: int) -> None:
@@ -182,7 +205,9 @@ class LabelledImages:
                 rows.append(row)
                 hashes.append(look.hash)
         files = cast(FileSet, self.files)
-        files.note_hashes(np.array(rows, dtype=np.int64), np.array(hashes, dtype=np.int64))
+        files.note_hashes(
+            np.array(rows, dtype=np.int64), np.array(hashes, dtype=np.int64)
+        )
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -222,7 +247,9 @@ def samples_of(
 # ---------------------------------------------------------------------- duplicates
 
 
-def find_repeats(model: Classifier, images: LabelledImages) -> tuple[Repeats, dict[int, str]]:
+def find_repeats(
+    model: Classifier, images: LabelledImages
+) -> tuple[Repeats, dict[int, str]]:
     """Compare images with each other and with those that a model has learned.
 
     Args:
@@ -240,7 +267,9 @@ def find_repeats(model: Classifier, images: LabelledImages) -> tuple[Repeats, di
     )
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
-        in_two_classes[row] = f"{_shown(images, row)} (also in {printable(names[other])})"
+        in_two_classes[row] = (
+            f"{_shown(images, row)} (also in {printable(names[other])})"
+        )
     return repeats, in_two_classes
 
 
@@ -295,17 +324,25 @@ def duplicates_among(
     """
     repeats, in_two_classes = find_repeats(model, images)
     rows = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
-    if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(images.files):
+    if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(
+        images.files
+    ):
         also = " or lies in two classes" if in_two_classes else ""
-        raise DataError(f"every image is learned already{also}: there is nothing to learn")
+        raise DataError(
+            f"every image is learned already{also}: there is nothing to learn"
+        )
     names = [_shown(images, row) for row in rows.tolist()]
     messages = [
-        image_duplicates.conflicting_labels_message(list(in_two_classes.values()), treatment),
+        image_duplicates.conflicting_labels_message(
+            list(in_two_classes.values()), treatment
+        ),
         image_duplicates.duplicates_message(names, treatment),
     ]
     if isinstance(images.files, FileSet):
         messages.insert(0, nesting_message(images.files, images.class_names))
-    return DuplicatesFound(rows, list(in_two_classes), [text for text in messages if text])
+    return DuplicatesFound(
+        rows, list(in_two_classes), [text for text in messages if text]
+    )
 
 
 def _shown(images: LabelledImages, row: int) -> str:

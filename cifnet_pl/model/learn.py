@@ -169,7 +169,9 @@ def extend(
     model.record_engines([model.engine])
     if check_images is not None:
         labels = torch.tensor(old.labels(check_images.class_names))
-        for rows, z in check_images.embedded(old, "checking", result.unreadable, progress):
+        for rows, z in check_images.embedded(
+            old, "checking", result.unreadable, progress
+        ):
             y = labels[check_images.files.labels[rows]]
             result.old_before.add(old, z, y)
             result.old_after.add(model, z, y)
@@ -206,7 +208,9 @@ class EmbeddedClasses:
 
     def select(self, mask: np.ndarray) -> EmbeddedClasses:
         """Select the images of a mask (n,) bool."""
-        return EmbeddedClasses(self.images.select(mask), self.z[mask], self.readable[mask])
+        return EmbeddedClasses(
+            self.images.select(mask), self.z[mask], self.readable[mask]
+        )
 
 
 def learn(
@@ -300,7 +304,9 @@ def _embed(
     skip = is_learned if known else None
     z = np.empty((len(labels), old.head.in_features), np.float32)
     readable = np.zeros(len(labels), dtype=bool)
-    batches = images.embedded(old, "learning", unreadable, progress, EncodedImage.look, skip)
+    batches = images.embedded(
+        old, "learning", unreadable, progress, EncodedImage.look, skip
+    )
     for rows, batch_z in batches:
         z[rows] = batch_z.cpu().numpy()
         readable[rows] = True
@@ -319,7 +325,9 @@ def _held_out(embedded: EmbeddedClasses) -> np.ndarray:
         rows = of_class[embedded.readable[of_class]]
         if not len(rows):
             name = printable(images.class_names[label])
-            raise DataError(f"no image of class '{name}' can be read: add some, or leave it out")
+            raise DataError(
+                f"no image of class '{name}' can be read: add some, or leave it out"
+            )
         if len(rows) > 1:
             held_out[rows] = images.held_out(rows, HELD_OUT)
     return held_out

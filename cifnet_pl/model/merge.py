@@ -73,7 +73,9 @@ def merge(
         with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
             # What is wrong with one of two equal models is more helpful than that they are equal.
-            common = Counter() if is_same else learned_images(merged) & learned_images(other)
+            common = (
+                Counter() if is_same else learned_images(merged) & learned_images(other)
+            )
             if common:
                 check_base(common, base)
             _add_without(merged, other, base if common else None)
@@ -86,7 +88,10 @@ def merge(
     merged.solve()
     parents = [model.identity for model in models]
     merged.history[-1] = replace(
-        merged.history[-1], date=now(), class_names=list(merged.class_names), parents=parents
+        merged.history[-1],
+        date=now(),
+        class_names=list(merged.class_names),
+        parents=parents,
     )
     return Merger(merged, sum(merged.counts.values()), list(dict.fromkeys(warnings)))
 
@@ -96,7 +101,9 @@ def learned_images(model: Classifier) -> LearnedImages:
     name_of = model.name_of
     counts: LearnedImages = Counter()
     for label, hashes in model.images.by_label().items():
-        counts.update((name_of[label], content_hash) for content_hash in hashes.tolist())
+        counts.update(
+            (name_of[label], content_hash) for content_hash in hashes.tolist()
+        )
     return counts
 
 
@@ -187,7 +194,9 @@ def absorb(model: Classifier, other: Classifier) -> None:
         other.buffer.relabel(labels)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
         model.buffer.commit()
-        model.calibration.add_given_groups(other.calibration.given_key, other.calibration.given)
+        model.calibration.add_given_groups(
+            other.calibration.given_key, other.calibration.given
+        )
         if len(other.calibration.chosen):
             model.calibration.exclude_selected(other.calibration.chosen)
     before = model.images.duplicates + other.images.duplicates
@@ -239,7 +248,9 @@ def _check_same_kind(model: Classifier, other: Classifier) -> None:
     settings = model.buffer.settings() if model.buffer is not None else None
     other_settings = other.buffer.settings() if other.buffer is not None else None
     if settings != other_settings:
-        raise UsageError(f"their buffers differ: {_shown(settings)}, and {_shown(other_settings)}")
+        raise UsageError(
+            f"their buffers differ: {_shown(settings)}, and {_shown(other_settings)}"
+        )
 
 
 def _shown(settings: Mapping[str, Any] | None) -> str:

@@ -191,7 +191,9 @@ def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
     edges = torch.linspace(0, 1, ECE_BINS + 1, device=confidence.device)
     position = torch.bucketize(confidence, edges, right=True) - 1
     # Sums of float32 values in float64 are the same in any order and in any batches.
-    counts = torch.stack([torch.ones_like(confidence), confidence, correct.float()], dim=1).double()
+    counts = torch.stack(
+        [torch.ones_like(confidence), confidence, correct.float()], dim=1
+    ).double()
     bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
     return bins.index_add_(0, position, counts)
 
@@ -463,11 +465,18 @@ class Evaluation:
             name = self.class_names[column]
             if counts[other]:
                 confused_with = self.class_names[other]
-                scores.append(ClassScore(name, images, correct, confused_with, int(counts[other])))
+                scores.append(
+                    ClassScore(name, images, correct, confused_with, int(counts[other]))
+                )
             else:
                 scores.append(ClassScore(name, images, correct))
         return sorted(
-            scores, key=lambda score: (not score.tested, score.correct / score.images, score.name)
+            scores,
+            key=lambda score: (
+                not score.tested,
+                score.correct / score.images,
+                score.name,
+            ),
         )
 
     @property
@@ -482,17 +491,24 @@ class Evaluation:
         matrix = self.confusion()
         images = matrix.sum(axis=1)
         cells = [(i, j) for i, j in np.argwhere(matrix).tolist() if i != j]
-        cells.sort(key=lambda cell: (-matrix[cell], -matrix[cell] / images[cell[0]], cell))
+        cells.sort(
+            key=lambda cell: (-matrix[cell], -matrix[cell] / images[cell[0]], cell)
+        )
         pairs = []
         for i, j in cells:
             target = self.class_names[i]
             predicted = self.class_names[j]
-            pairs.append(ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i])))
+            pairs.append(
+                ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i]))
+            )
         return pairs
 
 
 def evaluate(
-    model: Classifier, images: LabelledImages, unreadable: list[Unreadable], progress: bool = False
+    model: Classifier,
+    images: LabelledImages,
+    unreadable: list[Unreadable],
+    progress: bool = False,
 ) -> Evaluation:
     """Predict labelled images, and compare with their labels.
 

@@ -93,7 +93,9 @@ class PartialSums:
             starts = [*(part.start for part in listed), listed[0].total]
             gaps = zip(stops, starts, strict=True)
             missing += [
-                listed[0].model_copy(update={"start": a, "stop": b}) for a, b in gaps if a < b
+                listed[0].model_copy(update={"start": a, "stop": b})
+                for a, b in gaps
+                if a < b
             ]
         return missing
 
@@ -117,7 +119,9 @@ class PartialSums:
                 )
         known = {part.listing for part in self.parts}
         if any(part.listing not in known for part in other.parts):
-            ours, theirs = (sums.model.images.content.cpu().numpy() for sums in (self, other))
+            ours, theirs = (
+                sums.model.images.content.cpu().numpy() for sums in (self, other)
+            )
             common = np.intersect1d(ours, theirs)
             if len(common):
                 raise UsageError(
@@ -142,7 +146,9 @@ class PartialSums:
             )
         empty = [name for name, count in self.model.counts.items() if not count]
         if empty:
-            raise UsageError(f"class '{printable(empty[0])}' has no samples in these sums")
+            raise UsageError(
+                f"class '{printable(empty[0])}' has no samples in these sums"
+            )
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
@@ -163,12 +169,15 @@ def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
         32 hexadecimal digits.
     """
     digest = hashlib.blake2b(
-        repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"), digest_size=16
+        repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"),
+        digest_size=16,
     )
     digest.update(np.ascontiguousarray(samples.labels).tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(np.int64)
+    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(
+        np.int64
+    )
     digest.update(samples.hashes(probes).tobytes())
     return digest.hexdigest()
 
@@ -186,7 +195,11 @@ def write_sums(sums: PartialSums, path: Path) -> None:
     tensors = sums.model.tensors()
     digest = fingerprint("", tensors)
     about = {**sums.model.describe(), "history": []}
-    header = {"parts": [part.model_dump() for part in sums.parts], "sha256": digest, "model": about}
+    header = {
+        "parts": [part.model_dump() for part in sums.parts],
+        "sha256": digest,
+        "model": about,
+    }
     content = save(tensors, {KEY: json.dumps(header)})
     write_atomic(path, lambda file: file.write(content))
 
@@ -206,10 +219,14 @@ def read_sums(path: Path, trust: bool = False) -> PartialSums:
         def read() -> dict[str, Tensor]:
             tensors = stored.read()
             if fingerprint("", tensors) != table.sha256:
-                raise CheckpointError(f"{path} is damaged: its checksum is wrong; make it again")
+                raise CheckpointError(
+                    f"{path} is damaged: its checksum is wrong; make it again"
+                )
             return tensors
 
-        model = assemble(table.model, stored.shapes, read, str(path), trust=trust, solved=False)
+        model = assemble(
+            table.model, stored.shapes, read, str(path), trust=trust, solved=False
+        )
     return PartialSums(model, table.parts, path.name)
 
 
@@ -229,11 +246,15 @@ def _opened(path: Path) -> Iterator[tuple[SumsTable, StoredTensors]]:
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     with open_tensors(path) as stored:
-        table = parse(SumsTable, json.loads(stored.metadata.get(KEY, "null")), str(path))
+        table = parse(
+            SumsTable, json.loads(stored.metadata.get(KEY, "null")), str(path)
+        )
         if not table.parts or any(
             part.start >= part.stop or part.stop > part.total for part in table.parts
         ):
-            raise CheckpointError(f"{path} is damaged: its parts are not parts of a set")
+            raise CheckpointError(
+                f"{path} is damaged: its parts are not parts of a set"
+            )
         yield table, stored
 
 
@@ -247,7 +268,11 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
     joined: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.listing, part.start)):
         last = joined[-1] if joined else None
-        if last is not None and last.listing == part.listing and last.stop == part.start:
+        if (
+            last is not None
+            and last.listing == part.listing
+            and last.stop == part.start
+        ):
             joined[-1] = last.model_copy(update={"stop": part.stop})
         else:
             joined.append(part)
@@ -281,7 +306,9 @@ class Shard:
         else:
             shard = cls(0, 0)
         if not 1 <= shard.index <= shard.count:
-            raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
+            raise UsageError(
+                f"--shard is '{text}', expected one of n parts, such as 3/64"
+            )
         return shard
 
     def bounds(self, total: int) -> tuple[int, int]:
@@ -365,7 +392,9 @@ class ShardLearner:
         ).tolist()  # of all shards, which so agree
         model.begin_task(names, counts if min(counts) else None)
         labels = torch.arange(len(names))
-        side, size = (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)
+        side, size = (
+            (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)
+        )
         options = (size, side, self.workers, self.skip_unreadable, model.crop_ratio)
         model.observe_all(Batches(samples, rows, labels, *options))
         model.add_up()

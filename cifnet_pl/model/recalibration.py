@@ -88,7 +88,9 @@ class NewSamples:
 
     def select(self, mask: Tensor) -> NewSamples:
         """Select the samples of a mask (n,) bool."""
-        return NewSamples(self.z[mask], self.y[mask], self.key[mask], self.fold[mask], self.learned)
+        return NewSamples(
+            self.z[mask], self.y[mask], self.key[mask], self.fold[mask], self.learned
+        )
 
 
 @dataclass(frozen=True)
@@ -218,5 +220,7 @@ def recalibrate(
         second = samples.select(~samples.fold)
         by_second = model.recalibrated(second.z, second.y, second.key)
         by_first = model.recalibrated(first.z, first.y, first.key)
-        after = Outcomes.measure(by_second, first).join(Outcomes.measure(by_first, second))
+        after = Outcomes.measure(by_second, first).join(
+            Outcomes.measure(by_first, second)
+        )
     return Recalibration(recalibrated, len(samples), samples.learned, before, after)

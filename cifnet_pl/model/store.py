@@ -34,7 +34,12 @@ from cifnet_pl.model.bundle import (
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
-from cifnet_pl.utilities.errors import CheckpointError, explained, prefixed, unknown_name
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    explained,
+    prefixed,
+    unknown_name,
+)
 from cifnet_pl.utilities.growing_tensors import fits
 from cifnet_pl.utilities.plugins import import_part, names_import
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
@@ -159,15 +164,20 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     settings = dict(about)
     kind = _kind_of_head(settings.pop("class", None), where)
     defaults = {
-        name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
     }
     kinds = {
-        name: type(default) for name, default in defaults.items() if isinstance(default, bool | int)
+        name: type(default)
+        for name, default in defaults.items()
+        if isinstance(default, bool | int)
     }
     for name, expected in {**kinds, "in_features": int, "width": int}.items():
         value = settings.get(name)
         fits = name not in settings or type(value) is expected
-        _require(fits, where, f"head.{name} is {shown(value)}, expected {expected.__name__}")
+        _require(
+            fits, where, f"head.{name} is {shown(value)}, expected {expected.__name__}"
+        )
     declared = settings.get("in_features")
     problem = f"head.in_features is {shown(declared)}, expected the backbone's width {features}"
     _require(declared == features, where, problem)
@@ -179,7 +189,11 @@ def _head(about: Mapping[str, Any], features: int, shapes: Shapes, where: str) -
     width = max(features + int(beside), settings.get("width", 0))
     stored = 8 * sum(math.prod(shape) for shape in shapes.values())
     small = 8 * width**2 <= max(FREE_BYTES, 4 * stored)
-    _require(small, where, f"it declares a head of width {width}, but stores only {stored} bytes")
+    _require(
+        small,
+        where,
+        f"it declares a head of width {width}, but stores only {stored} bytes",
+    )
     refused = f"{where}: the settings of head are refused"
     with explained(CheckpointError, refused), prefixed(refused, CheckpointError):
         head = kind.from_settings(settings)
@@ -211,38 +225,54 @@ def _kind_of_head(name: Any, where: str) -> type[Head]:
 # ---------------------------------------------------------------------- tensors
 
 
-def _check_shapes(model: Classifier, tasks: Sequence[int], shapes: Shapes, where: str) -> None:
+def _check_shapes(
+    model: Classifier, tasks: Sequence[int], shapes: Shapes, where: str
+) -> None:
     """Raise CheckpointError unless the tensors of a file are those of an empty model's head, and of
     its other parts.
     """
     head = model.head
-    expected = {f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()}
+    expected = {
+        f"head.{name}": sizes for name, sizes in head.expected_shapes(tasks).items()
+    }
     for name, sizes in expected.items():
         asked = (
             f"{sum(tasks)} classes in {len(tasks)} tasks and an embedding of width"
             f" {head.in_features}"
         )
-        problem = f"tensor {name} has shape {shapes.get(name)}, which {asked} do not have"
+        problem = (
+            f"tensor {name} has shape {shapes.get(name)}, which {asked} do not have"
+        )
         _require(fits(shapes.get(name, (-1,)), sizes), where, problem)
     others = [key for key in model.tensors() if not key.startswith("head.")]
     foreign = sorted(set(shapes) - set(expected) - set(others))
     _require(
-        not foreign, where, f"it holds tensors that its head does not have: {shown(foreign[:1])}"
+        not foreign,
+        where,
+        f"it holds tensors that its head does not have: {shown(foreign[:1])}",
     )
 
 
-def _load(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
+def _load(
+    module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], where: str
+) -> None:
     """Load the tensors whose names begin with ``prefix``: dense, finite, and of the module's
     types.
     """
     state = {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+        key.removeprefix(prefix): value
+        for key, value in tensors.items()
+        if key.startswith(prefix)
     }
     for key, value in state.items():
         _require(
-            _is_plain(value), where, f"'{printable(key)}' is not a whole tensor of finite numbers"
+            _is_plain(value),
+            where,
+            f"'{printable(key)}' is not a whole tensor of finite numbers",
         )
-    unlike = explained(CheckpointError, f"{where} does not fit a {type(module).__name__}")
+    unlike = explained(
+        CheckpointError, f"{where} does not fit a {type(module).__name__}"
+    )
     with unlike, prefixed(f"{where} is damaged", CheckpointError):
         module.load_state_dict(state, strict=True)
     for key, value in module.state_dict().items():
@@ -278,16 +308,26 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     """Raise CheckpointError unless the numbers of a loaded head go together, and it scores its
     classes.
     """
-    in_order = head.task_of.tolist() == [k for k, size in enumerate(tasks) for _ in range(size)]
+    in_order = head.task_of.tolist() == [
+        k for k, size in enumerate(tasks) for _ in range(size)
+    ]
     distinct = len(set(head.classes)) == sum(tasks)
-    _require(in_order and distinct, where, "the labels or tasks of its classes are not in order")
+    _require(
+        in_order and distinct,
+        where,
+        "the labels or tasks of its classes are not in order",
+    )
     temperature = float(head.temperature)
     power = float(head.odds_power)
     plausible = temperature > 0 and 0 < power <= 1
     _require(
-        plausible, where, f"its temperature is {temperature:g}, the power of its odds {power:g}"
+        plausible,
+        where,
+        f"its temperature is {temperature:g}, the power of its odds {power:g}",
     )
-    with explained(CheckpointError, f"{where} is damaged: its tensors do not go together"):
+    with explained(
+        CheckpointError, f"{where} is damaged: its tensors do not go together"
+    ):
         least = min(head.class_counts().values())
         if solved:
             scores = head(torch.zeros(1, head.in_features))
@@ -320,13 +360,22 @@ def _check_samples(model: Classifier, where: str) -> None:
         whole = len(z) == len(y) == len(others) and z.is_floating_point()
         whole &= name == "samples" or not len(y) or z.shape[1] == head.in_features
         known = set(y.tolist()) <= set(head.classes)
-        _require(whole and known, where, f"its {name} does not go together, or with its classes")
-    whole = len(calibration.given) == len(calibration.given_key) and calibration.is_plausible()
+        _require(
+            whole and known,
+            where,
+            f"its {name} does not go together, or with its classes",
+        )
+    whole = (
+        len(calibration.given) == len(calibration.given_key)
+        and calibration.is_plausible()
+    )
     whole &= len(calibration.groups) in (0, 0 if buffer is None else len(buffer.y))
     _require(whole, where, "its calibration does not go together with its samples")
     labels = images.labels.tolist()
     sizes = images.counts.tolist()
-    whole = len(labels) == len(sizes) == len(set(labels)) and sum(sizes) == len(images.content)
+    whole = len(labels) == len(sizes) == len(set(labels)) and sum(sizes) == len(
+        images.content
+    )
     counts = {label: count for label, count in head.class_counts().items() if count}
     whole = whole and dict(zip(labels, sizes, strict=True)) == counts
     _require(whole, where, "its content hashes do not go together with its classes")
@@ -400,7 +449,10 @@ def _is_zipped_bundle(path: Path) -> bool:
 
 def _unpack(path: Path, folder: Path) -> None:
     """Unpack a zipped bundle; CheckpointError where it is damaged, hostile, or holds folders."""
-    with explained(CheckpointError, f"cannot unpack {path}"), zipfile.ZipFile(path) as archive:
+    with (
+        explained(CheckpointError, f"cannot unpack {path}"),
+        zipfile.ZipFile(path) as archive,
+    ):
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         if any(
             entry.filename != Path(entry.filename).name or unsafe_entry_message(entry)
@@ -409,8 +461,13 @@ def _unpack(path: Path, folder: Path) -> None:
             raise CheckpointError(
                 f"{path} holds more than a model: unpack it, and give the model's folder"
             )
-        if sum(entry.file_size for entry in entries) > LARGEST_RATIO * path.stat().st_size:
-            raise CheckpointError(f"{path} unpacks to more than {LARGEST_RATIO} times its size")
+        if (
+            sum(entry.file_size for entry in entries)
+            > LARGEST_RATIO * path.stat().st_size
+        ):
+            raise CheckpointError(
+                f"{path} unpacks to more than {LARGEST_RATIO} times its size"
+            )
         archive.extractall(folder, entries)
 
 
@@ -434,7 +491,14 @@ def read_bundle(
     """
     with open_bundle(folder) as (description, shapes, read):
         return assemble(
-            description, shapes, read, str(folder), download, engine, trust, backbone=backbone
+            description,
+            shapes,
+            read,
+            str(folder),
+            download,
+            engine,
+            trust,
+            backbone=backbone,
         )
 
 
@@ -474,13 +538,21 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
             not of this package, or holds more than tensors and plain containers.
     """
     if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")
+        raise CheckpointError(
+            f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}"
+        )
     with explained(
-        CheckpointError, f"cannot read checkpoint {path}, it is damaged or not a checkpoint"
+        CheckpointError,
+        f"cannot read checkpoint {path}, it is damaged or not a checkpoint",
     ):
         with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise CheckpointError(f"{path} is compressed: it was not written by this package")
+            if any(
+                entry.compress_type != zipfile.ZIP_STORED
+                for entry in archive.infolist()
+            ):
+                raise CheckpointError(
+                    f"{path} is compressed: it was not written by this package"
+                )
             damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
                 raise CheckpointError(
@@ -488,9 +560,13 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
                 )
         content = load_tensors(path, map_location)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected a checkpoint")
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, expected a checkpoint"
+        )
     missing = [
-        key for key in ("cifnet", "state_dict", "pytorch-lightning_version") if key not in content
+        key
+        for key in ("cifnet", "state_dict", "pytorch-lightning_version")
+        if key not in content
     ]
     if missing:
         raise CheckpointError(
@@ -507,7 +583,9 @@ class RunTable(Table):
     model: Any = None
 
 
-def _from_checkpoint(path: Path, download: bool, engine: str, trust: bool) -> Classifier:
+def _from_checkpoint(
+    path: Path, download: bool, engine: str, trust: bool
+) -> Classifier:
     content = read_checkpoint(path)
     where = str(path)
     state = content["cifnet"]

@@ -139,7 +139,10 @@ class Judge:
             for row in range(count):
                 columns = order[row][members[row]].tolist()
                 sets[row] = tuple(self.class_names[column] for column in columns)
-        return [Verdict(*columns) for columns in zip(known, novelty, p_values, sets, strict=True)]
+        return [
+            Verdict(*columns)
+            for columns in zip(known, novelty, p_values, sets, strict=True)
+        ]
 
 
 KNOWN_SHARE = 0.95

@@ -58,7 +58,9 @@ def report(
 
 def run_count(study: Study) -> int:
     """Return the number of runs that were measured by this package."""
-    return sum(len(group.outcomes) for group in study.groups if group.kind == "measured")
+    return sum(
+        len(group.outcomes) for group in study.groups if group.kind == "measured"
+    )
 
 
 def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -> Study:
@@ -83,11 +85,17 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
     groups, replaced = group_runs(complete)
     settings = Study(groups).settings
     if external is not None:
-        groups = sorted(groups + read_external(Path(external), settings), key=group_order)
-    return Study(groups, published_groups(settings), left_out + replaced, find_missing(runs))
+        groups = sorted(
+            groups + read_external(Path(external), settings), key=group_order
+        )
+    return Study(
+        groups, published_groups(settings), left_out + replaced, find_missing(runs)
+    )
 
 
-def write_report(study: Study, folder: Path, comparisons: Sequence[ReportTable] = ()) -> None:
+def write_report(
+    study: Study, folder: Path, comparisons: Sequence[ReportTable] = ()
+) -> None:
     """Write the report; each file is written atomically, and the same study gives the same bytes.
 
     Args:
@@ -109,7 +117,9 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[ReportTable] 
         section_tables = tables.get(section, [])
         for table in section_tables:
             _write_table(table, folder / "tables")
-        drawn = [_write_picture(p, folder / "figures") for p in pictures.get(section, ())]
+        drawn = [
+            _write_picture(p, folder / "figures") for p in pictures.get(section, ())
+        ]
         parts.append({"name": section, "tables": section_tables, "pictures": drawn})
     settings = "; ".join(setting.title for setting in study.settings)
     notes = report_notes(study)
@@ -120,7 +130,9 @@ def write_report(study: Study, folder: Path, comparisons: Sequence[ReportTable] 
         "parts": parts,
         "notes": notes,
     }
-    write_text(folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes))
+    write_text(
+        folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes)
+    )
     write_text(folder / "report.md", report_markdown(content))
     write_text(folder / "report.html", report_page(content))
 
@@ -152,7 +164,9 @@ def _warnings(study: Study) -> list[str]:
     if study.missing:
         points = number_of(len(study.missing), "point")
         reasons = "; ".join(study.missing)
-        warnings.append(f"Missing: {points} of the sweep without a complete run: {reasons}")
+        warnings.append(
+            f"Missing: {points} of the sweep without a complete run: {reasons}"
+        )
     warnings += study.data_notes
     runs = [run for group in study.groups for run in group.runs]
     warnings += [f"{message}." for message in small_ridge_messages(runs)]

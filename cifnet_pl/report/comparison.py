@@ -22,9 +22,7 @@ from cifnet_pl.report.table_formats import Cell, Column, ReportTable
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import slug
 
-NO_IMAGES = (
-    "No test images are compared: run with --predictions.every_task true to keep the predictions."
-)
+NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
 
 METHOD_NOTE = (
     "Difference: {first} minus {second}, over the seeds, class orders and test images that both"
@@ -52,7 +50,9 @@ def compare_methods(study: Study, names: Sequence[str]) -> list[ReportTable]:
         UsageError: not two names, an unknown one, or no data and seed that both have.
     """
     if len(names) != 2:
-        raise UsageError(f"--compare takes two methods, but got {len(names)}: {', '.join(names)}")
+        raise UsageError(
+            f"--compare takes two methods, but got {len(names)}: {', '.join(names)}"
+        )
     pairs = []
     for first in _groups_named(study, names[0]):
         for second in _groups_named(study, names[1]):
@@ -147,8 +147,18 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
         first = _with_backbone(a)
         second = _with_backbone(b)
     title = study.names[a.setting] if a.setting == b.setting else a.setting.short
-    columns = [Column("quantity"), Column(first), Column(second), Column("difference (points)")]
-    columns += [Column("95 % from"), Column("95 % to"), Column("seeds", 0), Column("images", 0)]
+    columns = [
+        Column("quantity"),
+        Column(first),
+        Column(second),
+        Column("difference (points)"),
+    ]
+    columns += [
+        Column("95 % from"),
+        Column("95 % to"),
+        Column("seeds", 0),
+        Column("images", 0),
+    ]
     columns += [Column(f"only {first} correct", 0), Column(f"only {second} correct", 0)]
     columns.append(Column("p"))
     predictions, notes = _common_predictions(a, b)
@@ -186,7 +196,9 @@ def _over_seeds(a: Group, b: Group) -> Iterator[Difference]:
         )
 
 
-def _over_images(predictions: Mapping[int | None, pd.DataFrame]) -> Iterator[Difference]:
+def _over_images(
+    predictions: Mapping[int | None, pd.DataFrame],
+) -> Iterator[Difference]:
     """Yield the difference of A_K over all seeds, if there are several, and for each seed."""
     if len(predictions) > 1:
         frames = list(predictions.values())
@@ -221,7 +233,9 @@ def _outcomes_with_predictions(group: Group) -> dict[str, Outcome]:
     return {outcome.key: outcome for outcome in group.outcomes if outcome.predictions}
 
 
-def _common_predictions(a: Group, b: Group) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
+def _common_predictions(
+    a: Group, b: Group
+) -> tuple[dict[int | None, pd.DataFrame], list[str]]:
     """Return each common seed's predictions on the images that both have.
 
     Returns:

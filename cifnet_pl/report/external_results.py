@@ -40,7 +40,9 @@ def published_numbers() -> pd.DataFrame:
         variant, quantity, value.
     """
     with (files("cifnet_pl.report") / "published.csv").open("rb") as file:
-        return pd.read_csv(file, dtype=str, keep_default_na=False).astype({"value": float})
+        return pd.read_csv(file, dtype=str, keep_default_na=False).astype(
+            {"value": float}
+        )
 
 
 def _numbers_of_setting(setting: Setting) -> pd.DataFrame:
@@ -161,7 +163,9 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
             percentages.
     """
     rows = pd.DataFrame(_read_rows(path), columns=["line", *ExternalRow.model_fields])
-    rows = rows.astype(dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float))
+    rows = rows.astype(
+        dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float)
+    )
     _check_once(path, rows)
     groups = []
     for (method, _, _, _), own in rows.groupby(METHOD_COLUMNS, sort=False):
@@ -189,7 +193,9 @@ def _check_once(path: Path, rows: pd.DataFrame) -> None:
         )
 
 
-def _setting_for(path: Path, rows: pd.DataFrame, settings: Sequence[Setting]) -> Setting:
+def _setting_for(
+    path: Path, rows: pd.DataFrame, settings: Sequence[Setting]
+) -> Setting:
     """Return the one setting that a method's lines belong to.
 
     Raises:
@@ -240,7 +246,9 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     elif len(set(header)) < len(header):
         fault = "a column twice"
     if fault:
-        raise UsageError(f"{path} has {fault}: expected {', '.join(COLUMNS)}, with commas between")
+        raise UsageError(
+            f"{path} has {fault}: expected {', '.join(COLUMNS)}, with commas between"
+        )
     rows = []
     for number, cells in lines:
         place = f"{path}, line {number}"
@@ -251,7 +259,9 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
                 " quotation marks"
             )
         stripped = [cell.strip() for cell in cells]
-        given = {name: text for name, text in zip(header, stripped, strict=True) if text}
+        given = {
+            name: text for name, text in zip(header, stripped, strict=True) if text
+        }
         rows.append({"line": number, **_checked_row(place, given)})
     return rows
 
@@ -283,7 +293,9 @@ def _external_outcome(seed: str, rows: pd.DataFrame, n_tasks: int) -> Outcome:
     They are those of its lines for tasks, and of the line without a task where that says more.
     """
     whole_run = rows[rows["task"].isna()]
-    by_task = rows[rows["task"].notna()].set_index("task").reindex(range(1, n_tasks + 1))
+    by_task = (
+        rows[rows["task"].notna()].set_index("task").reindex(range(1, n_tasks + 1))
+    )
     trajectory = [None if pd.isna(value) else float(value) for value in by_task["A_k"]]
     final = next(iter(whole_run["A_k"].dropna()), trajectory[-1])
     energy = _total("kWh", by_task, whole_run)

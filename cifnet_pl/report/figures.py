@@ -75,9 +75,7 @@ LARGEST_BUBBLE = 900.0
 """Areas in square points of the bubbles of the least and the most energy."""
 
 DEVIATION_NOTE = " Bars: ± one standard deviation over seeds, where there are several."
-PANEL_NOTE = (
-    " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
-)
+PANEL_NOTE = " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,9 @@ def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str] = ()) ->
     coordinates = ("axes fraction", "data")
     for row, text in enumerate(numbers):
         place = (1.02, row)
-        axes.annotate(text, place, xycoords=coordinates, va="center", fontsize=SMALL_FONT)
+        axes.annotate(
+            text, place, xycoords=coordinates, va="center", fontsize=SMALL_FONT
+        )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
@@ -182,7 +182,9 @@ def render(picture: Picture) -> tuple[bytes, bytes]:
     svg = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(png, format="png", metadata={"Software": None})
-        picture.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        picture.figure.savefig(
+            svg, format="svg", metadata={"Date": None, "Creator": None}
+        )
     return png.getvalue(), svg.getvalue()
 
 
@@ -232,7 +234,9 @@ def trajectories(study: Study) -> list[Picture]:
         requests.append(_trajectory(study.data_slug(first), name, groups))
         if len(settings) > 1:
             for s in settings:
-                requests.append(_trajectory(study.slug(s), study.names[s], study.compared(s)))
+                requests.append(
+                    _trajectory(study.slug(s), study.names[s], study.compared(s))
+                )
     for family in study.varied(*ABLATIONS):
         reference = family[0]
         name = study.names[reference.setting]
@@ -320,7 +324,9 @@ def _legend_beside(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     names = [wrapped_label(label, 24) for label in labels]
     place = (1.01, 0.5)
-    axes.legend(handles, names, loc="center left", bbox_to_anchor=place, fontsize=SMALL_FONT)
+    axes.legend(
+        handles, names, loc="center left", bbox_to_anchor=place, fontsize=SMALL_FONT
+    )
 
 
 def _line_style(position: int) -> dict[str, Any]:
@@ -333,7 +339,12 @@ def _line_style(position: int) -> dict[str, Any]:
 
 
 def _draw_line(
-    axes: Axes, group: Group, classes_seen: Sequence[int], position: int, label: str, phase: float
+    axes: Axes,
+    group: Group,
+    classes_seen: Sequence[int],
+    position: int,
+    label: str,
+    phase: float,
 ) -> None:
     """Draw A_k with its deviation.
 
@@ -385,7 +396,9 @@ def value_curves(study: Study, *keys: str) -> list[Picture]:
     for key in keys:
         families = []
         for family in study.varied(key):
-            shown = [g for g in family if _is_positive(g.config.get(key)) and g.stat("A_K")]
+            shown = [
+                g for g in family if _is_positive(g.config.get(key)) and g.stat("A_K")
+            ]
             if len(shown) > 1:
                 families.append(shown)
         if families:
@@ -415,7 +428,9 @@ def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) ->
         x, means, deviations = zip(*sorted(points), strict=True)
         axes.errorbar(x, means, deviations, capsize=3, label=name, **_line_style(i))
     rotation = 90 if len(values) > LINES_PER_PANEL else 0
-    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values], rotation=rotation)
+    axes.set_xticks(
+        range(len(values)), [f"{value:g}" for value in values], rotation=rotation
+    )
     axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
     legend_below(figure, axes, 1)
     return figure
@@ -454,7 +469,9 @@ def ablation_bars(study: Study) -> list[Picture]:
                 bars.append(AccuracyBars(label, averages.get(variant), final))
         file = _file_of_family("ablation", study, reference)
         parts = f"{reference.label} without one of its parts, {study.names[setting]}."
-        pictures.append(Picture(file, f"{parts}{DEVIATION_NOTE}", draw_bars(bars, title)))
+        pictures.append(
+            Picture(file, f"{parts}{DEVIATION_NOTE}", draw_bars(bars, title))
+        )
     return pictures
 
 
@@ -478,7 +495,11 @@ def draw_bars(bars: Sequence[AccuracyBars], title: str) -> Figure:
     ends += _draw_side(axes, averages, r"average accuracy $\bar{A}$", "#FFFFFF", "///")
     ends += _draw_side(axes, finals, "final accuracy $A_K$", "#222222", "")
     label_rows(axes, [wrapped_label(bar.label, 24) for bar in bars])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 1.22 * max(ends)), title=wrapped_label(title, 52, 3))
+    axes.set(
+        xlabel="accuracy (%)",
+        xlim=(0, 1.22 * max(ends)),
+        title=wrapped_label(title, 52, 3),
+    )
     axes.grid(visible=False, axis="y")
     figure.legend(loc=cast(Any, "outside lower center"), ncols=2)
     return figure
@@ -613,7 +634,9 @@ def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
 # ---------------------------------------------------------------------- costs
 
 
-def cost_panels(study: Study, groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
+def cost_panels(
+    study: Study, groups: Sequence[Group], key: str
+) -> dict[str, list[Group]]:
     """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
 
     Labels get the number of seeds if groups have different ones, and the backbone if there are
@@ -630,7 +653,9 @@ def cost_panels(study: Study, groups: Sequence[Group], key: str) -> dict[str, li
     shown = []
     for group in groups:
         shown += [part for part in group.by_conditions() if part.stat(key) is not None]
-    has_backbones = len({group.setting for group in groups if group.kind == "measured"}) > 1
+    has_backbones = (
+        len({group.setting for group in groups if group.kind == "measured"}) > 1
+    )
     panels: dict[str, list[Group]] = {}
     for group, count in zip(shown, seed_counts(shown), strict=True):
         title = group.kind
@@ -656,7 +681,9 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     """
     compared = []
     for same_data in study.on_the_same_data(setting):
-        compared += [group for group in study.compared(same_data) if group.stat("A_bar")]
+        compared += [
+            group for group in study.compared(same_data) if group.stat("A_bar")
+        ]
     panels = cost_panels(study, compared, "train_seconds")
     drawn = [group for groups in panels.values() for group in groups]
     if len(drawn) < 2:
@@ -667,7 +694,11 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     name = study.data_names[setting]
     heights = [1.5 + 0.4 * len(groups) for groups in panels.values()]
     figure = new_figure(6.4, 0.5 + sum(heights))
-    layout: dict[str, Any] = {"squeeze": False, "sharex": True, "height_ratios": heights}
+    layout: dict[str, Any] = {
+        "squeeze": False,
+        "sharex": True,
+        "height_ratios": heights,
+    }
     every = figure.subplots(len(panels), 1, **layout)[:, 0]
     figure.suptitle(wrapped_label(name, 52, 3))
     times = [group.mean("train_seconds") / 60 for group in drawn]
@@ -714,7 +745,12 @@ def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> N
                 zorder=4 - area / LARGEST_BUBBLE,
             )
         lines = 4 if group.conditions_label else 2
-        arrow = {"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (0.0, 0.5)}
+        arrow = {
+            "arrowstyle": "-",
+            "linewidth": 0.6,
+            "color": "#777777",
+            "relpos": (0.0, 0.5),
+        }
         axes.annotate(
             wrapped_label(label, 26, lines),
             (minutes, accuracy),
@@ -751,10 +787,14 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
     numbers = []
     points: dict[str, list[tuple[float, int]]] = {"total": []}
     for row, group in enumerate(groups):
-        name = group.label if group.kind == "measured" else f"{group.label} ({group.kind})"
+        name = (
+            group.label if group.kind == "measured" else f"{group.label} ({group.kind})"
+        )
         names.append(wrapped_label(name, 24))
         total = group.mean("state_elements")
-        numbers.append(f"{total / 1e6:.3g} M" if total >= 1e6 else format_number(total, None))
+        numbers.append(
+            f"{total / 1e6:.3g} M" if total >= 1e6 else format_number(total, None)
+        )
         points["total"].append((total, row))
         for component, count in group.components.items():
             points.setdefault(component, []).append((count, row))

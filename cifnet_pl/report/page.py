@@ -169,7 +169,9 @@ def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> 
         lead: sentences at the top.
         sections: parts of the page.
     """
-    return TEMPLATES.get_template("audit.html").render(title=title, lead=lead, sections=sections)
+    return TEMPLATES.get_template("audit.html").render(
+        title=title, lead=lead, sections=sections
+    )
 
 
 def draw_learning_curve(curve: LearningCurve) -> Figure:
@@ -182,6 +184,10 @@ def draw_learning_curve(curve: LearningCurve) -> Figure:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xticks([], minor=True)
     lowest = min(50.0, min(values) - 2)
-    axes.set(xlabel="images per class", ylabel="leave-one-out accuracy (%)", ylim=(lowest, 101))
+    axes.set(
+        xlabel="images per class",
+        ylabel="leave-one-out accuracy (%)",
+        ylim=(lowest, 101),
+    )
     axes.grid(alpha=0.3)
     return figure

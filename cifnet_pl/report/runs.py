@@ -122,17 +122,23 @@ def read_run(folder: Path) -> Run:
     with _damaged(folder / "config.yaml") as path:
         config = read_yaml(path)
         if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
-            raise DataError(f"{path} is not a run's configuration: it has no section data")
+            raise DataError(
+                f"{path} is not a run's configuration: it has no section data"
+            )
         DataSection.model_validate(config["data"])
     with _damaged(folder / "tasks.csv") as path:
         rows = pd.read_csv(path)
         n_tasks = summary["n_tasks"]
         n_classes = summary["n_classes"]
         if not len(rows) == n_tasks == len(summary["A_k"]):
-            raise DataError(f"{path} has {len(rows)} rows, but summary.json says {n_tasks} tasks")
+            raise DataError(
+                f"{path} has {len(rows)} rows, but summary.json says {n_tasks} tasks"
+            )
         seen = tuple(int(count) for count in rows["classes_seen"])
         if seen[-1] != n_classes:
-            raise DataError(f"{path} ends with {seen[-1]} classes, summary.json with {n_classes}")
+            raise DataError(
+                f"{path} ends with {seen[-1]} classes, summary.json with {n_classes}"
+            )
     activations = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
@@ -150,7 +156,14 @@ def _damaged(path: Path) -> Iterator[Path]:
         entry = ".".join(printable(str(key))[:60] for key in first["loc"])
         message = first["msg"].replace("Input should", "should")
         raise DataError(f"{path} is damaged: {entry} {message}") from error
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, UsageError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+        RecursionError,
+        UsageError,
+    ) as error:
         raise DataError(f"{path} is damaged: {first_line(error)}") from error
 
 
@@ -199,7 +212,9 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.exists():
-            raise UsageError(f"no folder {path}: give run folders, or folders that hold them")
+            raise UsageError(
+                f"no folder {path}: give run folders, or folders that hold them"
+            )
         for folder in [path, *path.rglob("*")]:
             has_file = any((folder / name).is_file() for name in FILES)
             if has_file or (folder / "checkpoints").is_dir():
@@ -263,7 +278,9 @@ def find_missing(paths: Iterable[str | Path]) -> list[str]:
             continue
         failure = folder / FAILURE
         if failure.is_file():
-            reason = printable(failure.read_text(encoding="utf-8", errors="replace").strip())
+            reason = printable(
+                failure.read_text(encoding="utf-8", errors="replace").strip()
+            )
         elif started:
             reason = "started, but not finished"
         else:

@@ -99,7 +99,9 @@ class Setting:
     def title(self) -> str:
         """Data set, protocol, images and backbone."""
         tasks = number_of(self.n_tasks, "task")
-        return f"{self.short} ({tasks}, {self.n_classes} classes), {self.backbone_title}"
+        return (
+            f"{self.short} ({tasks}, {self.n_classes} classes), {self.backbone_title}"
+        )
 
 
 def backbone_notes(settings: Sequence[Setting]) -> list[str]:
@@ -195,7 +197,10 @@ DATA_DESCRIPTIONS: tuple[Describe, ...] = (
     lambda setting: f"{setting.n_classes} classes",
     lambda setting: setting.root,
 )
-BACKBONE_DESCRIPTIONS: tuple[Describe, ...] = (lambda setting: setting.backbone, _size_text)
+BACKBONE_DESCRIPTIONS: tuple[Describe, ...] = (
+    lambda setting: setting.backbone,
+    _size_text,
+)
 """What is added to the names of settings that have the same short name."""
 
 
@@ -247,7 +252,9 @@ def configuration(run: Run) -> dict[str, Any]:
     arguments = dict(_section(model.get("init_args")))
     head_section = _section(arguments.pop("head", None))
     buffer = arguments.pop("buffer", None)
-    parts = {k: v for k, v in run.config.items() if k not in ("model", "lightning.pytorch")}
+    parts = {
+        k: v for k, v in run.config.items() if k not in ("model", "lightning.pytorch")
+    }
     flat = flatten(parts)
     flat["module"] = model.get("class_path")
     flat.update(flatten(arguments))
@@ -263,7 +270,9 @@ def configuration(run: Run) -> dict[str, Any]:
             flat.setdefault(key, value)
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
-        others = [callback for callback in callbacks if "ActivationTable" not in str(callback)]
+        others = [
+            callback for callback in callbacks if "ActivationTable" not in str(callback)
+        ]
         flat["trainer.callbacks"] = others or None
     class_order = run.config["data"].get("class_order")
     if isinstance(class_order, list):
@@ -275,7 +284,9 @@ def _is_ignored(key: str) -> bool:
     return key in IGNORED_KEYS or key.split(".")[-1] == "seed"
 
 
-def _head_options(section: Mapping[str, Any], summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def _head_options(
+    section: Mapping[str, Any], summary: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the options of a head; those of the summary if the configuration has none."""
     options = section.get("init_args")
     if isinstance(options, Mapping):
@@ -301,7 +312,11 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
     if has_frozen_backbone(summary):
         settings = dict(defaults_of(CIFNetModule))
         settings.update({f"head.{name}": value for name, value in own.items()})
-    sections = {"trainer": Trainer, "data": CIFNetDataModule, "buffer": CalibrationBuffer}
+    sections = {
+        "trainer": Trainer,
+        "data": CIFNetDataModule,
+        "buffer": CalibrationBuffer,
+    }
     sections.update({"energy": EnergyMonitor, "checkpoint": TaskCheckpoint})
     for section, part in sections.items():
         for name, value in defaults_of(part).items():
@@ -320,7 +335,10 @@ def _section(value: Any) -> Mapping[str, Any]:
 
 # ---------------------------------------------------------------------- names in tables and figures
 
-METHODS = {kind.__name__: title_of(kind) for kind in (*heads.HEADS.values(), *iterative.METHODS)}
+METHODS = {
+    kind.__name__: title_of(kind)
+    for kind in (*heads.HEADS.values(), *iterative.METHODS)
+}
 """Class of a head or trained method → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"
@@ -359,10 +377,17 @@ ABLATIONS = {
 A method's name always mentions them, whether or not there is anything to compare it with.
 """
 
-SYMBOLS = {"head.ridge": "λ", "buffer.capacity": "buffer", "buffer.per_class": "buffer per class"}
+SYMBOLS = {
+    "head.ridge": "λ",
+    "buffer.capacity": "buffer",
+    "buffer.per_class": "buffer per class",
+}
 """Setting → its name before a value."""
 
-HEADINGS = {"head.ridge": "ridge λ", "buffer.capacity": "size of the buffer (embeddings)"}
+HEADINGS = {
+    "head.ridge": "ridge λ",
+    "buffer.capacity": "size of the buffer (embeddings)",
+}
 """Setting of a figure of the paper → its name as a heading; others have their dotted name."""
 
 

@@ -163,7 +163,9 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> tuple[float, float]:
     kinds, counts = np.unique(table, axis=0, return_counts=True)
     resampled = []
     for _ in range(RESAMPLES // RESAMPLES_PER_BLOCK):
-        of_kinds = generator.multinomial(n_images, counts / n_images, size=RESAMPLES_PER_BLOCK)
+        of_kinds = generator.multinomial(
+            n_images, counts / n_images, size=RESAMPLES_PER_BLOCK
+        )
         drawn = of_kinds @ kinds
         sums = drawn[:, :n_seeds]
         sizes = drawn[:, n_seeds:]

@@ -36,7 +36,9 @@ from cifnet_pl.utilities.text import number_of
 COSTS = ("train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg")
 """Values that depend on the machine, on how energy was measured, and on the embedding cache."""
 
-EXTERNAL_CONDITIONS = "external: the file does not say which machine, nor how energy was measured"
+EXTERNAL_CONDITIONS = (
+    "external: the file does not say which machine, nor how energy was measured"
+)
 """Conditions of the rows of an external file."""
 
 KINDS = ("measured", "external", "published")
@@ -179,8 +181,12 @@ class Group:
         common = set.intersection(*map(set, self.conditions))
         groups = []
         for conditions in self.conditions:
-            own = [outcome for outcome in self.outcomes if outcome.conditions == conditions]
-            label = ", ".join(text for text in conditions if text and text not in common)
+            own = [
+                outcome for outcome in self.outcomes if outcome.conditions == conditions
+            ]
+            label = ", ".join(
+                text for text in conditions if text and text not in common
+            )
             groups.append(replace(self, outcomes=own, conditions_label=label))
         return groups
 
@@ -196,14 +202,18 @@ class Group:
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
-        stat = stat_of({outcome.key: outcome.values.get(key) for outcome in self.outcomes})
+        stat = stat_of(
+            {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
+        )
         if key != "A_K_per_kwh" or stat is None or self.kind == "published":
             return stat
         # The ratio of the row's own means, as a reader would divide them; its deviation is that of
         # the seeds' ratios.
         both = [outcome for outcome in self.outcomes if outcome.key in stat.by_seed]
         accuracy = stat_of({outcome.key: outcome.values.get("A_K") for outcome in both})
-        energy = stat_of({outcome.key: outcome.values.get("energy_kwh") for outcome in both})
+        energy = stat_of(
+            {outcome.key: outcome.values.get("energy_kwh") for outcome in both}
+        )
         if accuracy and energy:
             return replace(stat, mean=accuracy.mean / energy.mean)
         return stat
@@ -238,7 +248,9 @@ def seed_counts(groups: Sequence[Group]) -> list[str]:
     differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
     texts = []
     for group in groups:
-        texts.append(f"n = {group.seeds}" if differ and group.kind == "measured" else "")
+        texts.append(
+            f"n = {group.seeds}" if differ and group.kind == "measured" else ""
+        )
     return texts
 
 
@@ -304,7 +316,9 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
         The groups in the order of tables, and a sentence for each run that a later one of the same
         seed replaces.
     """
-    by_configuration: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(dict)
+    by_configuration: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(
+        dict
+    )
     replaced = []
     for run in with_common_root(runs):
         learned = [run.summary["n_tasks"], run.summary["n_classes"]]
@@ -355,7 +369,11 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         if old != new or type(old) is not type(new):
             changed[key] = new
     if "buffer" in changed:
-        return {key: value for key, value in changed.items() if not key.startswith("buffer.")}
+        return {
+            key: value
+            for key, value in changed.items()
+            if not key.startswith("buffer.")
+        }
     return changed
 
 
@@ -376,7 +394,9 @@ def _name_variants(family: list[Group]) -> None:
             group.changes = changes[i]
 
 
-def _distinguishing_settings(reference: Group, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _distinguishing_settings(
+    reference: Group, groups: Sequence[Group]
+) -> list[dict[str, Any]]:
     """Return in which settings each group differs from a reference.
 
     Groups that differ in the same, as two buffers do beside a reference without any, also differ
@@ -404,7 +424,9 @@ def _reference(family: Sequence[Group]) -> Group:
     def cost(group: Group) -> tuple[Any, ...]:
         total = sum(len(differences(group.config, other.config)) for other in family)
         defaults = default_settings(group.runs[0].summary)
-        departures = sum(group.config.get(key) != value for key, value in defaults.items())
+        departures = sum(
+            group.config.get(key) != value for key, value in defaults.items()
+        )
         text = json.dumps(group.config, sort_keys=True, default=str)
         return total, departures, -group.seeds, text
 
@@ -413,7 +435,9 @@ def _reference(family: Sequence[Group]) -> Group:
 
 def group_order(group: Group) -> tuple[Any, ...]:
     """Return the sort key of a group: setting, kind, method, reference first, numbers by size."""
-    changes = [(key, *value_order(value)) for key, value in sorted(group.changes.items())]
+    changes = [
+        (key, *value_order(value)) for key, value in sorted(group.changes.items())
+    ]
     return (group.setting, *method_order(group), len(changes), changes)
 
 
@@ -485,7 +509,9 @@ class Study:
 
     def on_the_same_data(self, setting: Setting) -> list[Setting]:
         """Return a setting and those that differ from it in backbone and size of images only."""
-        return [s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)]
+        return [
+            s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)
+        ]
 
     # ------------------------------------------------------------------ groups
 
@@ -496,14 +522,18 @@ class Study:
     def compared(self, setting: Setting) -> list[Group]:
         """Return one group for each method of a setting, its reference, and external methods."""
         groups = self.groups_in(setting)
-        return [group for group in groups if group.is_reference or group.kind == "external"]
+        return [
+            group for group in groups if group.is_reference or group.kind == "external"
+        ]
 
     def with_published(self, *settings: Setting) -> list[Group]:
         """Return :meth:`compared` of some settings, and the paper's rows of the first one."""
         groups = []
         for setting in settings:
             groups += self.compared(setting)
-        return groups + [group for group in self.published if group.setting == settings[0]]
+        return groups + [
+            group for group in self.published if group.setting == settings[0]
+        ]
 
     def varied(self, *keys: str) -> list[list[Group]]:
         """Return each reference with its variants that differ from it in exactly one setting.
@@ -527,7 +557,11 @@ class Study:
 
     def other_keys(self) -> list[str]:
         """Return the settings, beyond the paper's ablations, that groups vary by themselves."""
-        changed = {next(iter(group.changes)) for group in self.groups if len(group.changes) == 1}
+        changed = {
+            next(iter(group.changes))
+            for group in self.groups
+            if len(group.changes) == 1
+        }
         return sorted(changed - {*ABLATIONS, "buffer.capacity", "buffer.strategy"})
 
     def condition_labels(
@@ -581,7 +615,9 @@ class Study:
         runs = [run for group in groups for run in group.runs]
         orders = [run.config["data"].get("class_order") for run in runs]
         seeds = [run.seed for run in runs]
-        over = "class orders and seeds vary, but not together: the table of runs has them"
+        over = (
+            "class orders and seeds vary, but not together: the table of runs has them"
+        )
         if runs and orders == seeds and None not in orders:
             over = "a seed sets both seed_everything and the class order"
         elif len(set(map(repr, orders))) == 1:

@@ -31,7 +31,9 @@ from cifnet_pl.utilities.files import rendered
 
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
 SHARED_NOTE = f"{SHARED_MARK}: other processes counted in these times and energies."
-TRAINING_NOTE = "Training: all tasks, without evaluation. Epochs: passes over the images of a task."
+TRAINING_NOTE = (
+    "Training: all tasks, without evaluation. Epochs: passes over the images of a task."
+)
 ACCURACY_KEYS = {"Ā": "A_bar", "A_K": "A_K"}
 """Header of an accuracy → key of its value."""
 
@@ -43,13 +45,20 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
         Section of the report → its tables; sections without tables are left out.
     """
     settings = study.settings
-    others = [value_table(study, key, key.replace(".", "_")) for key in study.other_keys()]
+    others = [
+        value_table(study, key, key.replace(".", "_")) for key in study.other_keys()
+    ]
     sections = {
         "Accuracy": [accuracy_table(study)],
-        "Efficiency": [efficiency_table(study, setting) for setting in study.data_names],
+        "Efficiency": [
+            efficiency_table(study, setting) for setting in study.data_names
+        ],
         "Memory": [memory_table(study, setting) for setting in settings],
         "Ablation": [ablation_table(study)],
-        "Buffer": [value_table(study, "buffer.capacity", "buffer_size"), sampling_table(study)],
+        "Buffer": [
+            value_table(study, "buffer.capacity", "buffer_size"),
+            sampling_table(study),
+        ],
         "Other settings": others,
         "All results": [results_table(study, setting) for setting in settings],
         "Settings": [settings_table(study)],
@@ -73,7 +82,11 @@ def report_notes(study: Study) -> list[str]:
         locked=any(group.config.get("head.update_past") is False for group in measured),
         energy=any(outcome.values.get("energy_kwh") for outcome in outcomes),
     )
-    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+    return [
+        " ".join(paragraph.split())
+        for paragraph in text.split("\n\n")
+        if paragraph.strip()
+    ]
 
 
 # ---------------------------------------------------------------------- accuracy
@@ -113,7 +126,9 @@ def _accuracy_columns(study: Study, first: str) -> list[Column]:
     """Return the columns of a table: its row's name and origin, then Ā and A_K of each setting."""
     columns = [Column(first), Column(ORIGIN)]
     for setting in study.settings:
-        columns += [Column(_accuracy_header(study, setting, header)) for header in ACCURACY_KEYS]
+        columns += [
+            Column(_accuracy_header(study, setting, header)) for header in ACCURACY_KEYS
+        ]
     return columns
 
 
@@ -125,7 +140,13 @@ def _rows_of(entries: Iterable[Entry], columns: Sequence[Column]) -> list[list[C
     rows: list[list[Cell]] = []
     for (name, origin), by_column in numbers.items():
         if any(by_column.values()):
-            rows.append([name, origin, *(by_column.get(column.header) for column in columns[2:])])
+            rows.append(
+                [
+                    name,
+                    origin,
+                    *(by_column.get(column.header) for column in columns[2:]),
+                ]
+            )
     return rows
 
 
@@ -148,7 +169,9 @@ def accuracy_table(study: Study) -> ReportTable:
     compared = []
     for setting in study.settings:
         compared += study.with_published(setting)
-    shown = dict.fromkeys((group.label, group.kind) for group in sorted(compared, key=_row_order))
+    shown = dict.fromkeys(
+        (group.label, group.kind) for group in sorted(compared, key=_row_order)
+    )
     entries = []
     for label, kind in shown:
         for group in [*study.groups, *study.published]:
@@ -263,7 +286,9 @@ RESULT_COLUMNS = {
 """Value of a group → its column, of the two tables that have both."""
 
 
-def _conditions_notes(labels: Mapping[tuple[str, Conditions], ConditionsLabel]) -> list[str]:
+def _conditions_notes(
+    labels: Mapping[tuple[str, Conditions], ConditionsLabel],
+) -> list[str]:
     """Return what the letters of :meth:`Study.condition_labels` stand for."""
     notes = [f"{label.letter}: {label.text}." for label in labels.values()]
     if any(SHARED_MARK in label.letter for label in labels.values()):
@@ -303,7 +328,9 @@ def efficiency_table(study: Study, setting: Setting) -> ReportTable:
     # The letters come first, where a caption has room: they mean something in this table alone.
     notes = [*_conditions_notes(labels), TRAINING_NOTE, study.seeds_note(groups)]
     title = f"Accuracy and energy: {study.data_names[setting]}"
-    return ReportTable(f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes)
+    return ReportTable(
+        f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes
+    )
 
 
 def results_table(study: Study, setting: Setting) -> ReportTable:
@@ -316,9 +343,13 @@ def results_table(study: Study, setting: Setting) -> ReportTable:
     rows: list[list[Cell]] = []
     mixed = []
     for group in groups:
-        letters = dict.fromkeys(labels[group.kind, own].letter for own in group.conditions)
+        letters = dict.fromkeys(
+            labels[group.kind, own].letter for own in group.conditions
+        )
         numbers = [group.stat(key) for key in RESULT_COLUMNS]
-        rows.append([group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)])
+        rows.append(
+            [group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)]
+        )
         if len(group.conditions) > 1:
             mixed.append(group.label)
     columns = [Column("method"), Column(ORIGIN), Column(SEEDS)]
@@ -404,7 +435,10 @@ def runs_table(study: Study) -> ReportTable:
             if outcome.values.get("energy_kwh") is not None:
                 source = outcome.conditions.source
             row: list[Cell] = [study.names[group.setting], group.label, seed, order]
-            row += [without_deviation(outcome.values.get(key)) for key in ACCURACY_KEYS.values()]
+            row += [
+                without_deviation(outcome.values.get(key))
+                for key in ACCURACY_KEYS.values()
+            ]
             row += [outcome.conditions.machine, source, commit, folder]
             rows.append(row)
     return ReportTable("runs", "Runs", [Column(header) for header in RUN_HEADERS], rows)
@@ -427,16 +461,30 @@ def memory_table(study: Study, setting: Setting) -> ReportTable:
         study: all results.
         setting: whose groups are listed.
     """
-    groups = [group for group in study.with_published(setting) if group.stat("state_elements")]
-    components = list(dict.fromkeys(name for group in groups for name in group.components))
+    groups = [
+        group for group in study.with_published(setting) if group.stat("state_elements")
+    ]
+    components = list(
+        dict.fromkeys(name for group in groups for name in group.components)
+    )
     columns = [Column("method"), Column(ORIGIN)]
     columns += [_millions(f"{name} (M)") for name in components]
-    columns += [_millions("total (M)"), _millions("stored (MB)"), _millions("backbone (M)", 2)]
+    columns += [
+        _millions("total (M)"),
+        _millions("stored (MB)"),
+        _millions("backbone (M)", 2),
+    ]
     rows: list[list[Cell]] = []
     for group in groups:
         row: list[Cell] = [group.label, group.kind]
-        row += [without_deviation(group.components.get(name), group.seeds) for name in components]
-        row += [group.stat(key) for key in ("state_elements", "state_bytes", "network_params")]
+        row += [
+            without_deviation(group.components.get(name), group.seeds)
+            for name in components
+        ]
+        row += [
+            group.stat(key)
+            for key in ("state_elements", "state_bytes", "network_params")
+        ]
         rows.append(row)
     title = f"Memory besides the backbone: {study.names[setting]}"
     return ReportTable(f"memory_{study.slug(setting)}", title, columns, rows)

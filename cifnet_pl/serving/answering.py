@@ -60,7 +60,12 @@ class ImageAnswer(ApiObject):
 
     @classmethod
     def from_scores(
-        cls, file: str, names: list[str], probabilities: torch.Tensor, verdict: Verdict, top: int
+        cls,
+        file: str,
+        names: list[str],
+        probabilities: torch.Tensor,
+        verdict: Verdict,
+        top: int,
     ) -> ImageAnswer:
         """Return the prediction for one image.
 
@@ -73,7 +78,9 @@ class ImageAnswer(ApiObject):
         """
         best = probabilities.topk(min(top, len(names)))
         classes = []
-        for column, share in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        for column, share in zip(
+            best.indices.tolist(), best.values.tolist(), strict=True
+        ):
             classes.append(Candidate(name=names[column], probability=share))
         prediction_set = None
         if verdict.prediction_set is not None:
@@ -115,7 +122,9 @@ class ServedModel:
 
     def judge(self) -> Judge:
         """Return what gives verdicts on embeddings; it is prepared at the first call."""
-        return self.model.judge(*self.model.available_shares(self.unknown, self.coverage))
+        return self.model.judge(
+            *self.model.available_shares(self.unknown, self.coverage)
+        )
 
 
 @dataclass

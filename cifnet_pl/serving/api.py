@@ -165,19 +165,40 @@ def the_service(request: Request) -> Service:
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Error}
-    for status in (400, 401, 403, 404, 408, 409, 410, 413, 415, 421, 422, 429, 500, 503, 507)
+    for status in (
+        400,
+        401,
+        403,
+        404,
+        408,
+        409,
+        410,
+        413,
+        415,
+        421,
+        422,
+        429,
+        500,
+        503,
+        507,
+    )
 }
 AskedService = Annotated[Service, Depends(the_service)]
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
 Waits = Annotated[
-    bool, Query(description="false: answer at once with a job, to be asked for at /jobs")
+    bool,
+    Query(description="false: answer at once with a job, to be asked for at /jobs"),
 ]
 Anyway = Annotated[
     bool,
-    Query(description="true: make even a change that may be a mistake, which is refused with 409"),
+    Query(
+        description="true: make even a change that may be a mistake, which is refused with 409"
+    ),
 ]
-Trial = Annotated[bool, Query(description="true: learn on a copy, report, and throw it away")]
+Trial = Annotated[
+    bool, Query(description="true: learn on a copy, report, and throw it away")
+]
 Back = Annotated[bool, Query(description="true: let them wait again instead")]
 
 routes = APIRouter(responses=ERRORS)
@@ -228,7 +249,9 @@ def classes(service: AskedService) -> list[ClassInfo]:
     kept_images = service.workspace.kept_images(served.version)
     classes = []
     for name, count in served.model.counts.items():
-        classes.append(ClassInfo(name=name, images=count, kept_images=kept_images.get(name, [])))
+        classes.append(
+            ClassInfo(name=name, images=count, kept_images=kept_images.get(name, []))
+        )
     return classes
 
 
@@ -246,7 +269,9 @@ def summary(service: AskedService) -> inspection.ModelSummary:
     """The state of the model, its history and its accuracy."""
     served = service.served
     options = service.options
-    return inspection.summarised(served.model, options.name, served.version, options.read_only)
+    return inspection.summarised(
+        served.model, options.name, served.version, options.read_only
+    )
 
 
 @routes.get("/audit", tags=["inspect"])
@@ -275,7 +300,9 @@ def alone(lock: Lock) -> Iterator[None]:
 def image(
     service: AskedService,
     name: str,
-    small: Annotated[bool, Query(description="true: its middle as a small JPEG")] = False,
+    small: Annotated[
+        bool, Query(description="true: its middle as a small JPEG")
+    ] = False,
 ) -> Response:
     """An image that is kept in the workspace; a small JPEG where browsers cannot show its format."""
     path = service.workspace.image(name)
@@ -288,7 +315,9 @@ def image(
 
 
 @routes.post("/inbox", tags=["learn"])
-async def receive(request: Request, service: AskedService, files: SentFiles) -> Received:
+async def receive(
+    request: Request, service: AskedService, files: SentFiles
+) -> Received:
     """Store images, or zip files of images, until they are labelled; the disk has them then."""
     async with request.app.state.staging:
         images = [(file.filename or "image", file.file) for file in files]
@@ -298,7 +327,9 @@ async def receive(request: Request, service: AskedService, files: SentFiles) -> 
 @routes.get("/inbox", tags=["learn"])
 def waiting(
     service: AskedService,
-    first: Annotated[int, Query(ge=0, description="images to leave out at the beginning")] = 0,
+    first: Annotated[
+        int, Query(ge=0, description="images to leave out at the beginning")
+    ] = 0,
     count: Annotated[int, Query(ge=0, description="images to return")] = 60,
 ) -> InboxView:
     """Images that wait, predicted by the served version, the least certain first."""
@@ -314,7 +345,9 @@ def group(service: AskedService, request: ImagesRequest) -> list[UploadGroup]:
 
 
 @routes.post("/inbox/remove", tags=["learn"])
-def remove(service: AskedService, request: ImagesRequest, back: Back = False) -> InboxCount:
+def remove(
+    service: AskedService, request: ImagesRequest, back: Back = False
+) -> InboxCount:
     """Take images away that need no label; their files stay until the service starts again."""
     return InboxCount(waiting=service.remove(request.images, back))
 
@@ -333,7 +366,9 @@ async def learn_waiting(
 
 
 @changes.post("/forget", tags=["change"], response_model=ChangeResult)
-async def forget(service: AskedService, request: ForgetRequest, wait: Waits = True) -> Response:
+async def forget(
+    service: AskedService, request: ForgetRequest, wait: Waits = True
+) -> Response:
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
@@ -342,7 +377,10 @@ async def forget(service: AskedService, request: ForgetRequest, wait: Waits = Tr
 
 @changes.post("/rename", tags=["change"], response_model=ChangeResult)
 async def rename(
-    service: AskedService, request: RenameRequest, anyway: Anyway = False, wait: Waits = True
+    service: AskedService,
+    request: RenameRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
 ) -> Response:
     """Give a class another name."""
     return await ended(service, service.rename(request.old, request.new, anyway), wait)
@@ -350,7 +388,10 @@ async def rename(
 
 @changes.post("/move", tags=["change"], response_model=ChangeResult)
 async def move(
-    service: AskedService, request: MoveRequest, anyway: Anyway = False, wait: Waits = True
+    service: AskedService,
+    request: MoveRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
 ) -> Response:
     """Make images of a class images of another one; without ``images`` both become one.
 
@@ -373,13 +414,17 @@ async def redo(service: AskedService, wait: Waits = True) -> Response:
 
 
 @changes.post("/purge", tags=["change"], response_model=ChangeResult)
-async def purge(service: AskedService, request: PurgeRequest, wait: Waits = True) -> Response:
+async def purge(
+    service: AskedService, request: PurgeRequest, wait: Waits = True
+) -> Response:
     """Delete kept images and every version but the served one, for good: this cannot be undone."""
     return await ended(service, service.purge(request.images), wait)
 
 
 @changes.post("/versions/{number}/serve", tags=["change"], response_model=ChangeResult)
-async def serve(service: AskedService, number: VersionNumber, wait: Waits = True) -> Response:
+async def serve(
+    service: AskedService, number: VersionNumber, wait: Waits = True
+) -> Response:
     """Serve another version; this can be undone, too."""
     return await ended(service, service.go_to(number), wait)
 
@@ -412,9 +457,15 @@ def job_info(service: Service, job: LearningJob) -> JobInfo:
         return info
     error = job.result.exception()
     if error is None:
-        return info.model_copy(update={"state": "done", "status": 200, **job.result.result()})
+        return info.model_copy(
+            update={"state": "done", "status": 200, **job.result.result()}
+        )
     assert isinstance(error, RequestError)
-    refused: dict[str, Any] = {"state": "refused", "status": error.status, "error": str(error)}
+    refused: dict[str, Any] = {
+        "state": "refused",
+        "status": error.status,
+        "error": str(error),
+    }
     if isinstance(error, Question):
         refused["may_be_asked_for"] = True
         refused["instead"] = error.instead

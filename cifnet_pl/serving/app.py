@@ -146,8 +146,13 @@ class Guard:
             await send(message)
 
         # Files are sent whole: Starlette refuses a range that it cannot read in plain text.
-        whole = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"range"]}
-        await (self._refusal(scope) or self.app)(whole, limited(receive, self.body_bytes), reply)
+        whole = {
+            **scope,
+            "headers": [pair for pair in scope["headers"] if pair[0] != b"range"],
+        }
+        await (self._refusal(scope) or self.app)(
+            whole, limited(receive, self.body_bytes), reply
+        )
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -159,16 +164,21 @@ class Guard:
         origin = headers.get("origin")
         if not self.access.any_host and _without_port(host) not in LOOPBACK:
             return refused(
-                421, "this service answers on this machine only: ask for it as localhost"
+                421,
+                "this service answers on this machine only: ask for it as localhost",
             )
-        of_a_site = headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
+        of_a_site = (
+            headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
+        )
         if of_a_site or (origin is not None and origin.partition("://")[2] != host):
             return refused(403, "requests from pages of other sites are refused")
         if not self.rate.allows(client):
             return refused(429, "too many requests: wait a second")
         return self._wrong_token(scope["path"], headers, client)
 
-    def _wrong_token(self, path: str, headers: Headers, client: str) -> JSONResponse | None:
+    def _wrong_token(
+        self, path: str, headers: Headers, client: str
+    ) -> JSONResponse | None:
         token = self.access.token
         if token is None or path in OPEN or path.startswith("/page/"):
             return None
@@ -180,7 +190,8 @@ class Guard:
         if scheme and not self.wrong_tokens.allows(client):
             return refused(429, "too many wrong tokens: wait a few seconds")
         return refused(
-            401, "this service needs a token: send the header Authorization: Bearer TOKEN"
+            401,
+            "this service needs a token: send the header Authorization: Bearer TOKEN",
         )
 
 
@@ -211,7 +222,9 @@ def limited(receive: Receive, largest: int) -> Receive:
             return await receive()
         rest = until - time.monotonic()
         try:
-            message = await asyncio.wait_for(receive(), max(0.0, min(BODY_SECONDS, rest)))
+            message = await asyncio.wait_for(
+                receive(), max(0.0, min(BODY_SECONDS, rest))
+            )
         except asyncio.TimeoutError:
             raise HTTPException(
                 408, "the request came too slowly: send it in parts", close
@@ -219,7 +232,9 @@ def limited(receive: Receive, largest: int) -> Receive:
         left -= len(message.get("body", b""))
         if left < 0:
             raise HTTPException(
-                413, f"the request is larger than {largest // 2**20} MiB: send it in parts", close
+                413,
+                f"the request is larger than {largest // 2**20} MiB: send it in parts",
+                close,
             )
         whole = not message.get("more_body", False)
         return message
@@ -253,8 +268,12 @@ def make_app(service: Service, access: Access) -> Guard:
     for router in (routes, changes):
         app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))
-    app.add_api_route("/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False)
-    app.add_api_route("/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False)
+    app.add_api_route(
+        "/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False
+    )
+    app.add_api_route(
+        "/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False
+    )
     for kind in (CifnetError, RequestValidationError, AnyHTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
 
@@ -269,10 +288,14 @@ def _docs(app: FastAPI) -> str:
     return template.render(app.openapi())
 
 
-def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def refused(
+    status: int, sentence: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
     """Return the answer to a request that is refused."""
     return JSONResponse(
-        {"error": sentence}, status, {**REFUSAL_HEADERS.get(status, {}), **(headers or {})}
+        {"error": sentence},
+        status,
+        {**REFUSAL_HEADERS.get(status, {}), **(headers or {})},
     )
 
 

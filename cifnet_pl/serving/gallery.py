@@ -101,7 +101,9 @@ class Gallery:
             self._changed.clear()
             if self._ended:
                 return
-            kept_images = self.workspace.kept_images(self.answering.current.served.version)
+            kept_images = self.workspace.kept_images(
+                self.answering.current.served.version
+            )
             self._compare(kept_images)
             waiting = [image.file for image in self.workspace.waiting()]
             unknown = self._unknown(waiting)
@@ -168,7 +170,9 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
     Returns:
         Rows of each group, the largest group first.
     """
-    from sklearn.cluster import AgglomerativeClustering  # loads for seconds, and few ask for groups
+    from sklearn.cluster import (
+        AgglomerativeClustering,
+    )  # loads for seconds, and few ask for groups
     from sklearn.metrics import silhouette_score
 
     count = len(z)
@@ -179,7 +183,9 @@ def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
     best = -1.0
     chosen = [0] * count
     for groups in range(2, min(largest, count - 1) + 1):
-        clustering = AgglomerativeClustering(groups, metric="precomputed", linkage="average")
+        clustering = AgglomerativeClustering(
+            groups, metric="precomputed", linkage="average"
+        )
         labels = clustering.fit_predict(distances)
         quality = float(silhouette_score(distances, labels, metric="precomputed"))
         if quality > best:

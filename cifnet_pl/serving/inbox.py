@@ -144,7 +144,9 @@ class LabelledUploads:
         """The files with the positions of their classes."""
         position = {name: label for label, name in enumerate(self.names)}
         files = [image.file for image in self.images]
-        return FileSet(self.folder, files, [position[image.name] for image in self.images])
+        return FileSet(
+            self.folder, files, [position[image.name] for image in self.images]
+        )
 
     @property
     def chosen(self) -> list[int]:
@@ -159,7 +161,9 @@ class LabelledUploads:
         """Return the file names of the images of one class."""
         return [image.file for image in self.images if image.name == name]
 
-    def check_plausible(self, learned: Mapping[int, Collection[str]], known: Sequence[str]) -> None:
+    def check_plausible(
+        self, learned: Mapping[int, Collection[str]], known: Sequence[str]
+    ) -> None:
         """Raise Question for what may be a mistake.
 
         That is a class whose name is nearly that of a known one, or of another one in the request;
@@ -209,7 +213,9 @@ class Inbox:
         self.limits = limits
         self._lock = Lock()
         self._version = 0
-        self._predictions: dict[str, InboxImage] = {}  # of that version, by the name of the file
+        self._predictions: dict[
+            str, InboxImage
+        ] = {}  # of that version, by the name of the file
 
     @property
     def served(self) -> ServedModel:
@@ -217,7 +223,10 @@ class Inbox:
         return self.gallery.answering.current.served
 
     def receive(
-        self, files: Iterable[tuple[str, IO[bytes]]], learned: Collection[int], again: bool
+        self,
+        files: Iterable[tuple[str, IO[bytes]]],
+        learned: Collection[int],
+        again: bool,
     ) -> Received:
         """Store images until they are labelled; return when the disk has them.
 
@@ -314,7 +323,9 @@ class Inbox:
                 part = new[start : start + PREDICTED_TOGETHER]
                 z = torch.stack([embedded[image.file] for image in part])
                 shares, verdicts = served.judged(z.to(served.model.device))
-                for image, probabilities, verdict in zip(part, shares, verdicts, strict=True):
+                for image, probabilities, verdict in zip(
+                    part, shares, verdicts, strict=True
+                ):
                     prediction = inbox_image(image, served, probabilities, verdict)
                     self._predictions[image.file] = prediction
             return served.version, waiting, dict(self._predictions)
@@ -362,7 +373,10 @@ class Inbox:
 
 
 def inbox_image(
-    image: WaitingImage, served: ServedModel, probabilities: torch.Tensor, verdict: Verdict
+    image: WaitingImage,
+    served: ServedModel,
+    probabilities: torch.Tensor,
+    verdict: Verdict,
 ) -> InboxImage:
     """Return an image that waits with its prediction.
 

@@ -161,7 +161,9 @@ def accuracy_of_classes(model: Classifier, names: Sequence[str]) -> float | None
     return percent(int((true == predicted)[rows].sum()), int(rows.sum()))
 
 
-def summarised(model: Classifier, name: str, version: int, read_only: bool) -> ModelSummary:
+def summarised(
+    model: Classifier, name: str, version: int, read_only: bool
+) -> ModelSummary:
     """Return the state of a model.
 
     Args:
@@ -197,7 +199,12 @@ def class_predictions(model: Classifier) -> ClassPredictions:
         return ClassPredictions(classes=unknown)
     true, predicted = stored
     count = len(names)
-    confusion = (true * count + predicted).bincount(minlength=count**2).view(count, count).numpy()
+    confusion = (
+        (true * count + predicted)
+        .bincount(minlength=count**2)
+        .view(count, count)
+        .numpy()
+    )
     hits = confusion.diagonal()
     rare = set(rarely_predicted(hits, confusion.sum(axis=1)).tolist())
     groups = counted_groups(samples)

@@ -32,9 +32,13 @@ class Journal:
     def __init__(self, path: Path):
         self.path = path
         self.lock = RLock()
-        unreachable = explained(CifnetError, f"cannot open {path}", sqlite3.OperationalError)
+        unreachable = explained(
+            CifnetError, f"cannot open {path}", sqlite3.OperationalError
+        )
         with self.readable(), unreachable:
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._prepare()
             except BaseException:
@@ -44,12 +48,16 @@ class Journal:
     def readable(self) -> AbstractContextManager[None]:
         """Return a context that explains the errors of a damaged file."""
         damaged = f"{self.path} is damaged"
-        return explained(CheckpointError, damaged, sqlite3.DatabaseError, end="; use a copy of it")
+        return explained(
+            CheckpointError, damaged, sqlite3.DatabaseError, end="; use a copy of it"
+        )
 
     def _prepare(self) -> None:
         """Make the tables of a new journal; refuse one of another format."""
         # A transaction ends when the truncated rollback journal is on the disk.
-        self._database.executescript("PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL")
+        self._database.executescript(
+            "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL"
+        )
         ((written,),) = self.rows("PRAGMA user_version")
         if written == 0:
             self._database.executescript(rendered(TABLES, format=FORMAT))

@@ -131,7 +131,9 @@ class Learner:
         else:
             job.result.set_exception(error)
 
-    def _result(self, job: LearningJob, work: Work) -> tuple[JobResult, RequestError | None]:
+    def _result(
+        self, job: LearningJob, work: Work
+    ) -> tuple[JobResult, RequestError | None]:
         """Make a change; return its answer, or what refuses it."""
         job.started = True
         try:
@@ -139,7 +141,9 @@ class Learner:
         except CifnetError as error:
             LOGGER.warning("%s refused: %s", job.action, error)
             return {}, explained(error)
-        except BaseException:  # a fault of ours: the service goes on, and the log has the traceback
+        except (
+            BaseException
+        ):  # a fault of ours: the service goes on, and the log has the traceback
             LOGGER.exception("%s failed", job.action)
             return {}, RequestError(500, messages.FAILED)
         if served is not None:

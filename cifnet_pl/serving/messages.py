@@ -13,7 +13,9 @@ LONGEST_FILE_NAME = 200
 """Characters of a file's name that are shown."""
 
 BUSY = "too many photos are waiting: try again in a few seconds"
-AUDIT_RUNS = "an audit or an ONNX graph is being made already: try again in a few seconds"
+AUDIT_RUNS = (
+    "an audit or an ONNX graph is being made already: try again in a few seconds"
+)
 FAILED = "the server failed; its log says why"
 IMPOSSIBLE = "the server could not do that; its log says why"
 DISK_FULL = "the server's disk is full or not writable; nothing was changed"
@@ -22,8 +24,12 @@ NO_JOB = "there is no such job, or it ended long ago"
 NO_IMAGE = "there is no such photo in the workspace"
 NO_UNDO = "there is no change that could be undone"
 NO_REDO = "there is no undone change that could be done again"
-NOTHING_WAITS = "none of these photos waits any more: someone else decided them, or took them away"
-NOTHING_TO_AUDIT = "no photos of two classes are kept here, so none can be checked: teach some"
+NOTHING_WAITS = (
+    "none of these photos waits any more: someone else decided them, or took them away"
+)
+NOTHING_TO_AUDIT = (
+    "no photos of two classes are kept here, so none can be checked: teach some"
+)
 HALF_CHARACTER = "a class name holds half a character: type it again"
 TWO_CLASSES = "a photo in two classes makes both of them worse"
 LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
@@ -69,7 +75,9 @@ def too_large(file: str, limit: int) -> str:
 
 def learned(counts: dict[str, int]) -> str:
     """Return what a version learned: numbers of images by class."""
-    return f"learned {number_of(sum(counts.values()), 'photo')} of {listed(list(counts))}"
+    return (
+        f"learned {number_of(sum(counts.values()), 'photo')} of {listed(list(counts))}"
+    )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -163,7 +171,9 @@ def learned_before(count: int) -> str:
 
 def nothing_to_move(name: str) -> str:
     """Return why a request that moves no image is refused."""
-    return f"none of these is a photo of '{printable(name)}' that is to be another class"
+    return (
+        f"none of these is a photo of '{printable(name)}' that is to be another class"
+    )
 
 
 def cannot_move(name: str, target: str) -> str:

@@ -6,7 +6,12 @@ import errno
 import sqlite3
 
 from cifnet_pl.serving import messages
-from cifnet_pl.utilities.errors import CifnetError, DataError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    DataError,
+    UnsupportedError,
+    UsageError,
+)
 
 DISK_ERRORS = (
     errno.ENOSPC,

@@ -101,7 +101,9 @@ def serve(
         from cifnet_pl.serving.service import Service, ServiceOptions
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
-        raise UsageError(f"serve needs {error.name}: pip install 'cifnet_pl[serve]'") from None
+        raise UsageError(
+            f"serve needs {error.name}: pip install 'cifnet_pl[serve]'"
+        ) from None
     secret = _given_token(token, token_file)
     if secret is None and host not in LOOPBACK:
         raise UsageError(
@@ -141,9 +143,15 @@ def serve(
     service = Service(opened, loaded, options)
     app = make_app(service, Access(secret, host not in LOOPBACK, rate))
     if watch is not None:
-        Thread(target=keep_watching, args=(service, expanded(watch)), daemon=True).start()
-    _announce(host, listening.getsockname()[1], len(loaded.class_names), secret is not None)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        Thread(
+            target=keep_watching, args=(service, expanded(watch)), daemon=True
+        ).start()
+    _announce(
+        host, listening.getsockname()[1], len(loaded.class_names), secret is not None
+    )
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
     config = uvicorn.Config(
         app,
         http="h11",
@@ -177,14 +185,18 @@ def keep_watching(service: Service, folder: Path) -> None:
             for path in images.find():
                 with open(path, "rb") as file:
                     try:
-                        service.receive([(str(path.relative_to(folder)), file)], again=False)
+                        service.receive(
+                            [(str(path.relative_to(folder)), file)], again=False
+                        )
                     except RequestError as error:
                         if error.status == 503:
                             raise
                         log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
             log.warning("images of %s wait: %s", folder, error)
-        except sqlite3.ProgrammingError:  # the service has ended, and closed its journal
+        except (
+            sqlite3.ProgrammingError
+        ):  # the service has ended, and closed its journal
             return
         time.sleep(WATCH_SECONDS)
 
@@ -216,7 +228,10 @@ def _check_numbers(
     check_that(rate >= 0, "--rate", rate, "0 or more")
     for option, share in (("--unknown", unknown), ("--coverage", coverage)):
         check_that(
-            share is None or 0 < share < 1, option, share, "a share between 0 and 1, or null"
+            share is None or 0 < share < 1,
+            option,
+            share,
+            "a share between 0 and 1, or null",
         )
 
 
@@ -252,7 +267,9 @@ def _listen(host: str, port: int) -> socket.socket:
     check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, end="; choose another --port"):
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)

@@ -118,7 +118,9 @@ class EmbeddedUploads(LabelledImages):
 
     known: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def embedded(self, *args: Any, **options: Any) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def embedded(
+        self, *args: Any, **options: Any
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does.
 
         All are made anew where one is not known.
@@ -147,7 +149,10 @@ class Service:
     """
 
     def __init__(
-        self, workspace: Workspace, model: Classifier, options: ServiceOptions | None = None
+        self,
+        workspace: Workspace,
+        model: Classifier,
+        options: ServiceOptions | None = None,
     ):
         self.workspace = workspace
         self.options = options or ServiceOptions()
@@ -155,7 +160,9 @@ class Service:
         self._predicting = Lock()
         self._class_predictions = (0, ClassPredictions(classes=[]))
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
-        with torch.inference_mode():  # what makes the backbone ready is done before threads embed
+        with (
+            torch.inference_mode()
+        ):  # what makes the backbone ready is done before threads embed
             model.embed(blank)
         self.current = CurrentModel(self._served_model(model, workspace.current))
         self.learner = Learner(self.current)
@@ -203,7 +210,9 @@ class Service:
             top: number of classes.
         """
         names = scored.served.model.class_names
-        answer = ImageAnswer.from_scores(file, names, scored.probabilities, scored.verdict, top)
+        answer = ImageAnswer.from_scores(
+            file, names, scored.probabilities, scored.verdict, top
+        )
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
         return answer
@@ -224,7 +233,9 @@ class Service:
 
     # ------------------------------------------------------------------ learn
 
-    def receive(self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True) -> Received:
+    def receive(
+        self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True
+    ) -> Received:
         """Store images until they are labelled; those that are learned are left out.
 
         Args:
@@ -234,7 +245,9 @@ class Service:
         self.check_writable()
         return self.inbox.receive(files, self._classes_of_images(), again)
 
-    def learn(self, names: Mapping[str, str], dry_run: bool, anyway: bool = False) -> LearningJob:
+    def learn(
+        self, names: Mapping[str, str], dry_run: bool, anyway: bool = False
+    ) -> LearningJob:
         """Queue an update with images that wait.
 
         Args:
@@ -311,19 +324,27 @@ class Service:
         result.seconds = time.perf_counter() - start
         return self._served_model(model, result.version), {"update": result}
 
-    def _choose_calibration_samples(self, model: Classifier, uploads: LabelledUploads) -> None:
+    def _choose_calibration_samples(
+        self, model: Classifier, uploads: LabelledUploads
+    ) -> None:
         """Tell a model which images were chosen by a person while others waited.
 
         Those are the least certain ones, so an accuracy of them says little of new images.
         """
         labelled = {image.file for image in uploads.images}
-        others_wait = any(image.file not in labelled for image in self.workspace.waiting())
+        others_wait = any(
+            image.file not in labelled for image in self.workspace.waiting()
+        )
         if not others_wait:
             model.calibration.exclude_selected(torch.tensor([], dtype=torch.int64))
         elif uploads.chosen:
-            model.calibration.exclude_selected(torch.tensor(uploads.chosen, dtype=torch.int64))
+            model.calibration.exclude_selected(
+                torch.tensor(uploads.chosen, dtype=torch.int64)
+            )
 
-    def _store(self, model: Classifier, uploads: LabelledUploads, result: UpdateResult) -> Version:
+    def _store(
+        self, model: Classifier, uploads: LabelledUploads, result: UpdateResult
+    ) -> Version:
         """Store a model that learned; the images that it learned go unless they are kept."""
         scores = {
             "held_out_accuracy": result.held_out_accuracy,
@@ -366,7 +387,9 @@ class Service:
             images = self.workspace.images_of_class(name, old.counts[name])
         done = forget(old, name, images)
         message = messages.forgot(name, done.exact)
-        version = self.workspace.commit(done.model, Change("forget", message, forgotten=name))
+        version = self.workspace.commit(
+            done.model, Change("forget", message, forgotten=name)
+        )
         if kept_images:
             message += f". {messages.images_stay(len(kept_images))}"
         return self._changed(done.model, version, message, done.exact)
@@ -395,11 +418,17 @@ class Service:
             check_similar(name, others)
         model.rename(old, name)
         message = messages.renamed(old, name)
-        version = self.workspace.commit(model, Change("rename", message, renamed=(old, name)))
+        version = self.workspace.commit(
+            model, Change("rename", message, renamed=(old, name))
+        )
         return self._changed(model, version, message)
 
     def move(
-        self, name: str, into: str, images: Collection[str] | None = None, anyway: bool = False
+        self,
+        name: str,
+        into: str,
+        images: Collection[str] | None = None,
+        anyway: bool = False,
     ) -> LearningJob:
         """Queue making images of a class images of another, which may be new.
 
@@ -532,7 +561,11 @@ class Service:
         self.gallery.update()
 
     def _changed(
-        self, model: Classifier, version: Version, message: str, exact: bool | None = None
+        self,
+        model: Classifier,
+        version: Version,
+        message: str,
+        exact: bool | None = None,
     ) -> tuple[ServedModel, JobResult]:
         """Return the model that is served after a change, and the answer."""
         result = ChangeResult(version=version.number, message=message, exact=exact)

@@ -13,7 +13,12 @@ import numpy as np
 
 from cifnet_pl.images.archives import unsafe_entry_message
 from cifnet_pl.images.files import find_images
-from cifnet_pl.images.image import EncodedImage, UnreadableImage, content_hash, opened_square
+from cifnet_pl.images.image import (
+    EncodedImage,
+    UnreadableImage,
+    content_hash,
+    opened_square,
+)
 from cifnet_pl.images.names import is_hidden
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
@@ -65,7 +70,9 @@ class Limits:
     zip_ratio: float = 100.0
 
 
-def uploads(files: Iterable[tuple[str, IO[bytes]]], limits: Limits) -> Iterator[tuple[str, bytes]]:
+def uploads(
+    files: Iterable[tuple[str, IO[bytes]]], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a request, those in zip files included, one at a time.
 
     Args:
@@ -98,7 +105,9 @@ def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
     return content
 
 
-def _zipped_images(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple[str, bytes]]:
+def _zipped_images(
+    name: str, file: IO[bytes], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
     """Yield the images in a zip file.
 
     Nothing is unpacked to the disk, and no name in it is used as a path.
@@ -117,8 +126,12 @@ def _zipped_images(name: str, file: IO[bytes], limits: Limits) -> Iterator[tuple
                     yield entry.filename, _content(entry.filename, content, limits)
     except RequestError:
         raise
-    except Exception as error:  # zipfile and the decompressors each have errors of their own
-        raise RequestError(422, f"{where} is damaged or not a zip file that can be read") from error
+    except (
+        Exception
+    ) as error:  # zipfile and the decompressors each have errors of their own
+        raise RequestError(
+            422, f"{where} is damaged or not a zip file that can be read"
+        ) from error
 
 
 class _BoundedDirectory:
@@ -149,14 +162,20 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
     """Check the directory of a zip file; RequestError if it is hostile or too large."""
     most = 2 * limits.images
     if len(entries) > most:
-        raise RequestError(413, f"{where} has more than {most} entries: send it in parts")
+        raise RequestError(
+            413, f"{where} has more than {most} entries: send it in parts"
+        )
     unpacked = sum(entry.file_size for entry in entries)
     packed = sum(entry.compress_size for entry in entries)
     if unpacked > limits.zip_bytes:
         size = f"{limits.zip_bytes // 2**20} MiB"
-        raise RequestError(413, f"{where} unpacks to more than {size}: send it in parts")
+        raise RequestError(
+            413, f"{where} unpacks to more than {size}: send it in parts"
+        )
     if unpacked > limits.zip_ratio * max(packed, 1):
-        raise RequestError(413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size")
+        raise RequestError(
+            413, f"{where} unpacks to more than {limits.zip_ratio:g} times its size"
+        )
     for entry in entries:
         unsafe = unsafe_entry_message(entry)
         if unsafe is not None:
@@ -165,7 +184,9 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
             raise RequestError(422, f"{where} is encrypted")
 
 
-def decoded(content: bytes, size: int, crop_ratio: float, limits: Limits) -> tuple[np.ndarray, str]:
+def decoded(
+    content: bytes, size: int, crop_ratio: float, limits: Limits
+) -> tuple[np.ndarray, str]:
     """Decode an image whose header says what may be decoded.
 
     Args:
@@ -204,7 +225,10 @@ def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str,
             for position in classes.get(content_hash(content), ()):
                 name = file_name(content, extension_of(content))
                 yield path, name, model.class_names[position]
-        except (OSError, UnreadableImage):  # within an archive, or of a format that is not kept
+        except (
+            OSError,
+            UnreadableImage,
+        ):  # within an archive, or of a format that is not kept
             continue
 
 

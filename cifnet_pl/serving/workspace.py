@@ -37,8 +37,12 @@ JOURNAL = "journal.sqlite"
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
 
-INSERT_WAITING = "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
-WAITS_AGAIN = INSERT_WAITING + ("UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0")
+INSERT_WAITING = (
+    "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
+)
+WAITS_AGAIN = INSERT_WAITING + (
+    "UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0"
+)
 WAITS_ONCE = INSERT_WAITING + "NOTHING"
 
 SERVED_VERSION = "SELECT version FROM line JOIN model USING (place)"
@@ -46,9 +50,7 @@ EARLIER_VERSION = (
     "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
     " ORDER BY place DESC LIMIT 1"
 )
-LATER_VERSION = (
-    "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
-)
+LATER_VERSION = "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,9 @@ class Workspace:
                 [identity],
             )
             ((first,),) = self._journal.rows("SELECT about FROM model")
-            ((last,),) = self._journal.rows("SELECT coalesce(max(number), 0) FROM version")
+            ((last,),) = self._journal.rows(
+                "SELECT coalesce(max(number), 0) FROM version"
+            )
         if first != identity:
             raise UsageError(
                 f"the workspace {self.folder} began with another model: choose another with"
@@ -181,8 +185,12 @@ class Workspace:
         for entry in self._bundles():
             if entry.name.isdecimal():
                 newest = max(newest, int(entry.name))
-        if newest > last + 1:  # a kill leaves at most one version that the journal does not name
-            found = f"{self._journal.path} ends with version {last}, but {newest} is stored"
+        if (
+            newest > last + 1
+        ):  # a kill leaves at most one version that the journal does not name
+            found = (
+                f"{self._journal.path} ends with version {last}, but {newest} is stored"
+            )
             raise CheckpointError(f"{found}: restore it from a copy")
         return bool(last)
 
@@ -195,7 +203,9 @@ class Workspace:
                 if file not in learned.setdefault(name, []):
                     _link(path, self.images_folder / file)
                     learned[name].append(file)
-        self.commit(model, Change("open", messages.opened(len(model.class_names)), learned))
+        self.commit(
+            model, Change("open", messages.opened(len(model.class_names)), learned)
+        )
 
     # ------------------------------------------------------------------ reading
 
@@ -243,7 +253,9 @@ class Workspace:
         if number not in versions:
             raise RequestError(404, messages.no_version(number, max(versions)))
         if not versions[number].stored:
-            raise RequestError(410, messages.removed_version(number, self.keep_versions))
+            raise RequestError(
+                410, messages.removed_version(number, self.keep_versions)
+            )
         return versions[number]
 
     def kept_images(self, number: int) -> dict[str, list[str]]:
@@ -309,7 +321,9 @@ class Workspace:
         if self._empty is not None and not self.version(number).counts:
             return self._empty.clone()
         bundle = self.bundle(number)
-        return read_bundle(bundle, trust=self.trust, backbone=self._backbone).to(self._device)
+        return read_bundle(bundle, trust=self.trust, backbone=self._backbone).to(
+            self._device
+        )
 
     def image(self, name: str) -> Path:
         """Return the file of a kept image.
@@ -346,7 +360,9 @@ class Workspace:
 
     # ------------------------------------------------------------------ changes
 
-    def receive(self, images: Mapping[str, tuple[str, bytes]], again: bool) -> list[str]:
+    def receive(
+        self, images: Mapping[str, tuple[str, bytes]], again: bool
+    ) -> list[str]:
         """Store images until they are labelled; return once the disk has them.
 
         Args:
@@ -399,7 +415,13 @@ class Workspace:
         with new_folder(self._bundle(number)) as temporary:
             if model.class_names:
                 model.save(temporary)
-        row = (number, json.dumps(asdict(change)), parent, json.dumps(model.counts), _now())
+        row = (
+            number,
+            json.dumps(asdict(change)),
+            parent,
+            json.dumps(model.counts),
+            _now(),
+        )
         try:
             with self._journal.transaction():
                 self._journal.execute(
@@ -412,7 +434,10 @@ class Workspace:
             raise
         try:
             self._drop(self.stored_versions[: -self.keep_versions])
-        except (CifnetError, OSError) as error:  # the change is stored: it must not be refused
+        except (
+            CifnetError,
+            OSError,
+        ) as error:  # the change is stored: it must not be refused
             LOGGER.warning("old versions were not removed: %s", error)
         return self.versions[number]
 
@@ -448,7 +473,9 @@ class Workspace:
         deleted = self._file_names() - stay
         with self._journal.transaction():
             rows = [(file,) for file in deleted]
-            self._journal.execute_all("UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows)
+            self._journal.execute_all(
+                "UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows
+            )
         for file in deleted:
             (self.images_folder / file).unlink()
         return len(deleted)
@@ -485,11 +512,15 @@ class Workspace:
 
     def _continue(self, action: str, number: int) -> None:
         """Continue the line of versions with one that is served from now on."""
-        self._journal.execute("DELETE FROM line WHERE place > (SELECT place FROM model)")
+        self._journal.execute(
+            "DELETE FROM line WHERE place > (SELECT place FROM model)"
+        )
         added = self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
         self._serve(action, added.lastrowid)
 
-    def _step(self, action: str, query: str, missing: str) -> tuple[Version, Classifier]:
+    def _step(
+        self, action: str, query: str, missing: str
+    ) -> tuple[Version, Classifier]:
         """Serve a version of the line, once its bundle is read.
 
         Args:
@@ -521,7 +552,9 @@ class Workspace:
         if not rows:
             return
         with self._journal.transaction():
-            self._journal.execute_all("UPDATE version SET stored = 0 WHERE number = ?", rows)
+            self._journal.execute_all(
+                "UPDATE version SET stored = 0 WHERE number = ?", rows
+            )
             self._journal.execute_all("DELETE FROM line WHERE version = ?", rows)
         self._remove_leftovers()
 

@@ -17,10 +17,16 @@ from cifnet_pl.statistics.probabilities import to_probabilities as to_probabilit
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
-from cifnet_pl.statistics.projections import draw_product_directions as draw_product_directions
+from cifnet_pl.statistics.projections import (
+    draw_product_directions as draw_product_directions,
+)
 from cifnet_pl.statistics.projections import draw_projection as draw_projection
-from cifnet_pl.statistics.projections import projection_fingerprint as projection_fingerprint
-from cifnet_pl.statistics.projections import with_product_features as with_product_features
+from cifnet_pl.statistics.projections import (
+    projection_fingerprint as projection_fingerprint,
+)
+from cifnet_pl.statistics.projections import (
+    with_product_features as with_product_features,
+)
 from cifnet_pl.statistics.ridge import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.ridge import Centred as Centred
 from cifnet_pl.statistics.ridge import Choice as Choice

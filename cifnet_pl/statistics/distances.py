@@ -37,7 +37,12 @@ class ClassMoments:
 
     @classmethod
     def of(
-        cls, gram: Tensor, sums: Tensor, weights: Tensor, total: Tensor | None, mass: Tensor
+        cls,
+        gram: Tensor,
+        sums: Tensor,
+        weights: Tensor,
+        total: Tensor | None,
+        mass: Tensor,
     ) -> ClassMoments:
         """Put the rows that belong to none of the classes into a group of their own.
 
@@ -139,13 +144,21 @@ class Removable:
     """
 
     def __init__(
-        self, factor: Tensor, means: Tensor, class_mass: Tensor, x: Tensor, columns: Tensor
+        self,
+        factor: Tensor,
+        means: Tensor,
+        class_mass: Tensor,
+        x: Tensor,
+        columns: Tensor,
     ):
         self.factor = factor
         self.class_mass = class_mass
         self.columns = columns
         self.means, self.away = self.half(means), self.half(x - means[columns])
-        self.along, self.square = self.away @ self.means.T, self.means.square().sum(dim=1)
+        self.along, self.square = (
+            self.away @ self.means.T,
+            self.means.square().sum(dim=1),
+        )
 
     def half(self, x: Tensor) -> Tensor:
         """Return ``L⁻¹x`` for rows x (n, p)."""
@@ -160,7 +173,9 @@ class Removable:
             q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
         """
         away = self.away[rows]
-        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(away)  # (g, k, C)
+        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(
+            away
+        )  # (g, k, C)
         remaining = self.class_mass - own.sum(dim=1)
         gone = remaining <= ROUNDING * self.class_mass
         shift = own / torch.where(gone, torch.inf, remaining)[:, None]
@@ -170,14 +185,21 @@ class Removable:
         root = torch.linalg.cholesky(lost)
         values, vectors = torch.linalg.eigh(root.mT @ (away @ away.mT) @ root)
         turn = (root @ vectors / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]).mT
-        moved = (away @ away.mT) @ shift  # products of the rows with what each mean loses
+        moved = (
+            away @ away.mT
+        ) @ shift  # products of the rows with what each mean loses
         along = self.along[rows]
         square = self.square + (shift * (moved - 2 * along)).sum(dim=1)
         to_rows = q @ away.mT
         inner = q @ self.means.T - to_rows @ shift
         remaining = remaining.masked_fill(gone, 0.0)[:, None]
         return Products(
-            inner, square[:, None], to_rows @ turn.mT, turn @ (along - moved), remaining, turn
+            inner,
+            square[:, None],
+            to_rows @ turn.mT,
+            turn @ (along - moved),
+            remaining,
+            turn,
         )
 
 
@@ -233,7 +255,10 @@ class ClassDistances:
         offset = (self.means.T * towards).sum(dim=0)
 
         def measure(x: Tensor) -> Tensor:
-            q = self.length * torch.nn.functional.normalize(x.double(), dim=1) - self.centre
+            q = (
+                self.length * torch.nn.functional.normalize(x.double(), dim=1)
+                - self.centre
+            )
             return self.moments.mass * (
                 _quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values
             )
@@ -260,7 +285,9 @@ class ClassDistances:
         away = x - self.centre
         mass = moments.weights
         kinds = (
-            Removable(self.within_factor, self.means, mass[: moments.classes], away, columns),
+            Removable(
+                self.within_factor, self.means, mass[: moments.classes], away, columns
+            ),
             Removable(
                 self.total_factor,
                 away.new_zeros(1, x.shape[1]),
@@ -279,7 +306,9 @@ class ClassDistances:
             length = (
                 (moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left
             ).sqrt()
-            for distances, kind, (direction, centre) in zip(result, kinds, halves, strict=True):
+            for distances, kind, (direction, centre) in zip(
+                result, kinds, halves, strict=True
+            ):
                 q = length.nan_to_num()[..., None] * direction[rows] - centre
                 distances[rows] = left * _nearest(q, kind.without(rows, q))
         return result[0], result[1]
@@ -292,7 +321,12 @@ def _nearest(q: Tensor, products: Products) -> Tensor:
     further = torch.cdist(
         products.rows, products.means.mT, compute_mode="donot_use_mm_for_euclid_dist"
     ).square()
-    distance = q.square().sum(dim=2, keepdim=True) - 2 * products.inner + products.square + further
+    distance = (
+        q.square().sum(dim=2, keepdim=True)
+        - 2 * products.inner
+        + products.square
+        + further
+    )
     nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
     return nearest.masked_fill(nearest.isinf(), torch.nan)
 
@@ -342,7 +376,12 @@ class Discriminant:
 
     @classmethod
     def from_sums(
-        cls, within: Tensor, class_sums: Tensor, mass: Tensor, ridge: float, unbiased: bool = False
+        cls,
+        within: Tensor,
+        class_sums: Tensor,
+        mass: Tensor,
+        ridge: float,
+        unbiased: bool = False,
     ) -> Discriminant:
         """Factorise, in float64.
 
@@ -358,9 +397,17 @@ class Discriminant:
         """
         sums = class_sums.double()
         factor = factorise(
-            within.double(), torch.tensor(ridge, dtype=torch.float64, device=within.device)
+            within.double(),
+            torch.tensor(ridge, dtype=torch.float64, device=within.device),
         )
-        return cls(factor, sums[:, 1:] / sums[:, :1], sums[:, 0], mass.double(), ridge, unbiased)
+        return cls(
+            factor,
+            sums[:, 1:] / sums[:, :1],
+            sums[:, 0],
+            mass.double(),
+            ridge,
+            unbiased,
+        )
 
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of ``[1; z]``, the bias in row 0."""
@@ -379,7 +426,9 @@ class Discriminant:
         freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
         return freedom
 
-    def leaving_out(self, z: Tensor, columns: Tensor) -> Callable[[Tensor | None], Tensor]:
+    def leaving_out(
+        self, z: Tensor, columns: Tensor
+    ) -> Callable[[Tensor | None], Tensor]:
         """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at
         the same λ.
 
@@ -391,7 +440,9 @@ class Discriminant:
             Function from the number of each row's group (n,) int64, or None where each stands
             alone, to scores (n, C); NaN for a class that had no other row.
         """
-        removable = Removable(self.factor, self.means, self.class_mass, z.double(), columns)
+        removable = Removable(
+            self.factor, self.means, self.class_mass, z.double(), columns
+        )
         half = removable.away + removable.means[columns]
         if self.unbiased:
             freedom = self.freedom
@@ -410,8 +461,12 @@ class Discriminant:
                     - p.means.square().sum(dim=1, keepdim=True) / 2
                 )
                 score = (self.mass - rows.shape[1]) * score
-                if self.unbiased:  # the trace of the inverse grows by that of what is added to it
-                    lost = self.ridge * (p.turn @ further[rows]).square().sum(dim=(1, 2))
+                if (
+                    self.unbiased
+                ):  # the trace of the inverse grows by that of what is added to it
+                    lost = self.ridge * (p.turn @ further[rows]).square().sum(
+                        dim=(1, 2)
+                    )
                     score = score + (freedom - lost)[:, None, None] / (2 * p.remaining)
                 result[rows] = score.masked_fill(p.gone, torch.nan)
             return result

@@ -112,10 +112,12 @@ def _joined(u: Tensor, limit: float) -> Tensor:
     parts = torch.split(torch.arange(count), BLOCK)
     for i, one in enumerate(parts):
         for j, other in enumerate(parts[: i + 1]):
-            pairs = (u[one].float() @ u[other].float().T > limit).nonzero().cpu() + torch.tensor(
-                [one[0], other[0]]
-            )
-            if len(pairs) > (len(one) if j == i else 0):  # more than each one with itself
+            pairs = (
+                u[one].float() @ u[other].float().T > limit
+            ).nonzero().cpu() + torch.tensor([one[0], other[0]])
+            if len(pairs) > (
+                len(one) if j == i else 0
+            ):  # more than each one with itself
                 first = _first_of_components(
                     np.concatenate([pairs.numpy().T, [np.arange(count), first]], axis=1)
                 )
@@ -243,10 +245,14 @@ def find_groups(
         return FoundGroups("independent", None, None, first)
     found = {cut: _harm(trees, y, cut, left_out, DRAWS) for cut in CUTS}
     harm = {cut: each.ratio for cut, each in found.items()}
-    cut = _choose({cut: each for cut, each in found.items() if each.part <= PART}) or _choose(found)
+    cut = _choose(
+        {cut: each for cut, each in found.items() if each.part <= PART}
+    ) or _choose(found)
     if cut is None:
         return FoundGroups("independent", None, None, harm)
-    return FoundGroups("found", torch.from_numpy(found[cut].groups).to(z.device), cut, harm)
+    return FoundGroups(
+        "found", torch.from_numpy(found[cut].groups).to(z.device), cut, harm
+    )
 
 
 def _choose(found: dict[float, _Harm]) -> float | None:
@@ -254,7 +260,11 @@ def _choose(found: dict[float, _Harm]) -> float | None:
     harm.
     """
     most = max(found.values(), key=lambda each: each.ratio, default=None)
-    if most is None or most.ratio < HARM or most.own - most.chance <= 2 * most.apart**0.5:
+    if (
+        most is None
+        or most.ratio < HARM
+        or most.own - most.chance <= 2 * most.apart**0.5
+    ):
         return None
     least = most.ratio * float(np.exp(-np.sqrt(1 / most.own + 1 / most.chance)))
     return next(cut for cut, each in found.items() if each.ratio >= least)
@@ -287,13 +297,19 @@ def _clusters(trees: Trees, count: int, cut: float) -> np.ndarray:
     groups = np.zeros(count, dtype=np.int64)
     used = 0
     for rows, tree in trees:
-        groups[rows] = used + (fcluster(tree, 1 - cut, "distance") - 1 if len(rows) > 1 else 0)
+        groups[rows] = used + (
+            fcluster(tree, 1 - cut, "distance") - 1 if len(rows) > 1 else 0
+        )
         used = int(groups[rows].max()) + 1
     return groups
 
 
 def _harm(
-    trees: Trees, y: np.ndarray, cut: float, left_out: Callable[[Tensor | None], Tensor], draws: int
+    trees: Trees,
+    y: np.ndarray,
+    cut: float,
+    left_out: Callable[[Tensor | None], Tensor],
+    draws: int,
 ) -> _Harm:
     groups = _clusters(trees, len(y), cut)
     wrong = _errors(left_out(torch.from_numpy(groups)), y)
@@ -301,13 +317,20 @@ def _harm(
     chance = []
     for draw in range(draws):
         dealt = groups.copy()
-        for rows, _ in trees:  # groups of the same sizes, of images of the class at random
+        for (
+            rows,
+            _,
+        ) in trees:  # groups of the same sizes, of images of the class at random
             dealt[rows] = groups[np.random.default_rng(draw).permutation(rows)]
         chance.append(_errors(left_out(torch.from_numpy(dealt)), y)[known])
     apart = np.abs(wrong[known] - np.array(chance)).sum() / draws
     part = float(np.mean(np.bincount(groups)[groups] / np.bincount(y)[y]))
     return _Harm(
-        groups, part, 1 + float(wrong[known].sum()), 1 + float(np.sum(chance)) / draws, float(apart)
+        groups,
+        part,
+        1 + float(wrong[known].sum()),
+        1 + float(np.sum(chance)) / draws,
+        float(apart),
     )
 
 

@@ -48,7 +48,9 @@ def log_odds(logits: Tensor) -> LogOdds:
     return LogOdds(first, odds, others - together)
 
 
-def to_probabilities(scores: Tensor, temperature: Tensor | float, power: Tensor | float) -> Tensor:
+def to_probabilities(
+    scores: Tensor, temperature: Tensor | float, power: Tensor | float
+) -> Tensor:
     """Turn scores into probabilities.
 
     With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become
@@ -96,7 +98,9 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
     def loss(temperature: float) -> float:
         logits = scores / temperature
-        return torch.nn.functional.cross_entropy(logits, columns, label_smoothing=smoothing).item()
+        return torch.nn.functional.cross_entropy(
+            logits, columns, label_smoothing=smoothing
+        ).item()
 
     return _best_temperature(scores, loss)
 
@@ -157,7 +161,11 @@ def _best_power(logits: Tensor, true: Tensor) -> _PowerFit:
 
     # The search never reaches its bounds.
     power = _minimum(loss, SMALLEST_POWER, 1.0)
-    return min(_PowerFit(loss(1.0), 1.0), _PowerFit(loss(power), power), key=lambda fit: fit.loss)
+    return min(
+        _PowerFit(loss(1.0), 1.0),
+        _PowerFit(loss(power), power),
+        key=lambda fit: fit.loss,
+    )
 
 
 def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
@@ -175,7 +183,11 @@ def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function of one number is smallest between two numbers."""
-    from scipy.optimize import minimize_scalar  # inside: a model that only classifies needs it not
+    from scipy.optimize import (
+        minimize_scalar,
+    )  # inside: a model that only classifies needs it not
 
-    found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(
+        function, bounds=(low, high), method="bounded", options={"xatol": 1e-6}
+    )
     return float(found.x)

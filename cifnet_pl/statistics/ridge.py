@@ -54,7 +54,9 @@ def check_ridge(ridge: Ridge) -> Ridge:
     return number_or_gcv("ridge", ridge, "a positive number or gcv")
 
 
-def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
+def solve_ridge(
+    gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False
+) -> Tensor:
     """Return ``(gram + diag(penalty))⁻¹ moment`` by one Cholesky factorisation (eq:weights_rrls
     without the SVD).
 
@@ -172,7 +174,9 @@ def _moving_mean(values: Tensor, width: int) -> Tensor:
     ones.
     """
     means = values.unfold(0, width, 1).mean(dim=1)
-    first = (torch.arange(len(values), device=values.device) - width // 2).clamp(0, len(means) - 1)
+    first = (torch.arange(len(values), device=values.device) - width // 2).clamp(
+        0, len(means) - 1
+    )
     return means[first]
 
 
@@ -213,8 +217,12 @@ def _routine(name: str, arguments: int) -> Callable[..., None]:
     interface.PyCapsule_GetName.argtypes = [ctypes.py_object]
     interface.PyCapsule_GetPointer.restype = ctypes.c_void_p
     interface.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    address = interface.PyCapsule_GetPointer(capsule, interface.PyCapsule_GetName(capsule))
-    routine: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    address = interface.PyCapsule_GetPointer(
+        capsule, interface.PyCapsule_GetName(capsule)
+    )
+    routine: Callable[..., None] = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_void_p] * arguments
+    )(address)
     return routine
 
 
@@ -251,12 +259,26 @@ def sytrd(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     count = len(matrix)
     dtype = matrix.dtype
     packed = np.array(matrix, order="F")
-    diagonal, below, scales = (np.empty(max(1, count - less), dtype) for less in (0, 1, 1))
+    diagonal, below, scales = (
+        np.empty(max(1, count - less), dtype) for less in (0, 1, 1)
+    )
     size = np.empty(1, dtype)
     _call("sytrd", dtype, b"L", count, packed, count, diagonal, below, scales, size, -1)
     work = np.empty(max(1, int(size[0])), dtype)
     with _few_threads(count):
-        _call("sytrd", dtype, b"L", count, packed, count, diagonal, below, scales, work, len(work))
+        _call(
+            "sytrd",
+            dtype,
+            b"L",
+            count,
+            packed,
+            count,
+            diagonal,
+            below,
+            scales,
+            work,
+            len(work),
+        )
     return packed, diagonal, below[: count - 1], scales[: count - 1]
 
 
@@ -293,7 +315,9 @@ def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarr
             len(whole),
         )
     if failed:
-        raise np.linalg.LinAlgError("the eigenvalues of the Gram matrix did not converge")
+        raise np.linalg.LinAlgError(
+            "the eigenvalues of the Gram matrix did not converge"
+        )
     return values, vectors
 
 
@@ -343,7 +367,9 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     shift = diagonal.mean()
     # Factors rotate there and back in 8p²C operations instead of 4p²C, and save the 2p³ of their
     # product.
-    factored = gram.device.type == "cpu" and len(gram) >= max(FACTORED_FROM, 2 * columns)
+    factored = gram.device.type == "cpu" and len(gram) >= max(
+        FACTORED_FROM, 2 * columns
+    )
     try:
         gram.diagonal().add_(shift)
         if factored:
@@ -373,7 +399,9 @@ def _factored(gram: Tensor) -> Spectrum:
     inner = torch.from_numpy(vectors)
 
     def reflected(x: Tensor, transpose: bool) -> Tensor:
-        return torch.cat([x[:1], torch.ormqr(reflectors, scale, x[1:], transpose=transpose)])
+        return torch.cat(
+            [x[:1], torch.ormqr(reflectors, scale, x[1:], transpose=transpose)]
+        )
 
     return Spectrum(
         torch.from_numpy(values),
@@ -442,17 +470,23 @@ def solve(
         CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
     if ridge != "gcv":
-        return solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare), Choice(
-            float(ridge), "given"
-        )
+        return solve_ridge(
+            gram, moment, gram.new_tensor(ridge), overwrite=spare
+        ), Choice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
-    choice = gcv_ridge(eigen.values, rotated.square().sum(dim=1), target_energy, samples, free)
+    choice = gcv_ridge(
+        eigen.values, rotated.square().sum(dim=1), target_energy, samples, free
+    )
     return eigen.back(rotated / (eigen.values + choice.ridge)[:, None]), choice
 
 
 def gcv_ridge(
-    eigenvalues: Tensor, energy: Tensor, target_energy: Tensor, samples: int, free: int = 1
+    eigenvalues: Tensor,
+    energy: Tensor,
+    target_energy: Tensor,
+    samples: int,
+    free: int = 1,
 ) -> Choice:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
@@ -492,11 +526,14 @@ def gcv_ridge(
     rss = unexplained + (explained * left.square()).sum(1)
     freedom = beyond * spare + (share * left).sum(1)  # n − df
     score = rss / freedom.square()
-    score[(freedom <= 0) | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())] = (
-        torch.inf
-    )
+    score[
+        (freedom <= 0)
+        | (grid < SMALLEST * torch.finfo(grid.dtype).eps * eigenvalues.max())
+    ] = torch.inf
     allowed = torch.where(
-        freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare), torch.inf, score
+        freedom < (1 - MOST_FREEDOM) * (free + share.sum() + beyond * spare),
+        torch.inf,
+        score,
     )
     best = _last_smallest(allowed)
     unbounded = _last_smallest(score)
@@ -691,4 +728,6 @@ class Centred:
             (n, d+1) float64.
         """
         half = half_products(self.gram, self.gram.new_tensor(ridge), z - self.mean)
-        return torch.cat([half.new_full((len(half), 1), 1) / mass.double().sqrt(), half], dim=1)
+        return torch.cat(
+            [half.new_full((len(half), 1), 1) / mass.double().sqrt(), half], dim=1
+        )

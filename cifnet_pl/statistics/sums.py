@@ -77,7 +77,9 @@ def pack(matrix: Tensor) -> Tensor:
     packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
     packed[..., shift:, :] = matrix[..., :columns]
     corner = packed[..., :corner_width, columns - corner_width :]
-    upper = torch.ones(corner_width, corner_width, dtype=torch.bool, device=matrix.device).triu()
+    upper = torch.ones(
+        corner_width, corner_width, dtype=torch.bool, device=matrix.device
+    ).triu()
     corner.copy_(torch.where(upper, matrix[..., columns:, columns:].mT, corner))
     return packed
 
@@ -108,7 +110,9 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         [[1.0, 5.0, 7.0]]
     """
     dtype = dtype or z.dtype
-    ones = torch.ones_like(z[:, :1], dtype=dtype)  # whose length stays open where a graph is traced
+    ones = torch.ones_like(
+        z[:, :1], dtype=dtype
+    )  # whose length stays open where a graph is traced
     return torch.cat([ones, z], dim=1).to(dtype)
 
 
@@ -158,9 +162,12 @@ class Sums(GrowingModule):
         self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
-        self.register_buffer("packed_gram", torch.zeros(shape, dtype=dtype) if gram else None)
         self.register_buffer(
-            "class_grams", torch.zeros(classes, *shape, dtype=dtype) if per_class else None
+            "packed_gram", torch.zeros(shape, dtype=dtype) if gram else None
+        )
+        self.register_buffer(
+            "class_grams",
+            torch.zeros(classes, *shape, dtype=dtype) if per_class else None,
         )
         self._square: Tensor | None = (
             None  # (p, p), where rows are being added: then it holds all of the products
@@ -193,7 +200,11 @@ class Sums(GrowingModule):
         dtype = self.class_sums.dtype
         device = self.class_sums.device
         return Sums(
-            self.width, classes, gram=self.has_gram, per_class=self.per_class, dtype=dtype
+            self.width,
+            classes,
+            gram=self.has_gram,
+            per_class=self.per_class,
+            dtype=dtype,
         ).to(device)
 
     def of_class(self, column: int) -> Sums:
@@ -350,7 +361,9 @@ class Sums(GrowingModule):
         self.settle()
         return super()._apply(fn, recurse)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: Any, prefix: str, keep_vars: bool
+    ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if (
             self._square is not None

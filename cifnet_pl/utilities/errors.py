@@ -112,9 +112,9 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         unknown head 'Ridge': did you mean RidgeHead?
     """
     names = sorted(known)
-    near = sorted((name for name in names if unknown and unknown.lower() in name.lower()), key=len)[
-        :3
-    ]
+    near = sorted(
+        (name for name in names if unknown and unknown.lower() in name.lower()), key=len
+    )[:3]
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     if near:
@@ -184,5 +184,6 @@ def check_embeddings(z: Tensor, width: int) -> None:
     if z.numel() and not torch.isfinite(torch.stack(z.aminmax())).all():
         rows = (~torch.isfinite(z).all(dim=1)).nonzero().flatten().tolist()
         raise NonFiniteError(
-            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})", rows
+            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})",
+            rows,
         )

@@ -93,7 +93,9 @@ def rendered(template: Path, **values: Any) -> str:
         "keep_trailing_newline": True,
         "undefined": jinja2.StrictUndefined,
     }
-    return str(jinja2.Template(template.read_text(encoding="utf-8"), **options).render(values))
+    return str(
+        jinja2.Template(template.read_text(encoding="utf-8"), **options).render(values)
+    )
 
 
 def read_yaml(path: Path, noun: str = "file") -> Any:
@@ -111,7 +113,9 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{noun} {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"{noun} {path} is not YAML: {' '.join(str(error).split())}"
+        ) from error
 
 
 def config_files() -> dict[str, Path]:
@@ -123,9 +127,13 @@ def config_files() -> dict[str, Path]:
     if not folder.is_dir():  # a checkout, not an installation
         folder = package.parent / "configs"
     names = {
-        path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in folder.rglob("*.yaml")
     }
-    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
+    return {
+        name: names[name]
+        for name in sorted(names, key=lambda name: (name.count("/"), name))
+    }
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -171,7 +179,9 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         line = io.StringIO()
         # Before Python 3.13 only characters of the line's own end are quoted, and a file name may
         # hold either.
-        csv.writer(line, lineterminator="\r\n").writerow([*row, *[None] * (len(header) - len(row))])
+        csv.writer(line, lineterminator="\r\n").writerow(
+            [*row, *[None] * (len(header) - len(row))]
+        )
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 
@@ -216,7 +226,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(
-            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+            tempfile.mkdtemp(
+                prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
+            )
         )
         yield temporary
         temporary.chmod(0o777 & ~_umask())

@@ -28,7 +28,13 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     for key, tensor in sorted(tensors.items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            tensor.detach()
+            .cpu()
+            .contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
         )
     return digest.hexdigest()
 
@@ -48,7 +54,9 @@ def keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the part of a state whose names begin with ``prefix``, without it."""
     return {
-        key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)
+        key[len(prefix) :]: value
+        for key, value in state_dict.items()
+        if key.startswith(prefix)
     }
 
 
@@ -84,7 +92,9 @@ Sizes = tuple[frozenset[int] | None, ...]
 """Allowed sizes of each dimension of a tensor; None for any size."""
 
 
-def grown_sizes(one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool) -> Sizes:
+def grown_sizes(
+    one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool
+) -> Sizes:
     """Infer the sizes of a tensor from its shapes with one class and with two classes.
 
     A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry

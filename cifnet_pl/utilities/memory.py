@@ -56,7 +56,9 @@ def keep_freed_memory() -> bool:
     return changed
 
 
-_keeping: ctypes.CDLL | None = None  # the library once it is set so; it tells nobody how it is set
+_keeping: ctypes.CDLL | None = (
+    None  # the library once it is set so; it tells nobody how it is set
+)
 _solving = 0
 _lock = threading.Lock()
 

@@ -45,7 +45,9 @@ def title_of(part: type) -> str:
     """Return the name of a head or a method in tables and figures: its ``title``, else its class's
     without the kind.
     """
-    return str(getattr(part, "title", "")) or re.sub("(Head|Module)$", "", part.__name__)
+    return str(getattr(part, "title", "")) or re.sub(
+        "(Head|Module)$", "", part.__name__
+    )
 
 
 @cache
@@ -115,7 +117,11 @@ def failure(error: BaseException) -> str:
         text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not any(place in frame.filename for place in libraries)]
+    theirs = [
+        frame
+        for frame in frames
+        if not any(place in frame.filename for place in libraries)
+    ]
     if theirs:
         return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
     return text
@@ -160,7 +166,9 @@ def optional(package: str, needed_by: str, extra: str) -> Any:
         return import_module(package)
     except ImportError:
         install = f"pip install 'cifnet_pl[{extra}]'"
-        raise UsageError(f"{needed_by} needs the package {package}: {install}") from None
+        raise UsageError(
+            f"{needed_by} needs the package {package}: {install}"
+        ) from None
 
 
 def find_in_current_folder() -> None:
@@ -192,7 +200,9 @@ def import_part(name: str) -> Any:
     try:
         return getattr(import_module(module), last)
     except Exception as error:  # the code of others may fail in any way
-        here = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        here = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        )
         if here:
             hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
         else:

@@ -68,7 +68,11 @@ def versions(base: Path) -> list[Path]:
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
-        if entry.name.startswith("version_") and number.isascii() and number.isdecimal():
+        if (
+            entry.name.startswith("version_")
+            and number.isascii()
+            and number.isdecimal()
+        ):
             numbers.append(int(number))
     return [base / f"version_{number}" for number in sorted(numbers)]
 
@@ -80,7 +84,9 @@ def images_of_run(model: Path) -> str | None:
     Args:
         model: a run's folder, that of its experiment, or a file or folder in it.
     """
-    newest = sorted(model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest = sorted(
+        model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
     config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
     data = config.get("data", {})
@@ -102,7 +108,10 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
         CheckpointError: ``checkpoint`` is neither "last" nor a file.
     """
     present = versions(base)
-    fresh = base / f"version_{int(present[-1].name.removeprefix('version_')) + 1 if present else 0}"
+    fresh = (
+        base
+        / f"version_{int(present[-1].name.removeprefix('version_')) + 1 if present else 0}"
+    )
     if checkpoint != "last":
         return RunChoice(fresh, existing(checkpoint) if checkpoint else None)
     begun = [folder for folder in present if (folder / "config.yaml").is_file()]
@@ -114,11 +123,15 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
         )
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
-        return RunChoice(folder, None, f"{folder} has no checkpoint yet: starting with task 1")
+        return RunChoice(
+            folder, None, f"{folder} has no checkpoint yet: starting with task 1"
+        )
     return RunChoice(folder, folder / CHECKPOINT)
 
 
-def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]) -> RunChoice:
+def place_evaluation(
+    base: Path, checkpoint: str | None, configs: Iterable[Path]
+) -> RunChoice:
     """Choose the run that is evaluated; no folder is made for an evaluation.
 
     Args:
@@ -138,7 +151,10 @@ def place_evaluation(base: Path, checkpoint: str | None, configs: Iterable[Path]
     if checkpoint != "last":
         path = existing(checkpoint)
         return RunChoice(
-            path.parent.parent if path.parent.name == CHECKPOINT.parent.name else path.parent, path
+            path.parent.parent
+            if path.parent.name == CHECKPOINT.parent.name
+            else path.parent,
+            path,
         )
     named = [path.parent for path in configs if path.name == "config.yaml"]
     for folder in [*reversed(named), *reversed(versions(base))]:
@@ -161,7 +177,8 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
     """
     entries = list(folder.iterdir()) if folder.is_dir() else []
     if all(
-        entry.is_file() and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES)
+        entry.is_file()
+        and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES)
         for entry in entries
     ):
         with suppress(OSError):  # Windows keeps files that are open
@@ -208,5 +225,7 @@ def existing(checkpoint: str) -> Path:
     """
     path = Path(checkpoint)
     if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}")
+        raise CheckpointError(
+            f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}"
+        )
     return path

@@ -32,7 +32,9 @@ def printable(text: str) -> str:
         >>> printable("two\nlines")
         'two\\nlines'
     """
-    return "".join(c if c.isprintable() or c in JOINERS else repr(c)[1:-1] for c in text)
+    return "".join(
+        c if c.isprintable() or c in JOINERS else repr(c)[1:-1] for c in text
+    )
 
 
 def utf8(text: str) -> str:
@@ -75,9 +77,7 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         >>> number_of(1, "image"), number_of(2, "class"), number_of(1200, "image")
         ('1 image', '2 classes', '1,200 images')
     """
-    return (
-        f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
-    )
+    return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
 
 
 def table(
@@ -94,7 +94,9 @@ def table(
     made = Table()
     for i, name in enumerate(header):
         whole = i not in names
-        made.add_column(name, justify="right" if whole else "left", no_wrap=whole, overflow="fold")
+        made.add_column(
+            name, justify="right" if whole else "left", no_wrap=whole, overflow="fold"
+        )
     for row in rows:
         made.add_row(*map(escape, row))
     return made
@@ -162,7 +164,9 @@ def has_controls(text: str) -> bool:
     return any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in text)
 
 
-def similar_spellings_message(names: Iterable[str], known: Iterable[str] = ()) -> str | None:
+def similar_spellings_message(
+    names: Iterable[str], known: Iterable[str] = ()
+) -> str | None:
     """Return a note about class names that differ only in spelling, such as ``Cup`` and ``cup``.
 
     Letter case, spaces, hyphens, underscores and Unicode's normal forms make no difference.
@@ -190,7 +194,9 @@ def similar_spellings_message(names: Iterable[str], known: Iterable[str] = ()) -
 
 
 def _spelling(name: str) -> str:
-    return " ".join(re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold()).split())
+    return " ".join(
+        re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold()).split()
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -212,7 +218,9 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
-def counted(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+def counted(
+    items: Iterable[T], description: str, total: int | None = None
+) -> Iterator[T]:
     """Yield the same items, with a bar that counts them while they are consumed.
 
     Args:
@@ -222,7 +230,12 @@ def counted(items: Iterable[T], description: str, total: int | None = None) -> I
     """
     console = Console(stderr=True)
     yield from track(
-        items, description, total, console=console, disable=not console.is_terminal, transient=True
+        items,
+        description,
+        total,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
     )
 
 
@@ -244,9 +257,15 @@ def families(texts: Iterable[str]) -> list[str]:
     from matplotlib.font_manager import findfont
 
     chosen = [FONT]
-    left = {ord(c) for text in texts for c in printable(text)} - _characters(findfont(FONT))
+    left = {ord(c) for text in texts for c in printable(text)} - _characters(
+        findfont(FONT)
+    )
     while left:
-        best = max(_fonts(), key=lambda entry: len(left & _characters(entry.fname)), default=None)
+        best = max(
+            _fonts(),
+            key=lambda entry: len(left & _characters(entry.fname)),
+            default=None,
+        )
         if best is None or not left & _characters(best.fname):
             break
         chosen.append(best.name)

@@ -26,12 +26,16 @@ LITE0 = "embedded:efficientnet_lite0"
 
 def images(count: int, side: int = 32, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8
+    )
 
 
 @pytest.fixture(scope="module")
 def lite0() -> Backbone:
-    return build_backbone(LITE0, engine="torch")  # test_engines.py compares the others with it
+    return build_backbone(
+        LITE0, engine="torch"
+    )  # test_engines.py compares the others with it
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,9 @@ class TestEmbedded:
     def test_normalisation(self, lite0: Backbone) -> None:
         """(255·x − 127) / 128 for x in [0, 1], as the weights' authors feed them."""
         seen: list[Tensor] = []
-        hook = lite0.network.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        hook = lite0.network.register_forward_pre_hook(
+            lambda module, args: seen.append(args[0])
+        )
         pixels = (
             torch.arange(256, dtype=torch.uint8)
             .repeat(16)
@@ -111,7 +117,9 @@ def test_pixels_are_the_pixels() -> None:
     "wrong", [images(1).float(), images(1)[0], images(1)[:, :1], images(1).int()]
 )
 def test_what_is_not_a_batch_of_images(wrong: Tensor) -> None:
-    with pytest.raises(CifnetError, match=r"images have shape .*, expected \(n, 3, h, w\) uint8"):
+    with pytest.raises(
+        CifnetError, match=r"images have shape .*, expected \(n, 3, h, w\) uint8"
+    ):
         build_backbone("pixels")(wrong)
 
 
@@ -125,7 +133,8 @@ def test_side_that_the_network_cannot_take() -> None:
     transformer, features = headless(VisionTransformer(224, 16, 1, 2, 16, 16))
     backbone = Backbone("vit", transformer, features, Preprocessing(224))
     with pytest.raises(
-        CifnetError, match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224"
+        CifnetError,
+        match=r"vit cannot embed images of 32x32 pixels .*set --data.image_size to 224",
     ):
         backbone(images(1, 32))
 
@@ -142,7 +151,10 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("embeded:efficientnet_lite0", "unknown backbone 'embeded': did you mean embedded?"),
+        (
+            "embeded:efficientnet_lite0",
+            "unknown backbone 'embeded': did you mean embedded?",
+        ),
         (
             "embedded:efficientnet_lite1",
             "unknown embedded backbone .*did you mean efficientnet_lite0",
@@ -152,8 +164,14 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
             "did you mean .*ResNet18_Weights.IMAGENET1K_V1",
         ),
         ("torchvision:resnet18", "unknown torchvision weights 'resnet18'"),
-        ("torchvision:ResNet18_QuantizedWeights.DEFAULT", "unknown torchvision weights"),
-        ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "are not of an image classifier"),
+        (
+            "torchvision:ResNet18_QuantizedWeights.DEFAULT",
+            "unknown torchvision weights",
+        ),
+        (
+            "torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT",
+            "are not of an image classifier",
+        ),
         ("torchvision:R3D_18_Weights.DEFAULT", "are not of an image classifier"),
         ("timm:resnet19", "unknown timm model 'resnet19': did you mean resnet"),
         (
@@ -162,7 +180,10 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
         ),
         ("pixels:0", "expected pixels or pixels:<side>"),
         ("pixels:²", "expected pixels or pixels:<side>"),
-        ("file:weights.pth", "needs an architecture, e.g. --model.architecture resnet18"),
+        (
+            "file:weights.pth",
+            "needs an architecture, e.g. --model.architecture resnet18",
+        ),
     ],
 )
 def test_unknown_names(name: str, sentence: str) -> None:
@@ -173,11 +194,15 @@ def test_unknown_names(name: str, sentence: str) -> None:
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown architecture 'resnet81': did you mean"):
+    with pytest.raises(
+        UsageError, match="unknown architecture 'resnet81': did you mean"
+    ):
         build_backbone("file:weights.pth", "resnet81")
     with pytest.raises(UsageError, match=r"checkpoint .*weights.pth does not exist"):
         build_backbone(f"file:{tmp_path}/weights.pth", "resnet18")
-    with pytest.raises(UsageError, match="has no linear classifier that could be cut off"):
+    with pytest.raises(
+        UsageError, match="has no linear classifier that could be cut off"
+    ):
         build_backbone("file:weights.pth", "squeezenet1_0")
 
 
@@ -218,10 +243,16 @@ def test_cached_torchvision_weights(
     assert not no_network
 
 
-def test_damaged_torchvision_weights(hub: Path, resnet_state: dict[str, Tensor]) -> None:
+def test_damaged_torchvision_weights(
+    hub: Path, resnet_state: dict[str, Tensor]
+) -> None:
     file = hub / "resnet18-f37072fd.pth"
-    torch.save({k: v for k, v in resnet_state.items() if k != "layer1.0.conv1.weight"}, file)
-    with pytest.raises(CheckpointError, match=r"does not hold the weights .*layer1.0.conv1.weight"):
+    torch.save(
+        {k: v for k, v in resnet_state.items() if k != "layer1.0.conv1.weight"}, file
+    )
+    with pytest.raises(
+        CheckpointError, match=r"does not hold the weights .*layer1.0.conv1.weight"
+    ):
         build_backbone(RESNET)
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cannot read"):
@@ -244,7 +275,9 @@ def timm_cache(
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / "main").write_text("0123")
         contiguous = {key: value.contiguous() for key, value in tensors.items()}
-        safetensors.torch.save_file(contiguous, folder / "snapshots" / "0123" / "model.safetensors")
+        safetensors.torch.save_file(
+            contiguous, folder / "snapshots" / "0123" / "model.safetensors"
+        )
 
     return put
 
@@ -263,7 +296,11 @@ def test_missing_timm_weights(no_network: list[object]) -> None:
     ("name", "repository", "features"),
     [
         ("resnet18", "timm/resnet18.a1_in1k", 512),
-        ("mobilenetv3_small_050.lamb_in1k", "timm/mobilenetv3_small_050.lamb_in1k", 1024),
+        (
+            "mobilenetv3_small_050.lamb_in1k",
+            "timm/mobilenetv3_small_050.lamb_in1k",
+            1024,
+        ),
     ],
 )
 def test_cached_timm_weights(name, repository, features, timm_cache, no_network):
@@ -283,7 +320,9 @@ def test_cached_timm_weights(name, repository, features, timm_cache, no_network)
 
     del state["conv1.weight" if "conv1.weight" in state else "conv_stem.weight"]
     timm_cache(repository, state)
-    with pytest.raises(CheckpointError, match=r"do not fill the network: .*conv.*weight"):
+    with pytest.raises(
+        CheckpointError, match=r"do not fill the network: .*conv.*weight"
+    ):
         build_backbone(f"timm:{name}")
 
 
@@ -313,8 +352,14 @@ def save(content: Any, tmp_path: Path) -> str:
 def test_prefixes_and_nesting_of_frameworks(prefix, nesting, resnet_state, tmp_path):
     content: Any = {prefix + key: value for key, value in resnet_state.items()}
     content["module.queue"] = torch.zeros(3)  # what frameworks store besides
-    for second in ("module.encoder_k.", "momentum_backbone.", "module.momentum_encoder."):
-        content[f"{second}conv1.weight"] = torch.zeros(1)  # the copy that is not meant to be used
+    for second in (
+        "module.encoder_k.",
+        "momentum_backbone.",
+        "module.momentum_encoder.",
+    ):
+        content[f"{second}conv1.weight"] = torch.zeros(
+            1
+        )  # the copy that is not meant to be used
     for key in nesting:
         content = {"epoch": 3, key: content}
     backbone = build_backbone(save(content, tmp_path), "resnet18", engine="torch")
@@ -346,15 +391,24 @@ def test_tensors_missing_or_of_another_shape_are_listed(
     assert "2 tensors missing and 1 of another shape" in str(caught.value)
     for name in ("layer4.1.bn2.running_var", "conv1.weight", "bn1.weight"):
         assert name in str(caught.value)
-    for content, architecture in ((resnet_state, "resnet34"), ({"epoch": 1}, "resnet18")):
+    for content, architecture in (
+        (resnet_state, "resnet34"),
+        ({"epoch": 1}, "resnet18"),
+    ):
         with pytest.raises(
             CheckpointError, match=r"does not fill the network: \d+ tensors missing"
         ):
             build_backbone(save(content, tmp_path), architecture)
 
 
-def test_two_networks_in_one_file(resnet_state: dict[str, Tensor], tmp_path: Path) -> None:
-    both = {f"{part}.{k}": v for part in ("backbone", "encoder") for k, v in resnet_state.items()}
+def test_two_networks_in_one_file(
+    resnet_state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    both = {
+        f"{part}.{k}": v
+        for part in ("backbone", "encoder")
+        for k, v in resnet_state.items()
+    }
     with pytest.raises(
         CheckpointError,
         match=r"two networks, backbone.conv1.weight and encoder.conv1.weight both fit",
@@ -367,8 +421,12 @@ def test_whole_and_truncated_files(
     suffix: str, resnet_state: dict[str, Tensor], tmp_path: Path
 ) -> None:
     file = tmp_path / f"weights.{suffix}"
-    {"pth": torch.save, "safetensors": safetensors.torch.save_file}[suffix](resnet_state, file)  # type: ignore[operator]
-    read = build_backbone(f"file:{file}", "resnet18", engine="torch").network.state_dict()
+    {"pth": torch.save, "safetensors": safetensors.torch.save_file}[suffix](
+        resnet_state, file
+    )  # type: ignore[operator]
+    read = build_backbone(
+        f"file:{file}", "resnet18", engine="torch"
+    ).network.state_dict()
     assert torch.equal(read["conv1.weight"], resnet_state["conv1.weight"])
     for keep in (0, 10, 100_000):
         file.write_bytes(file.read_bytes()[:keep])
@@ -412,7 +470,9 @@ def test_hostile_files_are_never_executed(how: str, tmp_path: Path, hub: Path) -
 
 def test_file_without_a_dictionary(tmp_path: Path) -> None:
     torch.save(torch.zeros(3), tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="holds a Tensor, expected a dictionary of tensors"):
+    with pytest.raises(
+        CheckpointError, match="holds a Tensor, expected a dictionary of tensors"
+    ):
         read_tensors(tmp_path / "a.pth")
 
 
@@ -426,11 +486,16 @@ def test_layers_and_mirror(lite0: Backbone) -> None:
     batch = images(3, 64)
     rich = build_backbone(LITE0 + "+layers+mirror")
     assert rich.features == 1280 + 112 + 192
-    assert (rich.name, rich.preprocessing) == (LITE0 + "+layers+mirror", lite0.preprocessing)
+    assert (rich.name, rich.preprocessing) == (
+        LITE0 + "+layers+mirror",
+        lite0.preprocessing,
+    )
     parts: list[Tensor] = []
     network = cast(Any, lite0.network).network
     hooks = [
-        network._blocks[i].register_forward_hook(lambda m, a, z: parts.append(z.mean((2, 3))))
+        network._blocks[i].register_forward_hook(
+            lambda m, a, z: parts.append(z.mean((2, 3)))
+        )
         for i in (10, 14)
     ]
     z = [lite0(batch), lite0(batch.flip(3))]
@@ -459,11 +524,16 @@ def test_views_that_are_not_known() -> None:
 def test_threads_that_embed_at_the_same_time_keep_their_layers_apart() -> None:
     """A service embeds with a thread for each core."""
     backbone = build_backbone("random:resnet18+layers+mirror", engine="torch")
-    images = [torch.full((1, 3, 64, 64), shade, dtype=torch.uint8) for shade in range(0, 240, 10)]
+    images = [
+        torch.full((1, 3, 64, 64), shade, dtype=torch.uint8)
+        for shade in range(0, 240, 10)
+    ]
     expected = [backbone(image) for image in images]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(backbone, images))
-    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
+    assert all(
+        torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)
+    )
 
 
 # ---------------------------------------------------------------------- ResNet-32 for CIFAR
@@ -483,7 +553,11 @@ def test_stages_of_resnet32() -> None:
     x = torch.randn(2, 3, 32, 32)
     y = made.bn1(made.conv1(x)).relu()
     assert y.shape == (2, 16, 32, 32)
-    for stage, shape in ((made.layer1, (16, 32)), (made.layer2, (32, 16)), (made.layer3, (64, 8))):
+    for stage, shape in (
+        (made.layer1, (16, 32)),
+        (made.layer2, (32, 16)),
+        (made.layer3, (64, 8)),
+    ):
         y = stage(y)
         assert y.shape == (2, shape[0], shape[1], shape[1])
     assert torch.allclose(made(x), y.mean(dim=(2, 3)))
@@ -503,7 +577,9 @@ def test_the_shortcut_of_resnet32_has_no_parameters() -> None:
 def test_a_file_of_resnet32_gives_the_same_embeddings(tmp_path: Path) -> None:
     made = resnet32()
     torch.save(made.state_dict(), tmp_path / "weights.pth")
-    backbone = build_backbone(f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar", engine="torch")
+    backbone = build_backbone(
+        f"file:{tmp_path / 'weights.pth'}", "resnet32_cifar", engine="torch"
+    )
     assert backbone.features == 64
     assert backbone.preprocessing.image_size == 32
     batch = images(3)
@@ -521,5 +597,9 @@ def test_resnet32_is_of_the_papers_size() -> None:
     count = sum(p.numel() for p in ResNet32().parameters())
     # Stem 432 + 32; stages of 5 blocks with two 3x3 convolutions each, batch normalisation 2 a
     # channel.
-    stages = 10 * 9 * 16 * 16 + (9 * 16 * 32 + 9 * 9 * 32 * 32) + (9 * 32 * 64 + 9 * 9 * 64 * 64)
+    stages = (
+        10 * 9 * 16 * 16
+        + (9 * 16 * 32 + 9 * 9 * 32 * 32)
+        + (9 * 32 * 64 + 9 * 9 * 64 * 64)
+    )
     assert count == 432 + stages + 2 * (16 + 10 * (16 + 32 + 64))

@@ -39,7 +39,9 @@ def embedded(watch) -> list[int]:
 
 def run(tmp_path: Path, image_folder: Path, name: str, *options: str) -> Path:
     cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
-    return learned(tmp_path / name, *FOLDER, "--data.root", str(image_folder), *cache, *options)
+    return learned(
+        tmp_path / name, *FOLDER, "--data.root", str(image_folder), *cache, *options
+    )
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -72,7 +74,8 @@ class {}(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "edited"), [("Net", "torch.relu(pooled - 0.5)"), ("Other", "pooled[:, [0] * 12]")]
+    ("name", "edited"),
+    [("Net", "torch.relu(pooled - 0.5)"), ("Other", "pooled[:, [0] * 12]")],
 )
 def test_a_network_whose_code_changed_is_another_cache(
     tmp_path, image_folder, embedded, monkeypatch, name, edited
@@ -105,7 +108,11 @@ def test_a_network_whose_code_changed_is_another_cache(
         assert_same_model(
             cached,
             learned(
-                tmp_path / f"without{number}", *FOLDER, "--data.root", str(image_folder), *used
+                tmp_path / f"without{number}",
+                *FOLDER,
+                "--data.root",
+                str(image_folder),
+                *used,
             ),
         )
     assert counts[0] == counts[1] > 0
@@ -129,7 +136,9 @@ def test_a_changed_image_is_never_a_hit(
         2,
         16,
     ), "its class's test images, or the training batch that it is in"
-    fresh = learned(tmp_path / "fresh", *FOLDER, "--data.root", str(image_folder), *same_split)
+    fresh = learned(
+        tmp_path / "fresh", *FOLDER, "--data.root", str(image_folder), *same_split
+    )
     assert_same_model(second, fresh)
 
 
@@ -167,14 +176,20 @@ def test_a_damaged_file_is_rebuilt(
     assert_same_model(second, first)
 
 
-def test_a_killed_build_goes_on(tmp_path: Path, image_folder: Path, embedded: list[int]) -> None:
+def test_a_killed_build_goes_on(
+    tmp_path: Path, image_folder: Path, embedded: list[int]
+) -> None:
     run(tmp_path, image_folder, "first", "--data.max_tasks", "1")
     before = sum(embedded)
     run(tmp_path, image_folder, "second")
-    assert sum(embedded) == 2 * before, "the classes that were stored before are not embedded again"
+    assert sum(embedded) == 2 * before, (
+        "the classes that were stored before are not embedded again"
+    )
     whole = learned(tmp_path / "whole", *FOLDER, "--data.root", str(image_folder))
     state = checkpoint(tmp_path / "second" / "default" / "version_0")["state_dict"]
-    assert all(torch.equal(state[k], v) for k, v in checkpoint(whole)["state_dict"].items())
+    assert all(
+        torch.equal(state[k], v) for k, v in checkpoint(whole)["state_dict"].items()
+    )
 
 
 def collect(cache: EmbeddingCache, rows: np.ndarray) -> None:
@@ -199,8 +214,14 @@ def test_images_that_change_while_they_are_read_are_not_cached(
         (image_folder / images.names[rows[1]]).read_bytes()
     )
     collect(cache, rows[-1:])
-    assert not EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).any()
+    assert (
+        not EmbeddingCache(images, source.class_names, tmp_path / "cache")
+        .known(rows)
+        .any()
+    )
     # As they are now, they are cached.
     assert not cache.known(rows).any()
     collect(cache, rows)
-    assert EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()
+    assert (
+        EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()
+    )

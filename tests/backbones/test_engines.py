@@ -87,8 +87,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that are exported in a second, by name."""
     monkeypatch.setenv(onnx_graphs.CACHE_VARIABLE, str(cache))
-    for name, network in (("small", Small), ("stubborn", Stubborn), ("one_size", OneSize)):
-        monkeypatch.setitem(BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE))
+    for name, network in (
+        ("small", Small),
+        ("stubborn", Stubborn),
+        ("one_size", OneSize),
+    ):
+        monkeypatch.setitem(
+            BACKBONES, name, lambda *_, network=network: (network(), 12, SHAPE)
+        )
 
 
 @contextmanager
@@ -104,12 +110,16 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 def images(count: int = 5, side: int = 16) -> Tensor:
     draw = torch.Generator().manual_seed(count * side)
-    return torch.randint(0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8
+    )
 
 
 def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
     expected = backbone.embed(images(count, side))
-    assert (backbone(images(count, side)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (
+        backbone(images(count, side)) - expected
+    ).abs().max() <= 1e-5 * expected.abs().max()
 
 
 class TestEmbeddings:
@@ -123,7 +133,12 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize(
         ("threads", "count", "piece", "large"),
-        [(2, 7, 3, 2**18), (3, 2, 8, 2**18), (3, 5, 0.7, 16 * 16 - 1), (1, 5, 2, 2**18)],
+        [
+            (2, 7, 3, 2**18),
+            (3, 2, 8, 2**18),
+            (3, 5, 0.7, 16 * 16 - 1),
+            (1, 5, 2, 2**18),
+        ],
     )
     def test_do_not_depend_on_how_the_images_are_divided(
         self, monkeypatch, threads, count, piece, large
@@ -152,8 +167,12 @@ class TestEmbeddings:
                 ]
         assert all(torch.equal(z, results[0]) for z in results)
 
-    @given(count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(1, 40))
-    def test_pieces_hold_every_image_once_and_become_smaller(self, count, most, threads):
+    @given(
+        count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(1, 40)
+    )
+    def test_pieces_hold_every_image_once_and_become_smaller(
+        self, count, most, threads
+    ):
         sizes = np.diff([0, *piece_ends(count, most, threads), count]).tolist()
         assert sum(sizes) == count
         assert all(0 < later <= earlier for earlier, later in itertools.pairwise(sizes))
@@ -170,7 +189,9 @@ class TestEmbeddings:
 class TestChoice:
     def test_torch_on_a_gpu_in_half_precision_and_where_it_was_asked_for(self):
         backbone = build_backbone("small")
-        assert backbone.engine("cuda") == backbone.engine("cpu", "bf16-mixed") == "torch"
+        assert (
+            backbone.engine("cuda") == backbone.engine("cpu", "bf16-mixed") == "torch"
+        )
         with torch.autocast("cpu", torch.bfloat16):
             halved = backbone(images())
             assert torch.equal(halved, backbone.embed(images()))
@@ -183,7 +204,9 @@ class TestChoice:
         backbone = build_backbone("small", engine="onnxruntime")
         with pytest.raises(UsageError, match="of type cuda: use engine auto or torch"):
             backbone.engine("cuda")
-        with pytest.raises(UsageError, match="float32 only, and 16-mixed was asked for"):
+        with pytest.raises(
+            UsageError, match="float32 only, and 16-mixed was asked for"
+        ):
             backbone.engine("cpu", "16-mixed")
 
     def test_pixels_need_no_engine(self, caplog):
@@ -194,7 +217,10 @@ class TestChoice:
     def test_a_missing_package(self, monkeypatch, caplog):
         monkeypatch.setattr(engines, "PACKAGES", ("no_such_package",))
         assert build_backbone("small").engine() == "torch"
-        assert "engine torch, not onnxruntime: it needs no_such_package: pip install" in caplog.text
+        assert (
+            "engine torch, not onnxruntime: it needs no_such_package: pip install"
+            in caplog.text
+        )
         with pytest.raises(UsageError, match="it needs no_such_package"):
             build_backbone("small", engine="onnxruntime").engine()
 
@@ -202,14 +228,23 @@ class TestChoice:
         backbone = build_backbone("stubborn")
         assert torch.equal(backbone(images()), backbone.embed(images()))
         assert "stubborn cannot be exported: " in caplog.text
-        with pytest.raises(CifnetError, match=r"stubborn cannot be exported.*or use engine torch"):
+        with pytest.raises(
+            CifnetError, match=r"stubborn cannot be exported.*or use engine torch"
+        ):
             build_backbone("stubborn", engine="onnxruntime").engine()
 
 
 # ---------------------------------------------------------------------- runs and models
 
 
-SMALL = ["--model.backbone", "small", "--model.head", "RidgeHead", "--data.image_size", "16"]
+SMALL = [
+    "--model.backbone",
+    "small",
+    "--model.head",
+    "RidgeHead",
+    "--data.image_size",
+    "16",
+]
 TORCH = ["--model.engine", "torch"]
 RUNTIME = ["--model.engine", "onnxruntime"]
 
@@ -231,7 +266,9 @@ def test_a_run_says_what_embedded_and_the_engines_agree(image_folder, tmp_path, 
         for name, engine in (("a", TORCH), ("b", RUNTIME))
     ]
     assert "cifnet: engine onnxruntime, " in capsys.readouterr().err
-    assert [json.loads((run / "summary.json").read_text())["engine"] for run in runs] == [
+    assert [
+        json.loads((run / "summary.json").read_text())["engine"] for run in runs
+    ] == [
         "torch",
         "onnxruntime",
     ]
@@ -241,7 +278,9 @@ def test_a_run_says_what_embedded_and_the_engines_agree(image_folder, tmp_path, 
     for key in one:
         gap = torch.linalg.vector_norm(one[key].double() - other[key].double())
         assert gap <= 1e-5 * torch.linalg.vector_norm(one[key].double()), key
-    rows = [(run / "tasks.csv").read_text().splitlines()[-1].split(",")[2] for run in runs]
+    rows = [
+        (run / "tasks.csv").read_text().splitlines()[-1].split(",")[2] for run in runs
+    ]
     assert rows[0] == rows[1]  # A_K
 
 
@@ -250,19 +289,35 @@ def test_resuming_is_bit_identical_and_another_engine_may_go_on(image_folder, tm
     parts = tmp_path / "parts"
     learned(parts, *options(image_folder), *RUNTIME, "--data.max_tasks", "1")
     resumed = learned(
-        parts, *options(image_folder), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last"
+        parts,
+        *options(image_folder),
+        *RUNTIME,
+        "--data.max_tasks",
+        "2",
+        "--ckpt_path",
+        "last",
     )
     assert_same_model(whole, resumed)
     mixed = tmp_path / "mixed"
     learned(mixed, *options(image_folder), *TORCH, "--data.max_tasks", "1")
-    learned(mixed, *options(image_folder), *RUNTIME, "--data.max_tasks", "2", "--ckpt_path", "last")
+    learned(
+        mixed,
+        *options(image_folder),
+        *RUNTIME,
+        "--data.max_tasks",
+        "2",
+        "--ckpt_path",
+        "last",
+    )
     model = cifnet_pl.load(mixed / "default", "cpu")
     assert model.engines == ["torch", "onnxruntime"]
     sums = [
         cifnet_pl.load(run, "cpu").tensors()["head.sums.packed_gram"]
         for run in (whole, mixed / "default")
     ]
-    assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1e-5 * torch.linalg.vector_norm(sums[0])
+    assert torch.linalg.vector_norm(
+        sums[0] - sums[1]
+    ) <= 1e-5 * torch.linalg.vector_norm(sums[0])
 
 
 def test_the_cache_keeps_engines_apart(image_folder, tmp_path):
@@ -276,12 +331,23 @@ def test_the_cache_keeps_engines_apart(image_folder, tmp_path):
     for name, engine in (("a", TORCH), ("b", RUNTIME), ("c", TORCH)):
         learned(tmp_path / name, *arguments, *engine)
     assert len(list((tmp_path / "embeddings").iterdir())) == 2
-    assert_same_model(*(tmp_path / name / "default" / "version_0" for name in ("a", "c")))
+    assert_same_model(
+        *(tmp_path / name / "default" / "version_0" for name in ("a", "c"))
+    )
 
 
 def test_the_life_of_a_model(image_folder, tmp_path, capsys):
-    run = learned(tmp_path / "run", *options(image_folder), *TORCH, "--data.val_fraction", "0.2")
-    extend = ["extend", "--model", str(run), "--images", str(tmp_path / "new"), "--output"]
+    run = learned(
+        tmp_path / "run", *options(image_folder), *TORCH, "--data.val_fraction", "0.2"
+    )
+    extend = [
+        "extend",
+        "--model",
+        str(run),
+        "--images",
+        str(tmp_path / "new"),
+        "--output",
+    ]
     assert main([*extend, str(tmp_path / "extended"), "--engine", "onnxruntime"]) == 0
     assert config_of(tmp_path / "extended")["engines"] == ["torch", "onnxruntime"]
     for engine in ("torch", "onnxruntime"):
@@ -293,9 +359,12 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
             "--engine",
             engine,
         ]
-        assert main(["classify", "--model", str(tmp_path / "extended"), *arguments]) == 0
+        assert (
+            main(["classify", "--model", str(tmp_path / "extended"), *arguments]) == 0
+        )
     answers = [
-        (tmp_path / f"{name}.csv").read_text().splitlines() for name in ("torch", "onnxruntime")
+        (tmp_path / f"{name}.csv").read_text().splitlines()
+        for name in ("torch", "onnxruntime")
     ]
     assert [line.split(",")[:2] for line in answers[0]] == [
         line.split(",")[:2] for line in answers[1]
@@ -304,18 +373,28 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
     forget = ["--class", "bee", "--images", str(image_folder / "bee"), "--output"]
     forget = ["forget", "--model", str(runtime), *forget]
     assert_ends(
-        main([*forget, str(tmp_path / "auto")]), 0, "class 'bee' is forgotten exactly", capsys
+        main([*forget, str(tmp_path / "auto")]),
+        0,
+        "class 'bee' is forgotten exactly",
+        capsys,
     )
     assert main([*forget, str(tmp_path / "other"), "--model.engine", "torch"]) == 0
     assert (
-        "not to 1e-8 (learned with engine onnxruntime, taken out with t" in capsys.readouterr().out
+        "not to 1e-8 (learned with engine onnxruntime, taken out with t"
+        in capsys.readouterr().out
     )
     without = make_images(tmp_path / "without", ["ant", "cow", "dog"])
-    never = learned(tmp_path / "never", *options(without), *RUNTIME, "--data.classes_per_task", "3")
+    never = learned(
+        tmp_path / "never", *options(without), *RUNTIME, "--data.classes_per_task", "3"
+    )
     expected = cifnet_pl.load(never, "cpu").tensors()["head.sums.packed_gram"]
     for name, bound in (("auto", 1e-8), ("other", 1e-5)):
-        products = cifnet_pl.load(tmp_path / name, "cpu").tensors()["head.sums.packed_gram"]
-        gap = torch.linalg.vector_norm(products - expected) / torch.linalg.vector_norm(expected)
+        products = cifnet_pl.load(tmp_path / name, "cpu").tensors()[
+            "head.sums.packed_gram"
+        ]
+        gap = torch.linalg.vector_norm(products - expected) / torch.linalg.vector_norm(
+            expected
+        )
         assert gap <= bound, name
         assert name == "auto" or gap > 1e-12
 

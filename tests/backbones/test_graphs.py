@@ -39,7 +39,9 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
     for _ in range(2):
         assert_agree(small())
     assert exports == ["small"]
-    assert [path.suffix for path in folder.iterdir() if not path.name.startswith(".")] == [".onnx"]
+    assert [
+        path.suffix for path in folder.iterdir() if not path.name.startswith(".")
+    ] == [".onnx"]
     assert_agree(small(seed=1))  # other weights
     assert len(exports) == 2
 
@@ -73,7 +75,9 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
         folder.parent.write_text("no folder")
     else:
         full = Mock(
-            side_effect=CifnetError("cannot write: No space left on device; nothing was changed")
+            side_effect=CifnetError(
+                "cannot write: No space left on device; nothing was changed"
+            )
         )
         monkeypatch.setattr(graphs, "write_bytes", full)
     backbone = small()
@@ -93,7 +97,9 @@ def test_a_graph_that_computes_something_else_is_not_used(
     backbone = small()
     assert backbone.engine() == "torch"
     assert torch.equal(backbone(images()), backbone.embed(images()))
-    assert "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
+    assert (
+        "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
+    )
 
 
 class Edited(Small):
@@ -108,7 +114,9 @@ def test_a_network_whose_code_has_changed_is_exported_again(
 ):
     assert_agree(small())
     edited = Backbone("small", Edited(), 12, Preprocessing(16))
-    assert graph_key(edited._embedder().identity) == graph_key(small()._embedder().identity)
+    assert graph_key(edited._embedder().identity) == graph_key(
+        small()._embedder().identity
+    )
     assert_agree(edited)
     assert "small computes something else than when it was exported" in caplog.text
     assert_agree(Backbone("small", Edited(), 12, Preprocessing(16)))
@@ -126,7 +134,9 @@ def test_a_thread_embeds_by_torch_while_another_exports():
             yield backbone.embed(images())
 
     with ThreadPoolExecutor(1) as pool:
-        seen = pool.submit(lambda: [torch.allclose(z, expected, atol=1e-6) for z in embeddings()])
+        seen = pool.submit(
+            lambda: [torch.allclose(z, expected, atol=1e-6) for z in embeddings()]
+        )
         exported(backbone._embedder())
         done.set()
         assert len(seen.result()) > 10
@@ -135,5 +145,7 @@ def test_a_thread_embeds_by_torch_while_another_exports():
 
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
-    with pytest.raises(CifnetError, match=r"does not load the graph of small.*use engine torch"):
+    with pytest.raises(
+        CifnetError, match=r"does not load the graph of small.*use engine torch"
+    ):
         engines.Engine("onnxruntime").runtime(small()._embedder, "cpu", "32-true")

@@ -49,15 +49,21 @@ def fewer_patches():
 
 def images(count: int = 30, side: int = 9, seed: int = 0) -> Tensor:
     """Smooth random images, (count, 3, side, side + 1) uint8."""
-    coarse = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) * 255
-    return torch.nn.functional.interpolate(coarse, size=(side, side + 1), mode="bilinear").byte()
+    coarse = (
+        torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) * 255
+    )
+    return torch.nn.functional.interpolate(
+        coarse, size=(side, side + 1), mode="bilinear"
+    ).byte()
 
 
 def with_dictionary(
     name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None
 ) -> Backbone:
     backbone = build_backbone(name)
-    backbone.learning.learn_from(images() if learned_from is None else learned_from, seed)
+    backbone.learning.learn_from(
+        images() if learned_from is None else learned_from, seed
+    )
     return backbone
 
 
@@ -102,7 +108,9 @@ def test_whitened_patches_have_variance_one_along_every_centre():
         .reshape(-1, 108)
         .float()
     )
-    variance, mean = torch.var_mean(patches.normalised(windows) @ net.filters - net.offset, dim=0)
+    variance, mean = torch.var_mean(
+        patches.normalised(windows) @ net.filters - net.offset, dim=0
+    )
     assert mean.abs().max() < 0.15
     assert variance.max() < 1.2
     assert variance.median() > 0.5
@@ -124,7 +132,14 @@ def test_the_seed_decides_the_dictionary():
 
 @pytest.mark.parametrize(
     "name",
-    ["patches:0", "patches:x2", "patches:10001", "patches:8x17", "patches:8x0", "patches:-1"],
+    [
+        "patches:0",
+        "patches:x2",
+        "patches:10001",
+        "patches:8x17",
+        "patches:8x0",
+        "patches:-1",
+    ],
 )
 def test_other_names_are_refused(name):
     with pytest.raises(UsageError, match=name.partition(":")[2]):
@@ -174,18 +189,30 @@ def run(tmp_path_factory):
     return learned(tmp_path_factory.mktemp("run"), *OPTIONS)
 
 
-def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(run, tmp_path, monkeypatch):
+def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
+    run, tmp_path, monkeypatch
+):
     learned(tmp_path, *OPTIONS, "--data.max_tasks", "1")
-    monkeypatch.setattr(patches.Patches, "learn_from", lambda *_: pytest.fail("learned twice"))
+    monkeypatch.setattr(
+        patches.Patches, "learn_from", lambda *_: pytest.fail("learned twice")
+    )
     again = learned(tmp_path, *OPTIONS, "--ckpt_path", "last")
     assert_same_model(again, run)
     assert measurements(again) == measurements(run)
 
 
 def test_a_checkpoint_of_other_centres_is_refused(run, tmp_path, capsys):
-    other = ["--model.backbone", "patches:7", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    other = [
+        "--model.backbone",
+        "patches:7",
+        "--ckpt_path",
+        str(run / "checkpoints" / "last.ckpt"),
+    ]
     assert_ends(
-        main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]), 1, "backbone", capsys
+        main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]),
+        1,
+        "backbone",
+        capsys,
     )
 
 
@@ -198,20 +225,41 @@ def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeyp
 
     monkeypatch.setattr(patches.Patches, "learn_from", slowly)
     slow = learned(tmp_path, *OPTIONS)
-    seconds = [float(row["train_seconds"]) for row in csv.DictReader((slow / "tasks.csv").open())]
+    seconds = [
+        float(row["train_seconds"])
+        for row in csv.DictReader((slow / "tasks.csv").open())
+    ]
     assert seconds[0] - seconds[1] > 1.5  # whatever else the machine does
 
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(tmp_path):
-    cached = [*OPTIONS, "--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    cached = [
+        *OPTIONS,
+        "--data.cache",
+        "true",
+        "--data.cache_folder",
+        str(tmp_path / "cache"),
+    ]
     runs = [
         learned(tmp_path / str(n), *cached, "--seed_everything", seed)
         for n, seed in enumerate(("5", "6", "5"))
     ]
-    counts = [json.loads((folder / "summary.json").read_text())["cached_images"] for folder in runs]
+    counts = [
+        json.loads((folder / "summary.json").read_text())["cached_images"]
+        for folder in runs
+    ]
     assert counts[:2] == [0, 0]
     assert counts[2] > 200
-    assert len([path for path in (tmp_path / "cache").iterdir() if (path / "train").is_dir()]) == 2
+    assert (
+        len(
+            [
+                path
+                for path in (tmp_path / "cache").iterdir()
+                if (path / "train").is_dir()
+            ]
+        )
+        == 2
+    )
     assert measurements(runs[2]) == measurements(runs[0]) != measurements(runs[1])
 
 
@@ -233,7 +281,9 @@ def test_a_bundle_with_another_dictionary_than_it_says_is_refused(run, tmp_path)
     said = cifnet_pl.load(run).describe()
     for name in ("patches:6", "patches:7"):
         write_bundle(
-            {**said, "backbone": {**said["backbone"], "name": name}}, changed, tmp_path / name[-1]
+            {**said, "backbone": {**said["backbone"], "name": name}},
+            changed,
+            tmp_path / name[-1],
         )
         with pytest.raises(CheckpointError):
             cifnet_pl.load(tmp_path / name[-1])

@@ -34,7 +34,10 @@ SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of three and of four classes; runs over either in bf16, and over three in float32."""
     root = tmp_path_factory.mktemp("made")
-    for name, classes in (("three", ["ant", "bee", "cat"]), ("four", ["ant", "bee", "cat", "dog"])):
+    for name, classes in (
+        ("three", ["ant", "bee", "cat"]),
+        ("four", ["ant", "bee", "cat", "dog"]),
+    ):
         make_images(root / name / "train", classes, 8)
         make_images(root / name / "val", classes, 2)
         fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
@@ -63,12 +66,19 @@ def test_the_network_computes_in_it(precision: str):
         assert torch.equal(z, model.backbone(images))
 
 
-def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: Path, capsys):
+def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(
+    made: Path, tmp_path: Path, capsys
+):
     before = load(made, "three")
     both = load(made, "four")
     assert before.precision == both.precision == "bf16-mixed"
     arguments = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
-    assert main(["extend", "--model", str(made / "runs" / "three" / "default"), *arguments]) == 0
+    assert (
+        main(
+            ["extend", "--model", str(made / "runs" / "three" / "default"), *arguments]
+        )
+        == 0
+    )
     extended = cifnet_pl.load(tmp_path / "more", device="cpu")
     z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
     assert extended.precision == "bf16-mixed"
@@ -81,7 +91,10 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: P
         "--output",
         str(tmp_path / "less"),
     ]
-    assert main(["forget", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
+    assert (
+        main(["forget", "--model", str(made / "runs" / "four" / "default"), *arguments])
+        == 0
+    )
     said = capsys.readouterr().out
     assert (
         "to about 1e-2 of its share, not to 1e-8 (engine torch rounds as batches and threads are)"
@@ -89,7 +102,10 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made: Path, tmp_path: P
     )
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
     assert_ends(
-        main(["info", "--model", str(tmp_path / "less")]), 0, "embedded in bf16-mixed", capsys
+        main(["info", "--model", str(tmp_path / "less")]),
+        0,
+        "embedded in bf16-mixed",
+        capsys,
     )
 
 
@@ -114,7 +130,15 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
             *more,
         ]
         assert (
-            main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 0
+            main(
+                [
+                    "classify",
+                    "--model",
+                    str(made / "runs" / "four" / "default"),
+                    *arguments,
+                ]
+            )
+            == 0
         )
         tables[name] = (tmp_path / name).read_text()
     assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
@@ -126,7 +150,12 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
         "--precision",
         "half",
     ]
-    assert main(["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]) == 2
+    assert (
+        main(
+            ["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]
+        )
+        == 2
+    )
     assert (
         "precision half does not leave the statistics alone: use 32-true, bf16"
         in capsys.readouterr().err
@@ -141,7 +170,15 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
     target = tmp_path / "b.onnx"
     assert (
         main(
-            ["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]
+            [
+                "export",
+                "--model",
+                str(tmp_path / "b"),
+                "--format",
+                "onnx",
+                "--output",
+                str(target),
+            ]
         )
         == 0
     )

@@ -55,12 +55,17 @@ def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str])
     assert "http" not in page
     images = rows(made / "out" / "images.csv")
     assert len(images) == 41
-    assert [Path(row["file"]).name for row in images if row["label_error"] == "true"] == [
-        "moved <i>.png"
-    ]
+    assert [
+        Path(row["file"]).name for row in images if row["label_error"] == "true"
+    ] == ["moved <i>.png"]
     assert (images[0]["class"], images[0]["predicted"]) == ("cat", "ant")
     names = {path.name for path in (made / "out").iterdir()}
-    assert {"confusion.png", "learning_curve.png", "classes.csv", "confusion.csv"} < names
+    assert {
+        "confusion.png",
+        "learning_curve.png",
+        "classes.csv",
+        "confusion.csv",
+    } < names
     assert_ends(run(made), 2, "exists already", capsys)
 
 
@@ -68,7 +73,9 @@ def test_images_in_two_classes_are_judged_in_neither(
     made: Path, capsys: pytest.CaptureFixture[str]
 ):
     """By itself in the other class, each would be a label error."""
-    shutil.copy(made / "images" / "ant" / "7.png", made / "images" / "cat" / "again.png")
+    shutil.copy(
+        made / "images" / "ant" / "7.png", made / "images" / "cat" / "again.png"
+    )
     assert_ends(
         run(made),
         0,
@@ -80,9 +87,9 @@ def test_images_in_two_classes_are_judged_in_neither(
         for row in rows(made / "out" / "images.csv")
     }
     assert not {("ant", "7.png"), ("cat", "again.png")} & judged.keys()
-    assert [name for (_, name), label_errors in judged.items() if label_errors == "true"] == [
-        "moved <i>.png"
-    ]
+    assert [
+        name for (_, name), label_errors in judged.items() if label_errors == "true"
+    ] == ["moved <i>.png"]
     assert len(judged) == 40
 
 
@@ -93,30 +100,46 @@ def test_a_class_with_one_image_is_named_and_not_judged(
     (made / "images" / "eel").mkdir()
     (made / "images" / "cat" / "4.png").rename(made / "images" / "eel" / "lonely.png")
     assert_ends(run(made), 0, "1 class not judged (one image each): eel\n", capsys)
-    tables = {name: rows(made / "out" / f"{name}.csv") for name in ("images", "classes")}
+    tables = {
+        name: rows(made / "out" / f"{name}.csv") for name in ("images", "classes")
+    }
     last = tables["images"][-1]
     assert (Path(last["file"]).name, last["class"]) == ("lonely.png", "eel")
-    empty = ("probability_of_class", "predicted", "probability", "label_error", "distance")
+    empty = (
+        "probability_of_class",
+        "predicted",
+        "probability",
+        "label_error",
+        "distance",
+    )
     assert [last[name] for name in empty] == [""] * 5
     assert all(row["distance"] and row["probability"] for row in tables["images"][:-1])
     (eel,) = (row for row in tables["classes"] if row["class"] == "eel")
     assert eel["images"] == "1"
-    assert [eel[name] for name in ("correct", "accuracy", "low", "high", "confused_with")] == [
-        ""
-    ] * 5
+    assert [
+        eel[name] for name in ("correct", "accuracy", "low", "high", "confused_with")
+    ] == [""] * 5
 
 
 def test_classes_of_near_duplicates_alone_are_named(made, monkeypatch, capsys):
     monkeypatch.undo()
     assert run(made) == 0
     shown = capsys.readouterr().out
-    assert "2 classes not judged (one image, or near-duplicates of one): ant, bee <b>&\n" in shown
+    assert (
+        "2 classes not judged (one image, or near-duplicates of one): ant, bee <b>&\n"
+        in shown
+    )
 
 
-def test_single_images_alone_are_refused(made: Path, capsys: pytest.CaptureFixture[str]):
+def test_single_images_alone_are_refused(
+    made: Path, capsys: pytest.CaptureFixture[str]
+):
     images = make_images(made / "single", ["ant", "cat"], 1)
     given = ["--output", str(made / "out"), "--cache_folder", str(made / "cache")]
-    assert main(["audit", "--model", str(made / "m"), "--images", str(images), *given]) == 1
+    assert (
+        main(["audit", "--model", str(made / "m"), "--images", str(images), *given])
+        == 1
+    )
     assert "each class has one image" in capsys.readouterr().err
 
 
@@ -129,8 +152,12 @@ def test_small_classes_are_named_before_anything_is_enough():
     assert curve_line(rising, names).endswith("+6.0 points; add images")
     first = "add images to 2 classes with fewer than 75 images: ant, cat"
     assert curve_line(flat._replace(short=(0, 2)), names).endswith(first)
-    assert curve_line(LearningCurve(flat.points[1:], (0, 2)), names).endswith(f"; {first}")
-    many = curve_line(flat._replace(short=tuple(range(12))), [str(n) for n in range(12)])
+    assert curve_line(LearningCurve(flat.points[1:], (0, 2)), names).endswith(
+        f"; {first}"
+    )
+    many = curve_line(
+        flat._replace(short=tuple(range(12))), [str(n) for n in range(12)]
+    )
     assert many.endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
 
 
@@ -159,15 +186,32 @@ def test_images_of_a_run_and_of_none(
     folder = learned(tmp_path / "logs", *images, *cache)
     common = ["--cache_folder", str(made / "cache")]
     capsys.readouterr()
-    assert main(["audit", "--model", str(folder), "--output", str(tmp_path / "a"), *common]) == 0
+    assert (
+        main(
+            ["audit", "--model", str(folder), "--output", str(tmp_path / "a"), *common]
+        )
+        == 0
+    )
     assert "(41 images, 3 classes" in capsys.readouterr().out
     assert (
-        main(["audit", "--model", str(made / "m"), "--output", str(tmp_path / "b"), *common]) == 2
+        main(
+            [
+                "audit",
+                "--model",
+                str(made / "m"),
+                "--output",
+                str(tmp_path / "b"),
+                *common,
+            ]
+        )
+        == 2
     )
     assert "give them with --images" in capsys.readouterr().err
 
 
-def test_what_cannot_be_audited(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_audited(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert (
         main(
             [

@@ -83,13 +83,19 @@ def test_the_table(place: Path, capsys):
     assert all(row["class"] == Path(row["file"]).parent.name for row in told)
     model = cifnet_pl.load(place / "b")
     for row in told[::7]:
-        pixels = torch.from_numpy(read_square(Path(row["file"]), 2).copy()).permute(2, 0, 1)[None]
+        pixels = torch.from_numpy(read_square(Path(row["file"]), 2).copy()).permute(
+            2, 0, 1
+        )[None]
         expected = model.probabilities(pixels)[0]
         shares = [float(row[f"probability{k}"]) for k in ("", "_2", "_3")]
         assert shares == sorted(shares, reverse=True)
-        assert shares == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
+        assert shares == pytest.approx(
+            expected.sort(descending=True).values.tolist(), abs=1e-6
+        )
         names = [row[f"class{k}"] for k in ("", "_2", "_3")]
-        assert names == [model.class_names[i] for i in expected.argsort(descending=True)]
+        assert names == [
+            model.class_names[i] for i in expected.argsort(descending=True)
+        ]
     assert "36 images classified" in capsys.readouterr().out
 
 
@@ -129,7 +135,11 @@ def test_only_unreadable_files(place: Path, capsys):
 
 REFUSED = [
     (["--images", "{tmp}/nowhere"], 1, "no file or folder"),
-    (["--images", "{tmp}/gone.zip"], 1, "gone.zip: give an image, a folder, a Zip archive, or"),
+    (
+        ["--images", "{tmp}/gone.zip"],
+        1,
+        "gone.zip: give an image, a folder, a Zip archive, or",
+    ),
     (["--images", "{tmp}/*.gif"], 1, "no image matches"),
     (["--images", "{tmp}/empty"], 1, "holds no image"),
     (["--top", "0"], 2, "--top"),
@@ -138,7 +148,11 @@ REFUSED = [
     (["--output", "{tmp}/old.csv"], 2, "--overwrite true"),
     (["--gallery", "{tmp}/old.png"], 2, "--overwrite true"),
     (["--gallery", "{tmp}/old.csv/x.png"], 1, "cannot write"),
-    (["--output", "{tmp}/new.png", "--gallery", "{tmp}/new.png"], 2, "another process is writing"),
+    (
+        ["--output", "{tmp}/new.png", "--gallery", "{tmp}/new.png"],
+        2,
+        "another process is writing",
+    ),
     (["--model", "{tmp}/old.csv"], 1, "damaged or not a checkpoint"),
 ]
 
@@ -165,7 +179,9 @@ def test_gallery(place: Path):
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
     assert pixels.shape[0] > 1000 < pixels.shape[1]  # four rows of six
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # images, not an empty page
+    assert (
+        len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
+    )  # images, not an empty page
     assert (
         classify(
             place,
@@ -202,7 +218,10 @@ def test_memory_does_not_grow_with_the_number_of_files(place: Path):
             " 0\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment(),
         )
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout.splitlines()[-1]))
@@ -237,7 +256,9 @@ def test_several_places_and_an_archive(place: Path, capsys):
     assert told[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
     assert classify(place, given[0], "--images", given[1], "--overwrite") == 0
     assert len(table(place)) == 16
-    assert classify(place, given[0], "--images", str(place / "none"), "--overwrite") == 1
+    assert (
+        classify(place, given[0], "--images", str(place / "none"), "--overwrite") == 1
+    )
     assert "no file or folder" in capsys.readouterr().err
     assert len(table(place)) == 16
 
@@ -258,7 +279,10 @@ def test_python_takes_paths_bytes_and_images(place: Path):
         [image],
     ):
         (found,) = model.classify(images)
-        assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities)
+        assert (found.classes, found.probabilities) == (
+            expected.classes,
+            expected.probabilities,
+        )
         assert found.file in (path, None)
     assert len(list(model.classify(place / "images"))) == 36
     (broken,) = model.classify(b"no image")
@@ -278,7 +302,9 @@ def judge(place: Path, *options: str, model: str = "many samples") -> int:
 
 
 @pytest.mark.parametrize(("folder", "promised"), [("bee", True), ("yak", False)])
-def test_no_coverage_is_guaranteed_where_most_images_are_unknown(place, capsys, folder, promised):
+def test_no_coverage_is_guaranteed_where_most_images_are_unknown(
+    place, capsys, folder, promised
+):
     given = (place / "many" / folder, "--coverage", "0.9")
     assert classify(place, *given, model="many samples") == 0
     assert list(table(place)[0])[-2:] == ["probability_3", "prediction_set"]
@@ -302,7 +328,9 @@ def test_the_columns(place, capsys):
     assert f"{unknown} of {len(told)} images unknown" in output
     model = cifnet_pl.load(place / "many samples")
     for row, expected in zip(
-        told, model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9), strict=True
+        told,
+        model.classify([r["file"] for r in told], unknown=0.05, coverage=0.9),
+        strict=True,
     ):
         assert row["known"] == str(expected.known).lower()
         assert float(row["novelty"]) == pytest.approx(expected.novelty, rel=1e-5)
@@ -324,7 +352,5 @@ def test_the_gallery_marks_what_is_unknown(place):
 
 def test_too_few_samples_for_the_share(place, capsys):
     assert judge(place, "--unknown", "0.05", model="few samples") == 0
-    told = (
-        "with 6 calibration samples no image can be called unknown at a share of 0.05; from 0.14 on"
-    )
+    told = "with 6 calibration samples no image can be called unknown at a share of 0.05; from 0.14 on"
     assert told in capsys.readouterr().out

@@ -36,7 +36,10 @@ def test_every_command_is_a_function_whose_options_have_help(name, capsys):
         main([name, "--help"])
     shown = capsys.readouterr().out
     assert end.value.code == 0
-    for parameter in set(inspect.signature(function).parameters) - {*BY_POSITION, OVERRIDES}:
+    for parameter in set(inspect.signature(function).parameters) - {
+        *BY_POSITION,
+        OVERRIDES,
+    }:
         assert re.search(rf"--{parameter.rstrip('_')}\b", shown), parameter
 
 
@@ -45,7 +48,9 @@ def test_the_overview_has_a_line_for_every_command(args, capsys):
     assert main(args) == 0
     shown = capsys.readouterr().out
     for name in (*RUNS, *COMMANDS):
-        assert re.search(rf"^  {name} +[A-Z][^\n]{{20,100}}\.$", shown, re.MULTILINE), name
+        assert re.search(rf"^  {name} +[A-Z][^\n]{{20,100}}\.$", shown, re.MULTILINE), (
+            name
+        )
     assert not set(RUNS) & set(COMMANDS)
 
 
@@ -79,11 +84,25 @@ def test_version(capsys):
         ),
         (["report", "runs", "--output"], 2, "cifnet: error: --output needs a value\n"),
         (
-            ["classify", "--model", "x", "--images", "y", "--output", "z", "--top", "few"],
+            [
+                "classify",
+                "--model",
+                "x",
+                "--images",
+                "y",
+                "--output",
+                "z",
+                "--top",
+                "few",
+            ],
             2,
             "--top is 'few'",
         ),
-        (["report", "--extrenal", "A"], 2, "unknown option --extrenal: did you mean --external?"),
+        (
+            ["report", "--extrenal", "A"],
+            2,
+            "unknown option --extrenal: did you mean --external?",
+        ),
         (
             ["merge", "--output", "x"],
             2,
@@ -95,7 +114,17 @@ def test_version(capsys):
             "'b' is one word too many",
         ),
         (
-            ["extend", "--images", "a", "--images", "b", "--model", "x", "--output", "c"],
+            [
+                "extend",
+                "--images",
+                "a",
+                "--images",
+                "b",
+                "--model",
+                "x",
+                "--output",
+                "c",
+            ],
             2,
             "--images is given twice",
         ),
@@ -110,9 +139,14 @@ def test_help_and_errors_in_options(words, code, said, capsys):
 
 def imported(program: str, *packages: str) -> str:
     """Those of some packages that a program imports in a process of its own."""
-    program = f"import sys\n{program}\nprint(sorted({{*{packages}}} & set(sys.modules)))"
+    program = (
+        f"import sys\n{program}\nprint(sorted({{*{packages}}} & set(sys.modules)))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
@@ -122,26 +156,45 @@ def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
     modules = sorted({module for module, _ in COMMANDS.values()})
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
-    assert imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"
     assert (
-        imported("from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages) == "[]"
+        imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"
+    )
+    assert (
+        imported(
+            "from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages
+        )
+        == "[]"
     )
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
     packages = ("lightning", "torchmetrics", "torchvision", "sklearn", "matplotlib")
-    assert imported("import cifnet_pl.cli.classify, cifnet_pl.model.store", *packages) == "[]"
+    assert (
+        imported("import cifnet_pl.cli.classify, cifnet_pl.model.store", *packages)
+        == "[]"
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")]
+    "name",
+    ["emoji 😀", "猫", "[x]", 'a"b\\c', "1: 2", "#", "null", os.fsdecode(b"\xff")],
 )
 def test_lists_and_words_take_names_of_all_characters(name, monkeypatch):
     """In one option or several, as a file's name may be."""
     given = {}
     monkeypatch.setattr("cifnet_pl.cli.forget.forget", stand_in(given))
     run_command(
-        "forget", ["--class", name, "plain", "--class=a", "--output", f"{name}.x", "--model", "m"]
+        "forget",
+        [
+            "--class",
+            name,
+            "plain",
+            "--class=a",
+            "--output",
+            f"{name}.x",
+            "--model",
+            "m",
+        ],
     )
     assert given == {
         "class_": [name, "plain", "a"],
@@ -155,10 +208,18 @@ def stand_in(given):
     """A command's function that keeps a few of its options in ``given``."""
 
     def forget(
-        model: str, class_: list[str], output: str, engine: Engine = "auto", overwrite: bool = False
+        model: str,
+        class_: list[str],
+        output: str,
+        engine: Engine = "auto",
+        overwrite: bool = False,
     ) -> None:
         given.update(
-            {key: value for key, value in locals().items() if key not in ("model", "given")}
+            {
+                key: value
+                for key, value in locals().items()
+                if key not in ("model", "given")
+            }
         )
 
     return forget
@@ -188,7 +249,11 @@ def test_options_with_a_dot_hold_for_all_points() -> None:
     ]
     own, overrides = split_overrides(args)
     assert own == ["a.yaml", "--logs", "l"]
-    assert overrides == [("data.root", "x"), ("data.image_size", "8"), ("data.class_order", "-1")]
+    assert overrides == [
+        ("data.root", "x"),
+        ("data.image_size", "8"),
+        ("data.class_order", "-1"),
+    ]
     with pytest.raises(UsageError, match=r"--data\.root"):
         split_overrides(["--data.root"])
 
@@ -201,13 +266,18 @@ def helps():
     """Topic → what ``fit --help TOPIC`` shows, in the sizes of a wide terminal."""
     program = "import json, sys, contextlib, io\nfrom cifnet_pl.__main__ import main\nshown = {}\n"
     program += f"for topic in {TOPICS!r}:\n    out = io.StringIO()\n"
-    program += "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+    program += (
+        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+    )
     program += (
         "        main(['fit', '--help', topic])\n    shown[topic] ="
         " out.getvalue()\nprint(json.dumps(shown))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -227,14 +297,18 @@ def test_the_usual_options_are_one_screen_of_real_ones(command, helps, capsys):
     assert options_in(shown) - {"--model.head.ridge", "--help"} <= options_in(
         helps["all"] + helps["model"]
     )
-    assert len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1
+    assert (
+        len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1
+    )
 
 
 def test_topics(helps, capsys):
     for topic in set(TOPICS) - {"all"}:
         names = {name for name in options_in(helps[topic]) if name.startswith("--")}
         assert names
-        assert {name.partition(".")[0] for name in names if "." in name} == {f"--{topic}"}
+        assert {name.partition(".")[0] for name in names if "." in name} == {
+            f"--{topic}"
+        }
     own = helps["all"].index("  --data.root ROOT")
     lightning = helps["all"].index("  --trainer.devices")
     assert own < lightning
@@ -243,6 +317,11 @@ def test_topics(helps, capsys):
 
 def test_no_internal_class_and_no_mark_of_documentation_is_shown(helps):
     shown = "".join(helps.values())
-    classes = ("TaskModule", "SumsHead", "lightning.LightningModule,", "StatisticsDDPStrategy")
+    classes = (
+        "TaskModule",
+        "SumsHead",
+        "lightning.LightningModule,",
+        "StatisticsDDPStrategy",
+    )
     for name in (*classes, ":mod:", ":class:", "``"):
         assert name not in shown

@@ -30,7 +30,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 # tests/iterative/test_configs.py.
 ELSEWHERE = {"paper", "sweeps", "iterative"}
 ALL = sorted(
-    p for p in CONFIGS.rglob("*.yaml") if not ELSEWHERE & set(p.relative_to(CONFIGS).parts)
+    p
+    for p in CONFIGS.rglob("*.yaml")
+    if not ELSEWHERE & set(p.relative_to(CONFIGS).parts)
 )
 
 
@@ -47,12 +49,24 @@ def head_of(*args: str) -> dict:
     return resolved(*args)["model"]["init_args"]["head"]
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.relative_to(CONFIGS).as_posix())
+@pytest.mark.parametrize(
+    "path", ALL, ids=lambda path: path.relative_to(CONFIGS).as_posix()
+)
 def test_config_runs(path, tmp_path):
-    tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--data.class_order", "3"]
+    tiny = [
+        *FAST,
+        "--data.root",
+        "null",
+        "--data.max_tasks",
+        "2",
+        "--data.class_order",
+        "3",
+    ]
     assert main(["fit", "--config", str(path), *tiny, "--logs", str(tmp_path)]) == 0
     experiment = yaml.safe_load(path.read_text())["experiment"]
-    saved = yaml.safe_load((tmp_path / experiment / "version_0" / "config.yaml").read_text())
+    saved = yaml.safe_load(
+        (tmp_path / experiment / "version_0" / "config.yaml").read_text()
+    )
     # What the file itself says about the head and the buffer is what ran.
     written = yaml.safe_load(path.read_text())["model"]["init_args"]
     for part in {"head", "buffer"} & written.keys():
@@ -71,9 +85,14 @@ class TestHeads:
     EXACT = ("--config", str(CONFIGS / "digits_ridge.yaml"))
 
     def test_default_is_the_papers(self):
-        assert head_of("--data.source", "digits")["class_path"] == "cifnet_pl.heads.CIFNetHead"
+        assert (
+            head_of("--data.source", "digits")["class_path"]
+            == "cifnet_pl.heads.CIFNetHead"
+        )
 
-    @pytest.mark.parametrize("config", [(), FOLDER, LOCKED], ids=["defaults", "folder", "locked"])
+    @pytest.mark.parametrize(
+        "config", [(), FOLDER, LOCKED], ids=["defaults", "folder", "locked"]
+    )
     @pytest.mark.parametrize("spelling", [["--model.head", "RidgeHead"], ["--model.head=RidgeHead"],
                                           ["--model.head", "cifnet_pl.heads.RidgeHead"],
                                           ["--model.init_args.head", "RidgeHead"],
@@ -92,7 +111,9 @@ class TestHeads:
         assert head["init_args"]["update_past"] is False
 
     def test_options_of_the_same_class_stay(self):
-        head = head_of(*self.LOCKED, "--model.head", "CIFNetHead", "--model.head.ridge", "5.0")
+        head = head_of(
+            *self.LOCKED, "--model.head", "CIFNetHead", "--model.head.ridge", "5.0"
+        )
         assert head["init_args"]["update_past"] is False
         assert head["init_args"]["ridge"] == 5.0
 
@@ -108,13 +129,17 @@ class TestHeads:
 
 
 def test_fast_is_the_default_without_the_mirror():
-    folder, fast = (resolved("--config", name)["model"]["init_args"] for name in ("folder", "fast"))
+    folder, fast = (
+        resolved("--config", name)["model"]["init_args"] for name in ("folder", "fast")
+    )
     assert folder.pop("backbone") == fast.pop("backbone") + "+mirror"
     assert folder == fast
 
 
 def test_print_config_is_yaml_that_names_every_section():
-    shown = resolved("--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77")
+    shown = resolved(
+        "--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77"
+    )
     assert {
         "model",
         "data",
@@ -133,7 +158,9 @@ def test_print_config_is_yaml_that_names_every_section():
 def test_all_are_listed_with_a_line_each(capsys):
     assert main(["configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    listed = {line.split("  ")[0].strip(): line for line in lines[: len(config_files())]}
+    listed = {
+        line.split("  ")[0].strip(): line for line in lines[: len(config_files())]
+    }
     assert list(listed) == list(config_files())
     assert {
         "quickstart",
@@ -144,10 +171,12 @@ def test_all_are_listed_with_a_line_each(capsys):
         "heads/ridge",
     } <= listed.keys()
     assert {
-        f"streams/{name}" for name in ("returning", "blurry", "task_free", "long_tailed")
+        f"streams/{name}"
+        for name in ("returning", "blurry", "task_free", "long_tailed")
     } <= listed.keys()
     assert {
-        f"ablation/{name}" for name in ("no_buffer", "no_oversampling", "locked", "released")
+        f"ablation/{name}"
+        for name in ("no_buffer", "no_oversampling", "locked", "released")
     } <= listed.keys()
     for name, line in listed.items():
         assert len(line.removeprefix(name).strip()) > 20
@@ -159,7 +188,8 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
     Path("quickstart").write_text("experiment: mine")
     assert find_config("quickstart") == Path("quickstart")  # a file that is there wins
     with pytest.raises(
-        UsageError, match="unknown configuration 'heads/rigde': did you mean heads/ridge"
+        UsageError,
+        match="unknown configuration 'heads/rigde': did you mean heads/ridge",
     ):
         find_config("heads/rigde")
     with pytest.raises(UsageError, match=r"configuration file no\.yaml does not exist"):
@@ -175,32 +205,58 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
         "--experiment",
         "folder",
     ]
-    wanted = ["fit", "--config", ridge, f"--config={ridge}", "-c", ridge, "--experiment", "folder"]
+    wanted = [
+        "fit",
+        "--config",
+        ridge,
+        f"--config={ridge}",
+        "-c",
+        ridge,
+        "--experiment",
+        "folder",
+    ]
     assert with_named_configs(words) == wanted
 
 
 def test_a_run_by_name_lands_under_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "quickstart", *FAST, "--data.max_tasks", "1"]) == 0
-    assert (tmp_path / "lightning_logs" / "quickstart" / "version_0" / "summary.json").is_file()
+    assert (
+        tmp_path / "lightning_logs" / "quickstart" / "version_0" / "summary.json"
+    ).is_file()
 
 
-def test_images_alone_are_learned_by_the_recommended_method(tmp_path, monkeypatch, capsys):
+def test_images_alone_are_learned_by_the_recommended_method(
+    tmp_path, monkeypatch, capsys
+):
     make_images(tmp_path / "images", ["ant", "bee", "cow"])
     monkeypatch.chdir(tmp_path)
-    small = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
+    small = [
+        "--model.backbone",
+        "pixels:8",
+        "--data.image_size",
+        "8",
+        "--energy.enabled",
+        "false",
+    ]
     assert main(["fit", "--data.root", "images", *small]) == 0
     assert "no --config is given: folder is used" in capsys.readouterr().err
-    ran = yaml.safe_load(Path("lightning_logs/default/version_0/config.yaml").read_text())
+    ran = yaml.safe_load(
+        Path("lightning_logs/default/version_0/config.yaml").read_text()
+    )
     model = ran["model"]["init_args"]
     assert model["head"]["class_path"].endswith("RidgeHead")
     assert model["calibrate"] is True
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
 
 
-def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(tmp_path, capsys):
+def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
+    tmp_path, capsys
+):
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    command = re.search(r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE)
+    command = re.search(
+        r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE
+    )
     images = str(make_images(tmp_path, ["ant"], 1))
     words = [images if word == "IMAGES" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]

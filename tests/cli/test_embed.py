@@ -34,7 +34,9 @@ def read(path):
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
 def test_what_the_file_holds(images, tmp_path, capsys, ending):
     target = tmp_path / f"v.{ending}"
-    assert main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 0
+    assert (
+        main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 0
+    )
     assert (
         f"16 images as vectors of 48 numbers in {target}: embeddings, ids, labels, split"
         in capsys.readouterr().out
@@ -47,7 +49,9 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
         pixels = torch.from_numpy(read_square(images / name, 4).copy()).permute(2, 0, 1)
         assert np.array_equal(z, network(pixels[None])[0].numpy())
         assert name.split("/")[:2] == [{"train": "train", "test": "val"}[split], label]
-    assert main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 2
+    assert (
+        main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 2
+    )
     assert "--overwrite true" in capsys.readouterr().err
     # A model of these vectors is that of the images.
     (images / "train" / "ant" / "broken.png").unlink()
@@ -69,8 +73,18 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
         str(tmp_path / "a"),
     ]
     assert main([*learn, *given]) == 0
-    given = ["--data.root", str(images), "--data.source", "folder", "--model.backbone", "pixels:4"]
-    assert main([*learn, *given, "--data.image_size", "4", "--logs", str(tmp_path / "b")]) == 0
+    given = [
+        "--data.root",
+        str(images),
+        "--data.source",
+        "folder",
+        "--model.backbone",
+        "pixels:4",
+    ]
+    assert (
+        main([*learn, *given, "--data.image_size", "4", "--logs", str(tmp_path / "b")])
+        == 0
+    )
     ours, theirs = (cifnet_pl.load(tmp_path / name / "default") for name in "ab")
     z = torch.randn(9, 48, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours.head(z), theirs.head(z), rtol=1e-9, atol=1e-9)
@@ -98,9 +112,18 @@ def test_images_without_classes_and_refusals(images, tmp_path, capsys):
     assert set(read(tmp_path / "w.npz")["ids"]) == {"0.png", "1.png"}
     for words, code, reason in (
         ([*given, str(tmp_path / "v.csv")], 2, "known are: .npz, .parquet"),
-        ([*given, str(tmp_path / "x.npz"), "--backbone", "pixel"], 2, "did you mean pixels"),
         (
-            ["--images", str(images / "train/ant/broken.png"), "--output", str(tmp_path / "x.npz")],
+            [*given, str(tmp_path / "x.npz"), "--backbone", "pixel"],
+            2,
+            "did you mean pixels",
+        ),
+        (
+            [
+                "--images",
+                str(images / "train/ant/broken.png"),
+                "--output",
+                str(tmp_path / "x.npz"),
+            ],
             1,
             "can be read",
         ),

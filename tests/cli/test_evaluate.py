@@ -32,11 +32,17 @@ def bundle(
     """
     model = empty("ridge")
     model.buffer = CalibrationBuffer(buffer) if buffer else None
-    files = [path for name in names for path in sorted((images / name).iterdir())[:count]]
+    files = [
+        path for name in names for path in sorted((images / name).iterdir())[:count]
+    ]
     z = model.embed(
-        torch.stack([torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files])
+        torch.stack(
+            [torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]
+        )
     )
-    take_in(model, names, z, torch.tensor([names.index(f.parent.name) for f in files])).save(place)
+    take_in(
+        model, names, z, torch.tensor([names.index(f.parent.name) for f in files])
+    ).save(place)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_it_says_and_writes(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     options = [
         "--model",
         str(made / "m"),
@@ -87,9 +95,13 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys: pytest.Capt
     model = cifnet_pl.load(made / "m")
     result = list(model.classify([row["file"] for row in images], top=3))
     shares = [dict(zip(p.classes, p.probabilities, strict=True)) for p in result]
-    probabilities = torch.tensor([[share[name] for name in CLASSES] for share in shares])
+    probabilities = torch.tensor(
+        [[share[name] for name in CLASSES] for share in shares]
+    )
     targets = torch.tensor([CLASSES.index(row["class"]) for row in images])
-    expected = 100 * float(multiclass_calibration_error(probabilities, targets, 3, n_bins=15))
+    expected = 100 * float(
+        multiclass_calibration_error(probabilities, targets, 3, n_bins=15)
+    )
     assert summary["ece"] == pytest.approx(expected, abs=1e-4)
 
     classes = {row["class"]: row for row in rows(tmp_path / "out" / "classes.csv")}
@@ -105,7 +117,12 @@ def test_held_out_images_where_there_are_any(
 ):
     make_images(tmp_path / "set" / "train", CLASSES, 3)
     make_images(tmp_path / "set" / "val", CLASSES, 6)
-    assert main(["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]) == 0
+    assert (
+        main(
+            ["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]
+        )
+        == 0
+    )
     assert "Accuracy 100.0 % (18 images, 3 classes" in capsys.readouterr().out
 
 
@@ -131,13 +148,17 @@ def test_no_class_that_the_model_knows(
     )
 
 
-def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_path, capsys):
+def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
+    tmp_path, capsys
+):
     learned = make_images(tmp_path / "learned", CLASSES, 6)
     cifnet_pl.extend(empty("ridge"), learned).model.save(tmp_path / "m")
     images = make_images(tmp_path / "images", CLASSES, 12)
     for name in CLASSES:
         for i in range(5):
-            (images / name / f"{i}.png").unlink()  # of each class only the sixth was learned
+            (
+                images / name / f"{i}.png"
+            ).unlink()  # of each class only the sixth was learned
     for i in (8, 9):
         shutil.copy(images / "ant" / f"{i}.png", images / "ant" / f"renamed {i}.png")
     shutil.copy(images / "ant" / "7.png", images / "bee" / "wrong.png")
@@ -156,7 +177,9 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
     shown = capsys.readouterr().out
     assert "3 of 25 images learned already" in shown
     assert "22 others" in shown
-    assert "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
+    assert (
+        "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
+    )
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (summary["learned"], summary["duplicates"]) == (3, 2)
     told = [
@@ -165,7 +188,12 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(tmp_p
         if row["seen"]
     ]
     copies = [(f"renamed {i}.png", "duplicate") for i in (8, 9)]
-    assert told == [("5.png", "learned"), *copies, ("5.png", "learned"), ("5.png", "learned")]
+    assert told == [
+        ("5.png", "learned"),
+        *copies,
+        ("5.png", "learned"),
+        ("5.png", "learned"),
+    ]
 
 
 # ---------------------------------------------------------------------- recalibration
@@ -177,19 +205,49 @@ def shifted(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     make_images(root / "images" / "train", CLASSES, 25)
     make_images(root / "images" / "val", CLASSES, 5)
-    fast = ["--model.backbone", "pixels:4", "--data.image_size", "4", "--energy.enabled", "false"]
+    fast = [
+        "--model.backbone",
+        "pixels:4",
+        "--data.image_size",
+        "4",
+        "--energy.enabled",
+        "false",
+    ]
     assert (
-        main(["fit", "--data.root", str(root / "images"), *fast, "--logs", str(root / "logs")]) == 0
+        main(
+            [
+                "fit",
+                "--data.root",
+                str(root / "images"),
+                *fast,
+                "--logs",
+                str(root / "logs"),
+            ]
+        )
+        == 0
     )
     assert (
-        main(["export", "--model", str(root / "logs" / "default"), "--output", str(root / "m")])
+        main(
+            [
+                "export",
+                "--model",
+                str(root / "logs" / "default"),
+                "--output",
+                str(root / "m"),
+            ]
+        )
         == 0
     )
     draw = np.random.default_rng(0)
     for path in sorted(make_images(root / "new", CLASSES, 40).rglob("*.png")):
-        pixels = 0.6 * np.asarray(Image.open(path)).astype(float) + draw.normal(0, 25, (12, 10, 3))
+        pixels = 0.6 * np.asarray(Image.open(path)).astype(float) + draw.normal(
+            0, 25, (12, 10, 3)
+        )
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
-    shutil.copy(root / "images" / "train" / "ant" / "3.png", root / "new" / "ant" / "learned.png")
+    shutil.copy(
+        root / "images" / "train" / "ant" / "3.png",
+        root / "new" / "ant" / "learned.png",
+    )
     shutil.copy(root / "new" / "ant" / "3.png", root / "new" / "ant" / "copy.png")
     make_images(root / "new", ["eel"], 2)
     return root
@@ -213,8 +271,13 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert recalibrate(shifted, "--output", str(tmp_path / "m2")) == 0
     said = capsys.readouterr().out
     assert "1 image that the model has learned is left out\n" in said
-    old, new = (cifnet_pl.load(path, device="cpu") for path in (shifted / "m", tmp_path / "m2"))
-    assert (new.history[-1].kind, new.history[-1].parents) == ("recalibrate", [old.identity])
+    old, new = (
+        cifnet_pl.load(path, device="cpu") for path in (shifted / "m", tmp_path / "m2")
+    )
+    assert (new.history[-1].kind, new.history[-1].parents) == (
+        "recalibrate",
+        [old.identity],
+    )
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
     images = LabelledImages.find(shifted / "new", "--images").of(set(CLASSES))
@@ -224,13 +287,17 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     confidences = {round(p.probabilities[0], 9) for p in predictions}
     assert confidences <= {round(value, 9) for value in before.confidence.tolist()}
     table = [
-        re.findall(r"│ +([\d.]+) (?=│)", line) for line in said.splitlines() if line.startswith("│")
+        re.findall(r"│ +([\d.]+) (?=│)", line)
+        for line in said.splitlines()
+        if line.startswith("│")
     ]
     assert [row[0] for row in table if row] == outcome_cells(before)
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
-    assert_ends(recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys)
+    assert_ends(
+        recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
+    )
 
 
 def test_cells_of_outcomes():
@@ -255,10 +322,19 @@ def test_what_does_not_fit(shifted, tmp_path, capsys):
         path.unlink()
     for words, reason in (
         ([], "give it a place with --output"),
-        (["--output", str(tmp_path / "o"), "--images", str(few.parent)], "is given twice"),
+        (
+            ["--output", str(tmp_path / "o"), "--images", str(few.parent)],
+            "is given twice",
+        ),
     ):
         assert_ends(recalibrate(shifted, *words), 2, reason, capsys)
-    given = ["--images", str(few.parent), "--output", str(tmp_path / "o"), "--recalibrate"]
+    given = [
+        "--images",
+        str(few.parent),
+        "--output",
+        str(tmp_path / "o"),
+        "--recalibrate",
+    ]
     assert_ends(
         main(["evaluate", "--model", str(shifted / "m"), *given]),
         2,

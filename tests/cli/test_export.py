@@ -36,7 +36,12 @@ def model_of(name: str, size: int, crop_ratio: float) -> Classifier:
     """A model of tiles of two real images: sky, roofs, petals, leaves."""
     backbone = build_backbone(name)
     model = Classifier(
-        backbone, CIFNetHead(backbone.features), CalibrationBuffer(20), [], size, crop_ratio
+        backbone,
+        CIFNetHead(backbone.features),
+        CalibrationBuffer(20),
+        [],
+        size,
+        crop_ratio,
     )
     corners = {
         "sky": (0, (0, 300)),
@@ -49,10 +54,14 @@ def model_of(name: str, size: int, crop_ratio: float) -> Classifier:
         for name in names:
             image, (top, left) = corners[name]
             tiles = [
-                IMAGES[image][top + 5 * i : top + 5 * i + 100, left + 9 * i : left + 9 * i + 110]
+                IMAGES[image][
+                    top + 5 * i : top + 5 * i + 100, left + 9 * i : left + 9 * i + 110
+                ]
                 for i in range(6)
             ]
-            pixels = np.stack([square(Image.fromarray(tile), size, crop_ratio) for tile in tiles])
+            pixels = np.stack(
+                [square(Image.fromarray(tile), size, crop_ratio) for tile in tiles]
+            )
             z = model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
             model.observe(z, torch.full((6,), model.labels([name])[0]), torch.arange(6))
         model.finish_task()
@@ -76,18 +85,24 @@ def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
     image = IMAGES[0][: cut[0], : cut[1]]
     expected = square(Image.fromarray(image), size, crop_ratio).astype(int)
     found = (
-        Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0].permute(1, 2, 0).numpy()
+        Square(size, crop_ratio)(torch.from_numpy(image.copy())[None])[0]
+        .permute(1, 2, 0)
+        .numpy()
     )
     # Newer versions of Pillow resize tall images vertically first: then the 8-bit result in between
     # is another one.
-    turned = Square(size, crop_ratio)(torch.from_numpy(image.transpose(1, 0, 2).copy())[None])[0]
+    turned = Square(size, crop_ratio)(
+        torch.from_numpy(image.transpose(1, 0, 2).copy())[None]
+    )[0]
     turned = turned.permute(2, 1, 0).numpy()
     assert min(np.abs(found - expected).max(), np.abs(turned - expected).max()) <= 1
     assert np.abs(found - expected).mean() < 0.3
 
 
 @pytest.mark.system
-def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_network_and_head_in_one_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     model = model_of("embedded:efficientnet_lite0", 64, 0.875)
     model.head.temperature.fill_(0.7)
     model.head.odds_power.fill_(0.6)
@@ -95,7 +110,15 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
     target = tmp_path / "m" / "model.onnx"
     assert (
         main(
-            ["export", "--model", str(tmp_path / "b"), "--format", "onnx", "--output", str(target)]
+            [
+                "export",
+                "--model",
+                str(tmp_path / "b"),
+                "--format",
+                "onnx",
+                "--output",
+                str(target),
+            ]
         )
         == 0
     )
@@ -107,10 +130,14 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
     onnx.checker.check_model(onnx.load_from_string(content))
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     for count in (1, 2, 5):  # any batch size
-        tiles = np.stack([IMAGES[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)])
+        tiles = np.stack(
+            [IMAGES[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)]
+        )
         found = run(content, tiles)
         squares = np.stack([square(Image.fromarray(tile), 64, 0.875) for tile in tiles])
-        expected = again.probabilities(torch.from_numpy(squares).permute(0, 3, 1, 2)).numpy()
+        expected = again.probabilities(
+            torch.from_numpy(squares).permute(0, 3, 1, 2)
+        ).numpy()
         assert found.shape == (count, 4)
         assert found.dtype == np.float32
         assert np.abs(found.sum(axis=1) - 1).max() < 1e-5
@@ -125,14 +152,18 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("head", ["cifnet-released", "dsal", "ncm", "knn", "ridge-products"])
+@pytest.mark.parametrize(
+    "head", ["cifnet-released", "dsal", "ncm", "knn", "ridge-products"]
+)
 def test_every_head_and_names_in_any_language(head: str):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
     content, check = onnx_bytes(learned(head, tasks))
     assert check.torch <= 1e-4
     assert run(content, IMAGES[0][None, :90, :70]).shape == (1, 5)
     metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
-    assert json.loads(metadata["class_names"]) == [name for task in tasks for name in task]
+    assert json.loads(metadata["class_names"]) == [
+        name for task in tasks for name in task
+    ]
 
 
 @pytest.mark.system
@@ -177,9 +208,14 @@ def test_novelty_is_torchs_to_float32(head: str):
         0, 256, (40, SIDE, SIDE, 3), dtype=np.uint8
     )  # as they are
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == ["probabilities", "novelty"]
+    assert [output.name for output in session.get_outputs()] == [
+        "probabilities",
+        "novelty",
+    ]
     _, found = session.run(None, {"images": images})
-    expected = model.head.novelty(model.embed(torch.from_numpy(images).permute(0, 3, 1, 2))).numpy()
+    expected = model.head.novelty(
+        model.embed(torch.from_numpy(images).permute(0, 3, 1, 2))
+    ).numpy()
     assert found.shape == (40,)
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -226,7 +262,9 @@ def test_thresholds_of_novelty_are_in_the_file():
 def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch):
     """Scores whose steps depend on the values of the embeddings."""
     monkeypatch.setattr(
-        NCMHead, "scoring", lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6]
+        NCMHead,
+        "scoring",
+        lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6],
     )
     with pytest.raises(CifnetError, match="this model cannot be written as ONNX"):
         onnx_bytes(learned("ncm"))
@@ -256,7 +294,9 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(
     assert main([*given, str(target), "--format", "onnx"]) == 0
     assert f"embeddings (n, {WIDTH}) float32 → probabilities" in capsys.readouterr().out
     z = torch.randn(7, WIDTH, generator=torch.Generator().manual_seed(3))
-    session = onnxruntime.InferenceSession(target.read_bytes(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        target.read_bytes(), providers=["CPUExecutionProvider"]
+    )
     for part in (z, z[:1]):
         found = session.run(None, {"embeddings": part.numpy()})[0]
         assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
@@ -280,19 +320,34 @@ def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
     given = ["export", "--model", str(tmp_path / "b"), "--format", "triton", "--output"]
     entry = tmp_path / "models" / "zoo"
     assert main([*given, str(entry)]) == 0
-    files = sorted(str(path.relative_to(entry)) for path in entry.rglob("*") if path.is_file())
+    files = sorted(
+        str(path.relative_to(entry)) for path in entry.rglob("*") if path.is_file()
+    )
     assert files == ["1/model.onnx", "config.pbtxt", "labels.txt"]
     assert (entry / "labels.txt").read_text().splitlines() == model.class_names
     config = (entry / "config.pbtxt").read_text()
-    assert re.findall(r'name: "(\w+)"', config) == ["zoo", "images", "probabilities", "novelty"]
+    assert re.findall(r'name: "(\w+)"', config) == [
+        "zoo",
+        "images",
+        "probabilities",
+        "novelty",
+    ]
     assert re.findall(r"dims: \[ (.*) \]", config) == ["-1, -1, 3", "6", "1"]
     session = onnxruntime.InferenceSession(
         entry / "1" / "model.onnx", providers=["CPUExecutionProvider"]
     )
     (image,), (shares, novelty) = session.get_inputs(), session.get_outputs()
     assert (image.name, image.type, image.shape[3]) == ("images", "tensor(uint8)", 3)
-    assert (shares.name, shares.type, shares.shape[1]) == ("probabilities", "tensor(float)", 6)
-    assert (novelty.name, novelty.type, len(novelty.shape)) == ("novelty", "tensor(float)", 1)
+    assert (shares.name, shares.type, shares.shape[1]) == (
+        "probabilities",
+        "tensor(float)",
+        6,
+    )
+    assert (novelty.name, novelty.type, len(novelty.shape)) == (
+        "novelty",
+        "tensor(float)",
+        1,
+    )
     assert main([*given, str(entry)]) == 2
     assert main([*given, str(entry), "--overwrite", "true"]) == 0
     assert main([*given, str(entry / "labels.txt")]) == 2

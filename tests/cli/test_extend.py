@@ -87,14 +87,27 @@ def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
         (root / name).rmdir()
     assert (
         main(
-            ["extend", "--model", str(part), "--images", str(root), "--output", str(tmp_path / "b")]
+            [
+                "extend",
+                "--model",
+                str(part),
+                "--images",
+                str(root),
+                "--output",
+                str(tmp_path / "b"),
+            ]
         )
         == 0
     )
     extended = cifnet_pl.load(tmp_path / "b")
     assert extended.tasks == whole.tasks
     assert extended.counts == whole.counts
-    z = torch.randn(40, extended.head.in_features, generator=torch.Generator().manual_seed(0)) / 4
+    z = (
+        torch.randn(
+            40, extended.head.in_features, generator=torch.Generator().manual_seed(0)
+        )
+        / 4
+    )
     assert_same_scores(extended, whole, z)
     assert (extended.buffer is None) == (whole.buffer is None)
     if extended.buffer is not None and whole.buffer is not None:
@@ -115,7 +128,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_images(root / "old" / "train", OLD, 6)
     make_images(root / "old" / "val", OLD, 4)
     run = fit(
-        root / "old", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2"
+        root / "old",
+        root / "logs",
+        "--model.head",
+        "RidgeHead",
+        "--data.classes_per_task",
+        "2",
     )
     assert main(["export", "--model", str(run), "--output", str(root / "b")]) == 0
     shutil.rmtree(root / "logs")
@@ -132,7 +150,8 @@ def bundle(made: Path, tmp_path: Path) -> Path:
 def held_out(images: LabelledImages) -> np.ndarray:
     """The fifth of each class that is scored first: (n,) bool."""
     images = replace(
-        images, looks=look_at_images([images.files.root / name for name in images.files.names])
+        images,
+        looks=look_at_images([images.files.root / name for name in images.files.names]),
     )
     held = np.zeros(len(images.files), dtype=bool)
     for rows in images.files.rows_of.values():
@@ -160,7 +179,10 @@ def test_scores_are_taken_before_learning(
 ):
     images = make_images(tmp_path / "new", NEW, 10)
     capsys.readouterr()
-    assert extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val")) == 0
+    assert (
+        extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val"))
+        == 0
+    )
     printed = capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "c")
     event = model.history[-1]
@@ -168,7 +190,9 @@ def test_scores_are_taken_before_learning(
     assert model.counts["elk"] == 10  # the fifth that was held out is learned as well
     assert (event.kind, event.classes, event.images) == ("extend", 6, 20)
     assert f"new classes {event.accuracy:.1f} % (4 held-out images)" in printed
-    change = f"{event.old_accuracy_before:.1f} % before, {event.old_accuracy:.1f} % after"
+    change = (
+        f"{event.old_accuracy_before:.1f} % before, {event.old_accuracy:.1f} % after"
+    )
     assert f"old classes {change}" in printed
 
 
@@ -189,8 +213,12 @@ def test_a_folder_with_train_and_val_has_the_classes_within(bundle, tmp_path, ca
     assert f"note: {nest} has train and val: taking train" in said.err
 
 
-def test_a_class_with_one_image(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert extend(bundle, make_images(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
+def test_a_class_with_one_image(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert (
+        extend(bundle, make_images(tmp_path / "new", ["elk"], 1), tmp_path / "c") == 0
+    )
     shown = capsys.readouterr().out
     assert "1 image of 1 class learned in " in shown
     assert "held-out" not in shown
@@ -244,7 +272,10 @@ def test_no_image_of_a_class_can_be_read(
     for path in (images / "fox").iterdir():
         path.write_bytes(b"no image")
     assert_ends(
-        extend(bundle, images, tmp_path / "c"), 1, "no image of class 'fox' can be read", capsys
+        extend(bundle, images, tmp_path / "c"),
+        1,
+        "no image of class 'fox' can be read",
+        capsys,
     )
     assert not (tmp_path / "c").exists()
 
@@ -259,7 +290,12 @@ def test_more_through_the_command_line(bundle: Path, tmp_path: Path):
     model = cifnet_pl.load(tmp_path / "c")
     assert (model.counts["ant"], model.counts["elk"], model.counts["bee"]) == (11, 5, 6)
     assert (
-        extend(tmp_path / "c", make_images(tmp_path / "only", ["bee"], 3), tmp_path / "d", *keep)
+        extend(
+            tmp_path / "c",
+            make_images(tmp_path / "only", ["bee"], 3),
+            tmp_path / "d",
+            *keep,
+        )
         == 0
     )
     assert cifnet_pl.load(tmp_path / "d").counts["bee"] == 9
@@ -287,8 +323,12 @@ def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
     for name in OLD:
         shutil.rmtree(root / name)
     final = learn(part, LabelledImages.find(str(root), "--images")).model
-    assert float(final.head.temperature) == pytest.approx(float(whole.head.temperature), rel=1e-6)
-    assert float(final.head.odds_power) == pytest.approx(float(whole.head.odds_power), rel=1e-6)
+    assert float(final.head.temperature) == pytest.approx(
+        float(whole.head.temperature), rel=1e-6
+    )
+    assert float(final.head.odds_power) == pytest.approx(
+        float(whole.head.odds_power), rel=1e-6
+    )
     assert float(final.head.temperature) != float(part.head.temperature)
     final.remove_classes(["fox"])
     again = float(final.head.temperature)

@@ -54,18 +54,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def forget(model: Path, output: Path, *options: str, name: str = "bee") -> int:
     return main(
-        ["forget", "--model", str(model), "--class", name, "--output", str(output), *options]
+        [
+            "forget",
+            "--model",
+            str(model),
+            "--class",
+            name,
+            "--output",
+            str(output),
+            *options,
+        ]
     )
 
 
 def test_with_images(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     images = made / "images" / "train" / "bee"
-    assert forget(made / "four" / "default", tmp_path / "b", "--images", str(images)) == 0
+    assert (
+        forget(made / "four" / "default", tmp_path / "b", "--images", str(images)) == 0
+    )
     assert "'bee' forgotten exactly: 8 images" in capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "b")
     never = cifnet_pl.load(made / "three" / "default")
     assert model.counts == never.counts
-    z = torch.randn(30, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    z = torch.randn(
+        30, model.head.in_features, generator=torch.Generator().manual_seed(0)
+    )
     assert_same_scores(model, never, z, 1e-8)
     assert model.history[-1].images == 8
 
@@ -83,7 +96,9 @@ def test_without_images(made: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert model.buffer is None or len(model.buffer.y) == 24
 
 
-def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_exact_is_only_what_is(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """Removed without its images, learned again and forgotten with them: the first time still
     counts.
     """
@@ -94,7 +109,9 @@ def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     words = ["--images", str(tmp_path / "new"), "--output", str(tmp_path / "again")]
     assert main(["extend", "--model", str(tmp_path / "removed"), *words]) == 0
-    assert "if it is among bee, those images count against it" in capsys.readouterr().err
+    assert (
+        "if it is among bee, those images count against it" in capsys.readouterr().err
+    )
     assert forget(tmp_path / "again", tmp_path / "b", "--images", str(images)) == 0
     assert (
         "A class was removed earlier without its images, which still count"
@@ -102,7 +119,9 @@ def test_exact_is_only_what_is(made: Path, tmp_path: Path, capsys: pytest.Captur
     )
 
 
-def test_images_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_images_in_several_folders(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """Those of a class that was learned in two updates lie in two folders."""
     model = made / "four" / "default"
     images = made / "images" / "train" / "bee"
@@ -121,7 +140,9 @@ def test_images_in_several_folders(made: Path, tmp_path: Path, capsys: pytest.Ca
     assert "3 of them are there: give all of them" in capsys.readouterr().err
 
 
-def test_other_images_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_other_images_are_refused(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     model = made / "four" / "default"
     assert_ends(
         forget(model, tmp_path / "b", "--images", str(tmp_path / "nowhere")),
@@ -137,7 +158,9 @@ def test_other_images_are_refused(made: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "b").exists()
 
 
-def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_unknown_and_last_classes(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert_ends(
         forget(made / "four" / "default", tmp_path / "b", name="beee"),
         2,
@@ -146,5 +169,8 @@ def test_unknown_and_last_classes(made: Path, tmp_path: Path, capsys: pytest.Cap
     )
     learned("ridge", [["ant"]]).save(tmp_path / "one")
     assert_ends(
-        forget(tmp_path / "one", tmp_path / "b", name="ant"), 2, "at least one must stay", capsys
+        forget(tmp_path / "one", tmp_path / "b", name="ant"),
+        2,
+        "at least one must stay",
+        capsys,
     )

@@ -15,7 +15,13 @@ from tests.models import learned, take_in
 
 def test_dates_are_whole_in_80_columns():
     made = Event(
-        "task", 12, 12345, 99.9, seconds=1234.5, energy_kwh=1.2e-5, date="2026-11-23 09:25:15"
+        "task",
+        12,
+        12345,
+        99.9,
+        seconds=1234.5,
+        energy_kwh=1.2e-5,
+        date="2026-11-23 09:25:15",
     )
     extended = Event(
         "extend",
@@ -54,7 +60,9 @@ def test_every_class_and_number_is_said_once(tmp_path, capsys):
     assert main(["info", "--model", str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
     assert "3 classes, learned from 21 images\n" in said
-    assert [said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 images")] == [
+    assert [
+        said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 images")
+    ] == [
         1,
         1,
         1,

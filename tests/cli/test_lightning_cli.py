@@ -69,7 +69,11 @@ def run(logs):
 
 class TestFolder:
     def test_holds_these_files(self, run):
-        names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+        names = {
+            path.relative_to(run).as_posix()
+            for path in run.rglob("*")
+            if path.is_file()
+        }
         events = {name for name in names if name.startswith("events.out.tfevents")}
         assert len(events) == 1
         expected = {
@@ -96,7 +100,9 @@ class TestFolder:
         assert table[0]["forgetting"] == ""
         assert float(table[1]["forgetting"]) >= 0
         assert (
-            {row["energy_kwh"] for row in table} == {row["energy_source"] for row in table} == {""}
+            {row["energy_kwh"] for row in table}
+            == {row["energy_source"] for row in table}
+            == {""}
         )
         mean = 0.0
         for k, row in enumerate(table):
@@ -115,7 +121,9 @@ class TestFolder:
             assert set(row[k + 2 :]) <= {""}
 
     def test_summary(self, run):
-        summary = json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
+        summary = json.loads(
+            (run / "summary.json").read_text(), parse_constant=pytest.fail
+        )
         table = rows(run / "tasks.csv")
         assert summary.keys() >= SUMMARY
         assert summary["A_k"] == [float(row["A_k"]) for row in table]
@@ -142,13 +150,23 @@ class TestFolder:
             "A_K_per_kwh",
         ):
             assert summary[key] is None
-        assert {"cifnet_pl", "torch", "lightning", "python"} <= summary["versions"].keys()
+        assert {"cifnet_pl", "torch", "lightning", "python"} <= summary[
+            "versions"
+        ].keys()
         assert sorted(summary["class_order"]) == [str(digit) for digit in range(10)]
-        assert summary["tasks"] == [summary["class_order"][k : k + 2] for k in range(0, 10, 2)]
-        assert (summary["gpu"], summary["processes"], summary["cached_images"]) == (None, 1, 0)
+        assert summary["tasks"] == [
+            summary["class_order"][k : k + 2] for k in range(0, 10, 2)
+        ]
+        assert (summary["gpu"], summary["processes"], summary["cached_images"]) == (
+            None,
+            1,
+            0,
+        )
         assert summary["machine"].startswith(summary["processor"])
         assert len(summary["data_fingerprint"]) == 16
-        assert summary["energy_counts_other_processes"] is None  # energy was not measured
+        assert (
+            summary["energy_counts_other_processes"] is None
+        )  # energy was not measured
         assert summary["state_bytes_per_element"]["buffer"] == 4
         assert summary["state_bytes_per_element"]["factors"] == 8
 
@@ -157,10 +175,14 @@ class TestFolder:
         events.Reload()
         table = rows(run / "tasks.csv")
         for tag, column in zip(
-            TAGS, ["A_k", "average", "forgetting", "ece", "nll", "state_elements"], strict=True
+            TAGS,
+            ["A_k", "average", "forgetting", "ece", "nll", "state_elements"],
+            strict=True,
         ):
             points = [(event.step, event.value) for event in events.Scalars(tag)]
-            measured = [(int(row["task"]), float(row[column])) for row in table if row[column]]
+            measured = [
+                (int(row["task"]), float(row[column])) for row in table if row[column]
+            ]
             assert [step for step, _ in points] == [step for step, _ in measured], tag
             assert [value for _, value in points] == pytest.approx(
                 [value for _, value in measured], rel=1e-6
@@ -173,10 +195,12 @@ class TestFolder:
             matrix = list(csv.reader(file))[1:]
         for j in range(5):
             scalars = [
-                (event.step, event.value) for event in events.Scalars(f"acc_of_task/{j + 1}")
+                (event.step, event.value)
+                for event in events.Scalars(f"acc_of_task/{j + 1}")
             ]
             assert scalars == [
-                (k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6)) for k in range(j, 5)
+                (k + 1, pytest.approx(float(matrix[k][j + 1]), rel=1e-6))
+                for k in range(j, 5)
             ]
         assert set(events.Tags()["images"]) == {"trajectory", "confusion"}
 
@@ -192,9 +216,16 @@ class TestConfig:
     def test_holds_no_checkpoint_after_a_resume(self, run, tmp_path):
         copy = tmp_path / "default" / "version_0"
         shutil.copytree(run, copy)
-        assert fit(tmp_path, *BUFFER, "--seed_everything", "3", "--data.max_tasks", "3") == 0
-        assert fit(tmp_path, *BUFFER, "--seed_everything", "3", "--ckpt_path", "last") == 0
-        saved = yaml.safe_load((tmp_path / "default" / "version_1" / "config.yaml").read_text())
+        assert (
+            fit(tmp_path, *BUFFER, "--seed_everything", "3", "--data.max_tasks", "3")
+            == 0
+        )
+        assert (
+            fit(tmp_path, *BUFFER, "--seed_everything", "3", "--ckpt_path", "last") == 0
+        )
+        saved = yaml.safe_load(
+            (tmp_path / "default" / "version_1" / "config.yaml").read_text()
+        )
         assert "ckpt_path" not in saved
         assert saved["data"]["max_tasks"] is None  # as of the resume
 
@@ -206,7 +237,9 @@ class TestConfig:
             == 3
         )
         other = learned(tmp_path, *BUFFER, "--seed_everything", "4")
-        keys = [checkpoint(folder)["state_dict"]["buffer.key"] for folder in (run, other)]
+        keys = [
+            checkpoint(folder)["state_dict"]["buffer.key"] for folder in (run, other)
+        ]
         assert not torch.equal(*keys)
 
 
@@ -218,14 +251,28 @@ class TestEvaluation:
             path = "last"
         else:
             path = str(run / "checkpoints" / "last.ckpt")
-        assert main([command, "--config", str(run / "config.yaml"), "--ckpt_path", path]) == 0
+        assert (
+            main([command, "--config", str(run / "config.yaml"), "--ckpt_path", path])
+            == 0
+        )
         total = json.loads((run / "summary.json").read_text())["A_K"]
-        shown = [line.split("│") for line in capsys.readouterr().out.splitlines() if "all" in line]
+        shown = [
+            line.split("│")
+            for line in capsys.readouterr().out.splitlines()
+            if "all" in line
+        ]
         assert [cell.strip() for cell in shown[0][1:4]] == ["all", "10", f"{total:.1f}"]
-        assert [path.name for path in run.parent.iterdir()] == ["version_0"]  # nothing new
+        assert [path.name for path in run.parent.iterdir()] == [
+            "version_0"
+        ]  # nothing new
 
     def test_predictions(self, run, capsys):
-        assert main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
+        assert (
+            main(
+                ["predict", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]
+            )
+            == 0
+        )
         table = rows(run / "predictions.csv")
         assert list(table[0]) == ["file", "true_class", "class", "probability"]
         right = [row["true_class"] == row["class"] for row in table]
@@ -240,19 +287,42 @@ class TestEvaluation:
             .endswith(f"{len(table)} predictions in {run / 'predictions.csv'}")
         )
 
-    def test_last_is_the_run_of_the_config_else_the_newest(self, logs, run, tmp_path, capsys):
+    def test_last_is_the_run_of_the_config_else_the_newest(
+        self, logs, run, tmp_path, capsys
+    ):
         shutil.copytree(run, tmp_path / "default" / "version_0")
         newer = learned(
-            tmp_path, "--data.max_tasks", "1", *BUFFER, "--seed_everything", "3", version=1
+            tmp_path,
+            "--data.max_tasks",
+            "1",
+            *BUFFER,
+            "--seed_everything",
+            "3",
+            version=1,
         )
-        for config, classes in ((tmp_path / "default" / "version_0", "10"), (newer, "2")):
+        for config, classes in (
+            (tmp_path / "default" / "version_0", "10"),
+            (newer, "2"),
+        ):
             assert (
-                main(["test", "--config", str(config / "config.yaml"), "--ckpt_path", "last"]) == 0
+                main(
+                    [
+                        "test",
+                        "--config",
+                        str(config / "config.yaml"),
+                        "--ckpt_path",
+                        "last",
+                    ]
+                )
+                == 0
             )
             assert f"│  all │ {classes:>7} │" in capsys.readouterr().out
         options = [*FAST, *BUFFER, "--seed_everything", "3", "--logs", str(tmp_path)]
         assert_ends(
-            main(["test", *options, "--ckpt_path", "last"]), 0, "│  all │       2 │", capsys
+            main(["test", *options, "--ckpt_path", "last"]),
+            0,
+            "│  all │       2 │",
+            capsys,
         )
 
 
@@ -263,7 +333,15 @@ def test_the_screen_of_a_run(tmp_path, capsys):
     shown = lines.out.splitlines()
     assert shown[0] == "4 classes in 2 tasks on cpu"
     header = [cell.strip() for cell in shown[2].strip("┃").split("┃")]
-    assert header == ["task", "classes", "A_k %", "Ā %", "forgetting", "ECE %", "seconds"]
+    assert header == [
+        "task",
+        "classes",
+        "A_k %",
+        "Ā %",
+        "forgetting",
+        "ECE %",
+        "seconds",
+    ]
     summary = json.loads((folder / "summary.json").read_text())
     assert f"A_K {summary['A_K']:.1f} %" in lines.out
     assert f"Ā {summary['A_bar']:.1f} %" in lines.out

@@ -65,7 +65,9 @@ def scores_by_name(model: Classifier, z: torch.Tensor) -> torch.Tensor:
 
 def difference(model: Classifier, other: Classifier) -> float:
     """Relative difference of the scores of random embeddings."""
-    z = torch.randn(50, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    z = torch.randn(
+        50, model.head.in_features, generator=torch.Generator().manual_seed(0)
+    )
     ours = scores_by_name(model, z)
     theirs = scores_by_name(other, z)
     return float((ours - theirs).norm() / theirs.norm())
@@ -87,7 +89,12 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     fit(made / "all", tmp_path / "all", *head, "--data.classes_per_task", "4")
     capsys.readouterr()
     assert (
-        merge(tmp_path / "a" / "default", tmp_path / "b" / "default", "--output", tmp_path / "c")
+        merge(
+            tmp_path / "a" / "default",
+            tmp_path / "b" / "default",
+            "--output",
+            tmp_path / "c",
+        )
         == 0
     )
     assert "2 models merged: 4 classes from 32 images" in capsys.readouterr().out
@@ -100,7 +107,9 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     assert main(["classify", "--model", str(tmp_path / "c"), "--images", str(made / "all" / "val"),
                  "--output", str(tmp_path / "out.csv")]) == 0  # fmt: skip
     rows = (tmp_path / "out.csv").read_text().splitlines()[1:]
-    assert all(Path(row.split(",")[0]).parent.name == row.split(",")[1] for row in rows), rows
+    assert all(
+        Path(row.split(",")[0]).parent.name == row.split(",")[1] for row in rows
+    ), rows
 
 
 def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
@@ -109,7 +118,14 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     for seed in range(3):
         sites.append(samples(NAMES, 6, seed))
         site(sites[-1]).save(tmp_path / f"{seed}")
-    assert merge(*(tmp_path / f"{seed}" for seed in range(3)), "--output", tmp_path / "merged") == 0
+    assert (
+        merge(
+            *(tmp_path / f"{seed}" for seed in range(3)),
+            "--output",
+            tmp_path / "merged",
+        )
+        == 0
+    )
     pooled = site(*sites)
     merged = cifnet_pl.load(tmp_path / "merged")
     assert difference(merged, pooled) <= 1e-9
@@ -129,9 +145,13 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     for names in (["ant", "bee"], ["cat"]):
         z, class_of, keys = samples(names, 8)
         for model, rows in zip(
-            (*halves, whole), (slice(0, None, 2), slice(1, None, 2), slice(None)), strict=True
+            (*halves, whole),
+            (slice(0, None, 2), slice(1, None, 2), slice(None)),
+            strict=True,
         ):
-            labels = torch.tensor([names.index(name) + len(model.class_names) for name in class_of])
+            labels = torch.tensor(
+                [names.index(name) + len(model.class_names) for name in class_of]
+            )
             take_in(model, names, z[rows], labels[rows], keys[rows])
     for k, model in enumerate(halves):
         model.save(tmp_path / f"{k}")
@@ -149,7 +169,11 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     ],
 )
 def test_refused(
-    head: str, other: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    head: str,
+    other: str,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
     learned(head).save(tmp_path / "a")
     learned(other, seed=1).save(tmp_path / "b")
@@ -172,7 +196,10 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             [tmp_path / "a", tmp_path / "b" / ".." / "a", "--output", tmp_path / "c"],
             "is given twice",
         ),
-        ([tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a"], "holds a bundle already"),
+        (
+            [tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a"],
+            "holds a bundle already",
+        ),
     ):
         assert_ends(merge(*arguments), 2, reason, capsys)
     assert_ends(
@@ -189,7 +216,14 @@ def test_a_class_that_comes_back_after_its_removal_is_mentioned(made, tmp_path, 
         fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")
     site_a = tmp_path / "a" / "default"
     site_b = tmp_path / "b" / "default"
-    arguments = ["--model", str(site_a), "--class", "bee", "--output", str(tmp_path / "without")]
+    arguments = [
+        "--model",
+        str(site_a),
+        "--class",
+        "bee",
+        "--output",
+        str(tmp_path / "without"),
+    ]
     assert main(["forget", *arguments]) == 0
     for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
         capsys.readouterr()

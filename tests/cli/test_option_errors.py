@@ -15,7 +15,15 @@ import cifnet_pl.backbones
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.images.image import read_square
-from tests.command_line import BUFFER, FAST, assert_ends, checkpoint, fit, learned, make_images
+from tests.command_line import (
+    BUFFER,
+    FAST,
+    assert_ends,
+    checkpoint,
+    fit,
+    learned,
+    make_images,
+)
 from tests.killing import in_a_process
 
 RUN = 1
@@ -67,7 +75,9 @@ def one_sentence(capsys, longest: int = 500) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "fragments"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED]
+    ("options", "code", "fragments"),
+    REFUSED,
+    ids=[" ".join(case[0]) for case in REFUSED],
 )
 def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -122,13 +132,17 @@ def test_configuration_files(text, fragments, tmp_path, capsys):
 def test_evaluation_needs_a_checkpoint(tmp_path, capsys):
     assert main(["validate", *FAST, "--logs", str(tmp_path)]) == USAGE
     assert "--ckpt_path" in one_sentence(capsys)
-    assert main(["predict", *FAST, "--logs", str(tmp_path), "--ckpt_path", "last"]) == RUN
+    assert (
+        main(["predict", *FAST, "--logs", str(tmp_path), "--ckpt_path", "last"]) == RUN
+    )
     assert "no run of experiment 'default'" in one_sentence(capsys)
 
 
 def test_buffer_is_refused_before_any_image_is_embedded(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        cifnet_pl.backbones.Backbone, "forward", lambda *_: pytest.fail("an image was embedded")
+        cifnet_pl.backbones.Backbone,
+        "forward",
+        lambda *_: pytest.fail("an image was embedded"),
     )
     assert fit(tmp_path, *BUFFER, "--model.buffer.capacity", "9") == USAGE
     assert "10 classes" in one_sentence(capsys)
@@ -152,11 +166,15 @@ def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, cap
     for name in ("train", "val"):
         make_images(tmp_path / "images" / name, ["ant", "bee"], per_class=40)
     light = read_square(tmp_path / "images" / part / "bee" / "7.png", 8).sum() / 255
-    if part == "val":  # else it would be met in learning: both parts hold the same pictures
+    if (
+        part == "val"
+    ):  # else it would be met in learning: both parts hold the same pictures
         (tmp_path / "images" / "train" / "bee" / "7.png").unlink()
     shape = Preprocessing(8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     monkeypatch.setitem(
-        cifnet_pl.backbones.BACKBONES, "blinding", lambda *_: (Blinding(float(light)), 192, shape)
+        cifnet_pl.backbones.BACKBONES,
+        "blinding",
+        lambda *_: (Blinding(float(light)), 192, shape),
     )
     options = [
         "--data.source",
@@ -167,7 +185,17 @@ def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, cap
         "2",
     ]
     # Batches of 32 images: 40 ants, then the bees.
-    assert fit(tmp_path, *options, "--model.backbone", "blinding", "--data.batch_size", "32") == RUN
+    assert (
+        fit(
+            tmp_path,
+            *options,
+            "--model.backbone",
+            "blinding",
+            "--data.batch_size",
+            "32",
+        )
+        == RUN
+    )
     shown = one_sentence(capsys)
     assert (
         "batch 2, image bee/7.png" if part == "train" else "evaluation, image bee/7.png"
@@ -189,7 +217,9 @@ def test_class_without_a_readable_image(tmp_path, capsys):
     ]
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys, 2000)  # longer than other errors, as it names all ten
-    assert all(f"bee/{i}.png: no image of a known format" in shown for i in range(10)), shown
+    assert all(
+        f"bee/{i}.png: no image of a known format" in shown for i in range(10)
+    ), shown
     assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
     assert "class 'bee'" in one_sentence(capsys)
     assert not (tmp_path / "default").exists()  # nor has the experiment a folder
@@ -206,7 +236,9 @@ def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):
         "--data.classes_per_task",
         "2",
     ]
-    assert_ends(fit(tmp_path, *options), RUN, "dog/3.png: no image of a known format", capsys)
+    assert_ends(
+        fit(tmp_path, *options), RUN, "dog/3.png: no image of a known format", capsys
+    )
     assert checkpoint(tmp_path / "default" / "version_0")["cifnet"]["task_sizes"] == [2]
     (images / "dog" / "3.png").unlink()
     assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
@@ -230,7 +262,10 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
     limit = len(before) + 1000
     # In a process of its own: the limit would meet the log of the tests as well.
     assert (
-        in_a_process(partial(go_on_with_files_up_to, limit, tmp_path), tmp_path / "output") == RUN
+        in_a_process(
+            partial(go_on_with_files_up_to, limit, tmp_path), tmp_path / "output"
+        )
+        == RUN
     )
     said = (tmp_path / "output").read_text()
     assert "cannot write" in said

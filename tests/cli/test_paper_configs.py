@@ -33,29 +33,50 @@ def test_there_is_one_for_every_table_and_figure() -> None:
 def test_points(name: str) -> None:
     points = read_points(PAPER / f"{name}.yaml")
     assert len(points) == POINTS[name]
-    assert all(p.config["seed_everything"] == p.config["data"]["class_order"] for p in points)
+    assert all(
+        p.config["seed_everything"] == p.config["data"]["class_order"] for p in points
+    )
     elsewhere = read_points(PAPER / f"{name}.yaml", FOLDER)
     assert {p.config["data"]["root"] for p in elsewhere} == {"x"}
-    assert not any(label in p.name for p in elsewhere for label in ("cifar", "imagenet", "core50"))
+    assert not any(
+        label in p.name for p in elsewhere for label in ("cifar", "imagenet", "core50")
+    )
 
 
 def test_tables_share_their_runs() -> None:
     """The paper's full method with 10 classes a task is one run for all tables that have it."""
-    result = {name: {p.identity for p in read_points(PAPER / f"{name}.yaml")} for name in POINTS}
+    result = {
+        name: {p.identity for p in read_points(PAPER / f"{name}.yaml")}
+        for name in POINTS
+    }
     assert result["curves"] <= result["accuracy"]
     assert result["efficiency_cifar100"] == result["bubble_green"] <= result["curves"]
     assert result["efficiency_imagenet100"] <= result["curves"]
     assert result["memory"] <= result["curves"]
-    for name, shared in (("ablation", 6), ("classifiers", 12), ("buffer_size", 6), ("sampling", 3)):
+    for name, shared in (
+        ("ablation", 6),
+        ("classifiers", 12),
+        ("buffer_size", 6),
+        ("sampling", 3),
+    ):
         assert len(result[name] & result["accuracy"]) == shared, name
 
 
 @pytest.mark.parametrize(
-    "name", ["accuracy", "curves", "efficiency_cifar100", "efficiency_imagenet100", "bubble_green"]
+    "name",
+    [
+        "accuracy",
+        "curves",
+        "efficiency_cifar100",
+        "efficiency_imagenet100",
+        "bubble_green",
+    ],
 )
 def test_every_trained_method_is_in(name: str) -> None:
     methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
-    trained = [p for p in read_points(PAPER / f"{name}.yaml") if p.labels["head"] in methods]
+    trained = [
+        p for p in read_points(PAPER / f"{name}.yaml") if p.labels["head"] in methods
+    ]
     assert {p.labels["head"] for p in trained} == methods
     for point in trained:
         published = yaml.safe_load(
@@ -65,17 +86,28 @@ def test_every_trained_method_is_in(name: str) -> None:
         data = point.config["data"]
         model = point.config["model"]["init_args"]
         different = {
-            key for key, value in published["model"]["init_args"].items() if model[key] != value
+            key
+            for key, value in published["model"]["init_args"].items()
+            if model[key] != value
         }
         if data["source"] == "cifar100":
             assert different == set()
             assert data["batch_size"] == published["data"]["batch_size"]
             assert data["image_size"] == 32
         else:  # the paper's ResNet-18, on images of the size that the other methods have there, augmented as published
-            own = {"crop_padding", "autoaugment", "cutout", "latent", "alpha"} & different
+            own = {
+                "crop_padding",
+                "autoaugment",
+                "cutout",
+                "latent",
+                "alpha",
+            } & different
             assert ("crop_padding" in own) == (data["source"] == "imagenet100")
             assert different == {"backbone", "preset", *own}
-            assert data["image_size"] == {"imagenet100": None, "core50": 128}[data["source"]]
+            assert (
+                data["image_size"]
+                == {"imagenet100": None, "core50": 128}[data["source"]]
+            )
 
 
 def test_trained_methods_are_compared_at_equal_epochs() -> None:
@@ -96,10 +128,28 @@ def test_trained_methods_are_compared_at_equal_epochs() -> None:
         "crop_padding",
         "brightness",
     )
-    assert len({tuple(p.config["model"]["init_args"][name] for name in same) for p in points}) == 1
-    assert {p.config["model"]["init_args"].get("exemplars") for p in points} == {None, 400}
+    assert (
+        len(
+            {
+                tuple(p.config["model"]["init_args"][name] for name in same)
+                for p in points
+            }
+        )
+        == 1
+    )
+    assert {p.config["model"]["init_args"].get("exemplars") for p in points} == {
+        None,
+        400,
+    }
     heads = read_points(SWEEPS / "trained_heads.yaml", [("data.root", "x")])
-    shared = ("source", "root", "classes_per_task", "max_tasks", "class_order", "batch_size")
+    shared = (
+        "source",
+        "root",
+        "classes_per_task",
+        "max_tasks",
+        "class_order",
+        "batch_size",
+    )
     streams = [
         {tuple(p.config["data"].get(name) for name in shared) for p in result}
         for result in (points, heads)
@@ -114,9 +164,13 @@ def unlike() -> list[Point]:
     result = {}
     for name in POINTS:
         for point in read_points(PAPER / f"{name}.yaml"):
-            parts = {**point.config["model"]["init_args"], "trainer": point.config.get("trainer")}
+            parts = {
+                **point.config["model"]["init_args"],
+                "trainer": point.config.get("trainer"),
+            }
             result.setdefault(
-                point.labels["head"] if "preset" in parts else yaml.safe_dump(parts), point
+                point.labels["head"] if "preset" in parts else yaml.safe_dump(parts),
+                point,
             )
     return list(result.values())
 
@@ -134,8 +188,14 @@ def test_configurations_are_valid(
     if "preset" in wanted:
         assert wanted.items() <= shown.items()
         return
-    assert shown["head"]["class_path"].split(".")[-1] == wanted["head"]["class_path"].split(".")[-1]
-    assert wanted["head"].get("init_args", {}).items() <= shown["head"]["init_args"].items()
+    assert (
+        shown["head"]["class_path"].split(".")[-1]
+        == wanted["head"]["class_path"].split(".")[-1]
+    )
+    assert (
+        wanted["head"].get("init_args", {}).items()
+        <= shown["head"]["init_args"].items()
+    )
     assert (shown["buffer"] is None) == (wanted["buffer"] is None)
 
 
@@ -152,7 +212,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     overrides.append(("seed_everything", "1"))
     for name, kept in (("ablation", "no_oversampling"), ("calibration", "with")):
         for point in (
-            p for p in read_points(PAPER / f"{name}.yaml", overrides) if p.name.startswith(kept)
+            p
+            for p in read_points(PAPER / f"{name}.yaml", overrides)
+            if p.name.startswith(kept)
         ):
             config = {**point.config, "experiment": point.name, "logs": str(logs)}
             (logs / "point.yaml").write_text(yaml.safe_dump(config))
@@ -164,7 +226,9 @@ def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
     assert main(["report", str(runs), "--output", str(tmp_path)]) == 0
     figures = {path.name for path in (tmp_path / "figures").glob("*.png")}
     wanted = {"trajectory", "ablation_curves", "ablation", "calibration", "memory"}
-    assert {figure.split("_digits")[0].removesuffix(".png") for figure in figures} >= wanted
+    assert {
+        figure.split("_digits")[0].removesuffix(".png") for figure in figures
+    } >= wanted
     table = rows(tmp_path / "tables" / "ablation.csv")
     final = {row["variant"]: float(row["digits, 2 cls/task: A_K"]) for row in table}
     assert final["CIFNet, no buffer"] < final["CIFNet, full method"]

@@ -74,7 +74,14 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     other_day = make_images(tmp_path / "other day", [*GOODS, *NEW], 6)
     cache = ["--cache_folder", str(tmp_path / "cache")]
     model = ["--model", str(tmp_path / "model")]
-    fast = ["--model.backbone", "pixels:8", "--data.image_size", "8", "--energy.enabled", "false"]
+    fast = [
+        "--model.backbone",
+        "pixels:8",
+        "--data.image_size",
+        "8",
+        "--energy.enabled",
+        "false",
+    ]
     fast += [
         "--data.num_workers",
         "0",
@@ -88,18 +95,32 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     (learned, exported, audited), sentence = tell(
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
         ["export", "--model", run, "--output", str(tmp_path / "model")],
-        ["audit", *model, "--images", str(goods), "--output", str(tmp_path / "audit"), *cache],
+        [
+            "audit",
+            *model,
+            "--images",
+            str(goods),
+            "--output",
+            str(tmp_path / "audit"),
+            *cache,
+        ],
     )
     assert "Final accuracy A_K" in learned
     assert f"next: cifnet export --model {run}" in learned
     assert "Fewer than 5 test images" in learned
     assert "next: cifnet classify" in exported
-    assert "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
+    assert (
+        "cup/copy of 0.png learned already or twice in the folder: left out" in sentence
+    )
     assert "cup/1.png (learned as cup/copy of 1.png)" in sentence
     assert "Page " in audited
     worst = rows(tmp_path / "audit" / "images.csv")[0]
     assert Path(worst["file"]).name == "oops.png"
-    assert (worst["class"], worst["predicted"], worst["label_error"]) == ("drill", "fan", "true")
+    assert (worst["class"], worst["predicted"], worst["label_error"]) == (
+        "drill",
+        "fan",
+        "true",
+    )
 
     # The image goes where it belongs, and the shop learns again, and then two goods more.
     (images / "drill" / "oops.png").rename(images / "fan" / "4.png")
@@ -107,7 +128,15 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     wider = ["--model", str(tmp_path / "wider")]
     (_, _, extended, tested, named), _ = tell(
         ["fit", "--data.root", str(goods), "--data.classes_per_task", "5", *fast],
-        ["export", "--model", run, "--output", str(tmp_path / "model"), "--overwrite", "true"],
+        [
+            "export",
+            "--model",
+            run,
+            "--output",
+            str(tmp_path / "model"),
+            "--overwrite",
+            "true",
+        ],
         ["extend", *model, "--images", str(new), "--output", str(tmp_path / "wider")],
         ["evaluate", *wider, "--images", str(other_day)],
         [
@@ -132,7 +161,11 @@ def two_shops(place: Path, images: Path, other_day: Path) -> None:
     """Each shop teaches the model one new good; put together, more images of one, which is then
     forgotten.
     """
-    model, merged, more = str(place / "model"), str(place / "merged"), str(place / "merged 2")
+    model, merged, more = (
+        str(place / "model"),
+        str(place / "merged"),
+        str(place / "merged 2"),
+    )
     for shop, name in (("north", "kettle"), ("south", "lamp")):
         shutil.copytree(images / name, place / shop / name)
     later = place / "later" / "bolt"
@@ -158,7 +191,16 @@ def two_shops(place: Path, images: Path, other_day: Path) -> None:
     shops = [str(place / "model north"), str(place / "model south")]
     commands.append(["merge", *shops, "--base", model, "--output", merged])
     commands.append(
-        ["extend", "--model", merged, "--images", str(place / "later"), "--more", "--output", more]
+        [
+            "extend",
+            "--model",
+            merged,
+            "--images",
+            str(place / "later"),
+            "--more",
+            "--output",
+            more,
+        ]
     )
     commands.append(["info", "--model", more])
     less = str(place / "merged 3")
@@ -167,7 +209,10 @@ def two_shops(place: Path, images: Path, other_day: Path) -> None:
     commands.append(["evaluate", "--model", less, "--images", str(other_day)])
     (_, _, put_together, _, known, forgotten, tested), errors = tell(*commands)
     assert f"{merged}" in put_together
-    assert "have in common" in errors + put_together or "has in common" in errors + put_together
+    assert (
+        "have in common" in errors + put_together
+        or "has in common" in errors + put_together
+    )
     assert "bolt/again.png learned already or twice in the folder: left out" in errors
     for step in ("step 5, merge: Gießkanne", "step 6, extend: bolt; from model "):
         assert step in known
@@ -175,10 +220,13 @@ def two_shops(place: Path, images: Path, other_day: Path) -> None:
         name: cifnet_pl.load(place / name).counts
         for name in ("model", "merged", "merged 2", "merged 3")
     }
-    assert sum(model_of["merged"].values()) == sum(model_of["model"].values()) + 2 * IMAGES
+    assert (
+        sum(model_of["merged"].values()) == sum(model_of["model"].values()) + 2 * IMAGES
+    )
     assert model_of["merged 2"]["bolt"] == model_of["merged"]["bolt"] + 40 - IMAGES - 6
     assert (
-        f"class 'bolt' is forgotten exactly: its {model_of['merged 2']['bolt']} images" in forgotten
+        f"class 'bolt' is forgotten exactly: its {model_of['merged 2']['bolt']} images"
+        in forgotten
     )
     assert set(model_of["merged 3"]) == {*GOODS, *NEW} - {"bolt"}
     assert "Accuracy 100.0 % (66 images, 11 classes" in tested

@@ -32,7 +32,9 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Embeddings of 7 classes, 30 to 60 samples each, in no order."""
     draw = np.random.default_rng(0)
     labels = draw.permutation(np.repeat(np.arange(7), draw.integers(30, 60, 7)))
-    z = (draw.normal(size=(7, 12))[labels] + draw.normal(size=(len(labels), 12))).astype(np.float32)
+    z = (
+        draw.normal(size=(7, 12))[labels] + draw.normal(size=(len(labels), 12))
+    ).astype(np.float32)
     path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
     np.savez(path, embeddings=z, labels=labels)
     return path
@@ -79,7 +81,14 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     assert tensors_equal(model.tensors(), again.tensors())
     with pytest.raises(UsageError, match="would count twice"):
         reduce_sums([*paths, paths[1]])
-    fast = ["--energy.enabled", "false", "--logs", str(tmp_path), "--data.classes_per_task", "7"]
+    fast = [
+        "--energy.enabled",
+        "false",
+        "--logs",
+        str(tmp_path),
+        "--data.classes_per_task",
+        "7",
+    ]
     assert main(["fit", *given, "--data.batch_size", "4096", *fast]) == 0
     other = cifnet_pl.load(tmp_path / "default")
     assert model.counts == other.counts
@@ -91,7 +100,9 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     )
 
 
-def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_tree_of_sums(
+    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     left = tmp_path / "left.sums"
     right = tmp_path / "right.sums"
     assert_ends(
@@ -113,9 +124,19 @@ def test_images_are_embedded(tmp_path: Path):
     """All of them: there is no score for which some would be held out."""
     images = make_images(tmp_path / "images", ["ant", "bee", "cat"], 9)
     shutil.copy(images / "ant" / "0.png", images / "loose.png")
-    given = ["--data.root", str(images), "--model.backbone", "pixels:8", "--data.num_workers", "0"]
+    given = [
+        "--data.root",
+        str(images),
+        "--model.backbone",
+        "pixels:8",
+        "--data.num_workers",
+        "0",
+    ]
     for i in (1, 2):
-        assert main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given]) == 0
+        assert (
+            main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given])
+            == 0
+        )
     model = merged(tmp_path / "m", tmp_path / "s")
     assert model.counts == {"ant": 9, "bee": 9, "cat": 9}
     (images / "loose.png").unlink()
@@ -145,12 +166,17 @@ def test_copies_and_images_in_two_classes_are_left_out(
         "0",
     ]
     for i in (1, 2, 3):
-        assert main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given]) == 0
+        assert (
+            main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given])
+            == 0
+        )
     assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
     assert merged(tmp_path / "m", tmp_path / "s").counts == {"ant": 6, "bee": 5}
 
 
-def test_overlapping_shards_are_refused(vectors: Path, shards: list[Path], tmp_path: Path):
+def test_overlapping_shards_are_refused(
+    vectors: Path, shards: list[Path], tmp_path: Path
+):
     make(tmp_path, [Shard(1, 2)], options(vectors))
     with pytest.raises(UsageError, match="which would count twice"):
         reduce_sums([tmp_path / "shard-1-of-2.sums", shards[1]])
@@ -165,15 +191,23 @@ def test_another_set_with_the_same_samples_is_refused(
     """A part of the same vectors in another file, so that positions say nothing."""
     stored = np.load(vectors)
     np.savez(
-        tmp_path / "part.npz", embeddings=stored["embeddings"][:80], labels=stored["labels"][:80]
+        tmp_path / "part.npz",
+        embeddings=stored["embeddings"][:80],
+        labels=stored["labels"][:80],
     )
     make(tmp_path, [Shard(1, 1)], options(tmp_path / "part.npz"))
     with pytest.raises(UsageError, match=r"have \d+ samples in common"):
         reduce_sums([*shards, tmp_path / "shard-1-of-1.sums"])
-    np.savez(tmp_path / "other.npz", embeddings=stored["embeddings"] + 1, labels=stored["labels"])
+    np.savez(
+        tmp_path / "other.npz",
+        embeddings=stored["embeddings"] + 1,
+        labels=stored["labels"],
+    )
     make(tmp_path / "o", [Shard(1, 1)], options(tmp_path / "other.npz"))
     both = reduce_sums([*shards, tmp_path / "o" / "shard-1-of-1.sums"])
-    assert sum(both.model.counts.values()) == 2 * sum(reduce_sums(shards).model.counts.values())
+    assert sum(both.model.counts.values()) == 2 * sum(
+        reduce_sums(shards).model.counts.values()
+    )
 
 
 def test_missing_shards_are_named(
@@ -191,7 +225,9 @@ def test_missing_shards_are_named(
     assert not (tmp_path / "m").exists()
 
 
-def test_finished_shards_are_skipped_and_damaged_ones_made_again(vectors: Path, tmp_path: Path):
+def test_finished_shards_are_skipped_and_damaged_ones_made_again(
+    vectors: Path, tmp_path: Path
+):
     one = [Shard(1, 3)]
     assert "samples" in make(tmp_path, one, options(vectors))[0]
     path = tmp_path / "shard-1-of-3.sums"
@@ -228,7 +264,16 @@ def test_a_model_is_not_merged_with_sums(
 ):
     merged(tmp_path / "m", *shards)
     assert (
-        main(["merge", str(shards[0]), str(tmp_path / "m"), "--output", str(tmp_path / "o")]) == 2
+        main(
+            [
+                "merge",
+                str(shards[0]),
+                str(tmp_path / "m"),
+                "--output",
+                str(tmp_path / "o"),
+            ]
+        )
+        == 2
     )
     assert "is no file of sums" in capsys.readouterr().err
 

@@ -33,7 +33,9 @@ NEW = "ncm"
 def content(folder: Path) -> dict[str, bytes]:
     """The files of a bundle that a reader sees."""
     return {
-        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
     }
 
 
@@ -48,7 +50,9 @@ def write(step: str, number: int, after: bool, target: Path) -> int:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("old", [False, True])
-def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_path: Path):
+def test_killed_at_every_step_of_a_write(
+    step: str, after: bool, old: bool, tmp_path: Path
+):
     new = learned(NEW)
     before = learned("ridge")
     new.save(tmp_path / "expected")
@@ -56,7 +60,9 @@ def test_killed_at_every_step_of_a_write(step: str, after: bool, old: bool, tmp_
         target = tmp_path / f"{number}"
         if old:
             before.save(target)
-        code = in_a_process(partial(write, step, number, after, target), tmp_path / "output")
+        code = in_a_process(
+            partial(write, step, number, after, target), tmp_path / "output"
+        )
         assert code in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
         if old or (target / CONFIG).exists():
             assert type(read_bundle(target).head) in (type(new.head), type(before.head))
@@ -91,7 +97,11 @@ def hold_with_a_worker(target: Path, ready: Path) -> int:
 
 def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: Path):
     writer = another_writer(tmp_path / "b", tmp_path, hold_with_a_worker)
-    with writer, pytest.raises(UsageError, match="another process"), exclusive(tmp_path / "b"):
+    with (
+        writer,
+        pytest.raises(UsageError, match="another process"),
+        exclusive(tmp_path / "b"),
+    ):
         pass
     with exclusive(tmp_path / "b"):
         pass
@@ -130,7 +140,9 @@ def test_the_second_writer_is_refused(
     }[name]
     given_options = [*options, "--model", str(tmp_path / "b"), "--output", str(target)]
     with another_writer(target, tmp_path):
-        assert_ends(main(given_options), 2, f"another process is writing {target}", capsys)
+        assert_ends(
+            main(given_options), 2, f"another process is writing {target}", capsys
+        )
         assert not target.exists()
     if name != "onnx":  # the process is gone, and its lock with it
         assert main(given_options) == 0
@@ -139,7 +151,11 @@ def test_the_second_writer_is_refused(
 
 def test_a_lock_is_given_back(tmp_path: Path):
     target = tmp_path / "deep" / "out"
-    with exclusive(target), pytest.raises(UsageError, match="another process"), exclusive(target):
+    with (
+        exclusive(target),
+        pytest.raises(UsageError, match="another process"),
+        exclusive(target),
+    ):
         pass
     with pytest.raises(KeyError), exclusive(target):
         raise KeyError
@@ -169,9 +185,27 @@ def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str
     model = ["--model", str(tmp_path / "b"), "--overwrite", "true", "--output"]
     with full_disk(limit):
         for arguments in (
-            ["classify", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old.csv")],
-            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "old")],
-            ["extend", "--images", str(tmp_path / "new"), *model, str(tmp_path / "fresh")],
+            [
+                "classify",
+                "--images",
+                str(tmp_path / "new"),
+                *model,
+                str(tmp_path / "old.csv"),
+            ],
+            [
+                "extend",
+                "--images",
+                str(tmp_path / "new"),
+                *model,
+                str(tmp_path / "old"),
+            ],
+            [
+                "extend",
+                "--images",
+                str(tmp_path / "new"),
+                *model,
+                str(tmp_path / "fresh"),
+            ],
             ["forget", "--class", "ant", *model, str(tmp_path / "old")],
             ["unpack", "--source", "digits", "--output", str(tmp_path / "digits")],
         ):
@@ -179,7 +213,9 @@ def test_full_disk(limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str
             errors = capsys.readouterr().err.splitlines()[-1]
             assert errors.startswith("cifnet: error: cannot write ")
             assert "File too large; nothing was changed" in errors
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    } == before
     assert not (tmp_path / "fresh").exists()
 
 

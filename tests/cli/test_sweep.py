@@ -27,8 +27,14 @@ BASE = {
         "class_path": "cifnet_pl.CIFNetModule",
         "init_args": {
             "backbone": "pixels",
-            "head": {"class_path": "cifnet_pl.heads.CIFNetHead", "init_args": {"ridge": 1.0}},
-            "buffer": {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": {"capacity": 200}},
+            "head": {
+                "class_path": "cifnet_pl.heads.CIFNetHead",
+                "init_args": {"ridge": 1.0},
+            },
+            "buffer": {
+                "class_path": "cifnet_pl.CalibrationBuffer",
+                "init_args": {"capacity": 200},
+            },
         },
     },
     "data": {"source": "digits", "classes_per_task": 5},
@@ -69,7 +75,10 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
 
 def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     for name in ("slow", "quick"):
-        model = {"class_path": "cifnet_pl.iterative.FinetuneModule", "init_args": {"preset": name}}
+        model = {
+            "class_path": "cifnet_pl.iterative.FinetuneModule",
+            "init_args": {"preset": name},
+        }
         content = {
             "experiment": name,
             "seed_everything": 7,
@@ -117,16 +126,26 @@ def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
     ]
     plain, own = read_points(path, given)
     assert plain.config["model"]["init_args"]["backbone"] == "file:x.pth"
-    assert own.config["model"]["init_args"] == {"backbone": "random:resnet18", "epochs": 2}
+    assert own.config["model"]["init_args"] == {
+        "backbone": "random:resnet18",
+        "epochs": 2,
+    }
     assert own.ignored == ["model.init_args.backbone", "model.architecture"]
     assert plain.ignored == ["model.epochs"]
     assert own.identity == read_points(path, given[2:])[1].identity
 
 
 def test_settings_without_effect_keep_the_identity() -> None:
-    other = {**BASE, "experiment": "x", "logs": "y", "data": {**BASE["data"], "num_workers": 3}}  # type: ignore[dict-item]
+    other = {
+        **BASE,
+        "experiment": "x",
+        "logs": "y",
+        "data": {**BASE["data"], "num_workers": 3},
+    }  # type: ignore[dict-item]
     assert Point(other, {}).identity == Point(BASE, {}).identity
-    assert Point({**BASE, "seed_everything": 2}, {}).identity != Point(BASE, {}).identity
+    assert (
+        Point({**BASE, "seed_everything": 2}, {}).identity != Point(BASE, {}).identity
+    )
 
 
 def test_overrides_win(tmp_path: Path) -> None:
@@ -135,13 +154,22 @@ def test_overrides_win(tmp_path: Path) -> None:
         {"label": "two", "fixed": {"data.root": "b"}, "axes": {"way": AXES["head"]}},
     ]
     path = write(tmp_path, parts=parts, axes={"size": AXES["size"]})
-    assert [p.name.rsplit("-", 1)[0] for p in read_points(path)][:2] == ["one-a-200", "one-a-500"]
+    assert [p.name.rsplit("-", 1)[0] for p in read_points(path)][:2] == [
+        "one-a-200",
+        "one-a-500",
+    ]
     assert len(read_points(path)) == 8
-    overrides = [("data.root", "c"), ("model.buffer.capacity", "100"), ("data.image_size", "128")]
+    overrides = [
+        ("data.root", "c"),
+        ("model.buffer.capacity", "100"),
+        ("data.image_size", "128"),
+    ]
     points = read_points(path, overrides)
     assert [p.name.rsplit("-", 1)[0] for p in points] == ["a-200", "b_c-200"]
     assert points[0].config["data"] == {**BASE["data"], "root": "c", "image_size": 128}  # type: ignore[dict-item]
-    assert points[0].config["model"]["init_args"]["buffer"]["init_args"] == {"capacity": 100}
+    assert points[0].config["model"]["init_args"]["buffer"]["init_args"] == {
+        "capacity": 100
+    }
 
 
 @pytest.mark.parametrize(
@@ -150,15 +178,23 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"axis": {}}, "axis: Extra inputs"),
         ({"axes": {"head": []}}, "axes.head: List should have at least 1"),
         ({"axes": {"head": [{"model.head": 1}]}}, "an option has no label"),
-        ({"axes": {"head": [{"label": "a"}, {"label": "a"}]}}, "two options have the same label"),
+        (
+            {"axes": {"head": [{"label": "a"}, {"label": "a"}]}},
+            "two options have the same label",
+        ),
         ({"seeds": [1.5]}, "seeds.0: .* integer"),
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
-        ({"axes": {"head": [{"config": "sweep.yaml"}]}}, "is not a configuration with a model"),
+        (
+            {"axes": {"head": [{"config": "sweep.yaml"}]}},
+            "is not a configuration with a model",
+        ),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, sweep: dict[str, object], part: str) -> None:
+def test_bad_files_are_named(
+    tmp_path: Path, sweep: dict[str, object], part: str
+) -> None:
     with pytest.raises(UsageError, match=part):
         read_points(write(tmp_path, **sweep))
 
@@ -189,7 +225,13 @@ def run(tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         assert (
             main(
-                ["sweep", str(tmp_path / "sweep.yaml"), "--logs", str(tmp_path / "logs"), *options]
+                [
+                    "sweep",
+                    str(tmp_path / "sweep.yaml"),
+                    "--logs",
+                    str(tmp_path / "logs"),
+                    *options,
+                ]
             )
             == code
         )
@@ -199,10 +241,14 @@ def run(tmp_path, monkeypatch, capsys):
     return sweep
 
 
-def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(tmp_path, monkeypatch, run):
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
+    tmp_path, monkeypatch, run
+):
     def learned(job: SweepJob) -> int:
         write_run(
-            job.folder / "version_0", head_options={"ridge": 0.01}, about={"learned_images": 1000}
+            job.folder / "version_0",
+            head_options={"ridge": 0.01},
+            about={"learned_images": 1000},
         )
         return 0
 
@@ -217,7 +263,12 @@ def test_failures_do_not_stop_the_others(tmp_path, run):
     assert "2 of 4 points failed" in said
     assert said.count("failed (exit code 1: no such data)") == 2
     assert said.count("done in") == 2
-    assert len([folder for folder in (tmp_path / "logs").iterdir() if complete_run(folder)]) == 2
+    assert (
+        len(
+            [folder for folder in (tmp_path / "logs").iterdir() if complete_run(folder)]
+        )
+        == 2
+    )
     assert (tmp_path / "r" / "report.html").is_file()
     assert "2 runs of 1 configurations" in said
 
@@ -259,14 +310,19 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
     (tmp_path / "point.yaml").write_text(yaml.safe_dump(config))
     # What a kill after two tasks leaves behind.
-    assert main(["fit", "--config", str(tmp_path / "point.yaml"), "--data.max_tasks", "2"]) == 0
+    assert (
+        main(["fit", "--config", str(tmp_path / "point.yaml"), "--data.max_tasks", "2"])
+        == 0
+    )
     run = logs / point.name / "version_0"
     (run / "summary.json").unlink()
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
     monkeypatch.setattr(subprocess, "Popen", Forked)
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
-    path = write(tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3])
+    path = write(
+        tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]
+    )
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
     assert (
         "unknown data source 'digit'" in capfd.readouterr().out
@@ -313,7 +369,9 @@ def test_a_point_holds_its_lock_while_it_runs(
 
     monkeypatch.setattr("cifnet_pl.__main__.main", fit)
     assert run_point(tmp_path / "point.yaml") == 3
-    assert calls == [["fit", "--config", str(tmp_path / "point.yaml"), "--ckpt_path", "last"]]
+    assert calls == [
+        ["fit", "--config", str(tmp_path / "point.yaml"), "--ckpt_path", "last"]
+    ]
     # Lightning's further processes of the same run do not wait for the first one.
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("cifnet_pl.__main__.main", lambda words: 0)
@@ -333,8 +391,12 @@ def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
 def test_labels_and_seeds_choose_the_points(tmp_path, run):
     write(tmp_path, axes=AXES, seeds=[1, 2])
     run("--only", "a", "500", "--without", "s2", "--seeds", "2,7")
-    assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "logs").iterdir()] == ["a-500-s7"]
-    assert "unknown label of the sweep 'b': did you mean b c?" in run("--only", "b", code=2)
+    assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "logs").iterdir()] == [
+        "a-500-s7"
+    ]
+    assert "unknown label of the sweep 'b': did you mean b c?" in run(
+        "--only", "b", code=2
+    )
     assert "no point has these labels" in run("--without", "a", "b c", code=2)
     assert "expected integers and commas" in run("--seeds", "1;2", code=2)
 
@@ -346,8 +408,12 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
     assert "--model.head.width is for 1 of 3 points, not for: own; bare" in said
     assert "--model.buffer.capacity is for 2 of 3 points, not for: bare" in said
-    points = {p.name.split("-")[0]: p / "point.yaml" for p in (tmp_path / "logs").iterdir()}
-    made = {name: yaml.safe_load(path.read_text())["model"] for name, path in points.items()}
+    points = {
+        p.name.split("-")[0]: p / "point.yaml" for p in (tmp_path / "logs").iterdir()
+    }
+    made = {
+        name: yaml.safe_load(path.read_text())["model"] for name, path in points.items()
+    }
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
@@ -373,7 +439,11 @@ def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
         (-signal.SIGKILL, "task 2: A_k 90 %", "killed by SIGKILL"),
         (143, "stopped after task 2", "killed by SIGTERM"),
         (2, "cifnet: error: no data at x\n", "exit code 2: no data at x"),
-        (1, "Traceback (most recent call last):\nValueError: a\nbye", "exit code 1: ValueError: a"),
+        (
+            1,
+            "Traceback (most recent call last):\nValueError: a\nbye",
+            "exit code 1: ValueError: a",
+        ),
         (
             1,
             "torch.OutOfMemoryError: out of memory",

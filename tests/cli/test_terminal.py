@@ -80,7 +80,10 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
         (tmp_path / "lightning.py").write_text(CHANGES_THE_ERROR)
         slow = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + slow
     args = ["fit", *FAST, "--logs", str(tmp_path)]
-    code = slow + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
+    code = (
+        slow
+        + f"import sys; from cifnet_pl.__main__ import main; sys.exit(main({args!r}))"
+    )
     with subprocess.Popen(
         [*command()[:1], "-c", code],
         env=environment(),
@@ -88,7 +91,9 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[when]
+        sign = {"starting": "begun", "importing": "importing", "learning": "solving"}[
+            when
+        ]
         while sign not in process.stdout.readline():
             assert process.poll() is None
         time.sleep(0.3)
@@ -128,10 +133,14 @@ def with_it() -> int:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an allocator of Linux")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="an allocator of Linux"
+)
 def test_large_blocks_stay_with_the_process(tmp_path: Path):
     assert in_a_process(without, tmp_path / "output") == 0
-    assert in_a_process(with_it, tmp_path / "output") == 1, (tmp_path / "output").read_text()
+    assert in_a_process(with_it, tmp_path / "output") == 1, (
+        tmp_path / "output"
+    ).read_text()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +160,14 @@ def test_threads_wait_briefly_unless_told_otherwise(given, turns):
         " print(os.environ.get('GOMP_SPINCOUNT'))"
     )
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP", "GOMP"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**kept, **given},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.split()[-1] == turns

@@ -11,9 +11,21 @@ from cifnet_pl.__main__ import main
 from tests.command_line import assert_ends
 
 
-def test_digits_come_back_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_digits_come_back_from_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     target = tmp_path / "d"
-    options = ["--source", "digits", "--output", str(target), "--classes", "8", "9", "--size", "8"]
+    options = [
+        "--source",
+        "digits",
+        "--output",
+        str(target),
+        "--classes",
+        "8",
+        "9",
+        "--size",
+        "8",
+    ]
     assert main(["unpack", *options]) == 0
     images, labels = load_digits(return_X_y=True)
     files = sorted(target.rglob("*.png"))

@@ -36,7 +36,9 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(handler):
-                content = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+                content = json.loads(
+                    handler.rfile.read(int(handler.headers["content-length"]))
+                )
                 status = answers.pop(0) if answers else 200
                 (
                     self.got.append((handler.path, content))
@@ -111,7 +113,9 @@ def test_each_image_has_one_row_also_after_a_new_start(place):
     (place / "images" / "green.png").write_bytes(image("green", 60))
     assert watched(place) == 0
     assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "green.png"}
-    assert {name: row for name, row in rows(place).items() if name != "green.png"} == found
+    assert {
+        name: row for name, row in rows(place).items() if name != "green.png"
+    } == found
 
 
 def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
@@ -140,7 +144,14 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
     """Images that arrive while it runs are answered and wait; after a kill they are sent, each
     once.
     """
-    words = ["--model", str(place / "model"), "--images", str(place / "images"), "--every", "0.1"]
+    words = [
+        "--model",
+        str(place / "model"),
+        "--images",
+        str(place / "images"),
+        "--every",
+        "0.1",
+    ]
     words += ["--output", str(place / "a.csv"), "--webhook", "http://127.0.0.1:1/"]
     process = subprocess.Popen(
         command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True
@@ -149,16 +160,18 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         assert "watching" in process.stdout.readline()
         (place / "images" / "late.png").write_bytes(image("green", 61))
         until = time.monotonic() + 60
-        while "late.png" not in (place / "a.csv").read_text() and time.monotonic() < until:
+        while (
+            "late.png" not in (place / "a.csv").read_text() and time.monotonic() < until
+        ):
             time.sleep(0.05)
     finally:
         process.kill()
         process.wait()
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
-        assert sorted(Path(content["file"]).name for _, content in receiver.got) == sorted(
-            rows(place)
-        )
+        assert sorted(
+            Path(content["file"]).name for _, content in receiver.got
+        ) == sorted(rows(place))
         assert "late.png" in rows(place)
 
 
@@ -194,7 +207,12 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 @pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
 def test_prediction_sets_stay_lists(names):
     """Also those whose class names hold what separates the names in the table."""
-    row = {**ROW, "prediction_set": list_cell(names), "known": "true", "probability": "0.5"}
+    row = {
+        **ROW,
+        "prediction_set": list_cell(names),
+        "known": "true",
+        "probability": "0.5",
+    }
     content = json_content(row)
     assert (content["prediction_set"], content["known"]) == (names, True)
     assert content["probability"] == 0.5
@@ -203,7 +221,10 @@ def test_prediction_sets_stay_lists(names):
 
 def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
     """Neither after a redirection nor through a proxy."""
-    with Receiver() as other, Receiver(307, 301, elsewhere=f"{other.url}/x") as receiver:
+    with (
+        Receiver() as other,
+        Receiver(307, 301, elsewhere=f"{other.url}/x") as receiver,
+    ):
         monkeypatch.setenv("http_proxy", other.url)
         assert watched(place, "--webhook", receiver.url) == 0
         assert (len(receiver.got), len(receiver.refused), other.got) == (3, 2, [])
@@ -238,14 +259,20 @@ def test_the_examples_of_the_documentation_work(place):
         (line,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
         shell = line.replace("http://homeassistant.local:8123", receiver.url)
         subprocess.run(
-            ["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"], check=True, timeout=60
+            ["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"],
+            check=True,
+            timeout=60,
         )
         (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
         assert words.split()[-2] == "--webhook"
-        address = words.split()[-1].replace("http://homeassistant.local:8123", receiver.url)
+        address = words.split()[-1].replace(
+            "http://homeassistant.local:8123", receiver.url
+        )
         assert watched(place, "--webhook", address) == 0
         assert {path for path, _ in receiver.got} == {"/api/webhook/cifnet-door"}
-        assert {tuple(content) for _, content in receiver.got[1:]} == {tuple(receiver.got[1][1])}
+        assert {tuple(content) for _, content in receiver.got[1:]} == {
+            tuple(receiver.got[1][1])
+        }
         named = set(re.findall(r"trigger\.json\.(\w+)|trigger\.json\['(\w+)'\]", text))
     assert named
     assert {first or second for first, second in named} <= receiver.got[1][1].keys()

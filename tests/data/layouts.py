@@ -63,7 +63,9 @@ def nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_tree(root / "train", 5)
     for i, name in enumerate(("blue", "green", "red")):
-        fill(root / "val" / name, COLOURS[name], i, first=100)  # the first class has none
+        fill(
+            root / "val" / name, COLOURS[name], i, first=100
+        )  # the first class has none
 
 
 def whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +91,18 @@ def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "fine_labels": labels,
         }
 
-    monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", write("train", part(2))]])
-    monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", write("test", part(1))]])
+    monkeypatch.setattr(
+        datasets.CIFAR100, "train_list", [["train", write("train", part(2))]]
+    )
+    monkeypatch.setattr(
+        datasets.CIFAR100, "test_list", [["test", write("test", part(1))]]
+    )
     meta = {"fine_label_names": list(HUNDRED)}
-    meta_entry = {"filename": "meta", "key": "fine_label_names", "md5": write("meta", meta)}
+    meta_entry = {
+        "filename": "meta",
+        "key": "fine_label_names",
+        "md5": write("meta", meta),
+    }
     monkeypatch.setattr(datasets.CIFAR100, "meta", meta_entry)
 
 
@@ -111,10 +121,15 @@ def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for i in range(first, first + count)
         ]
         table = pyarrow.table(
-            {"img": images, "fine_label": [40 * (i % 3) for i in range(first, first + count)]}
+            {
+                "img": images,
+                "fine_label": [40 * (i % 3) for i in range(first, first + count)],
+            }
         )
         pyarrow.parquet.write_table(
-            table.replace_schema_metadata(about), root / f"{split}.parquet", row_group_size=4
+            table.replace_schema_metadata(about),
+            root / f"{split}.parquet",
+            row_group_size=4,
         )
 
 
@@ -152,7 +167,9 @@ def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             folder = root / "imagenette2" / split / wnid
             folder.mkdir(parents=True)
             for i in range(first, first + count):
-                image(list(COLOURS.values())[c], seed=i).save(folder / f"{i}.JPEG".lower())
+                image(list(COLOURS.values())[c], seed=i).save(
+                    folder / f"{i}.JPEG".lower()
+                )
 
 
 def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +200,10 @@ def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def listed_in_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_tree(root, 5)
     files = sorted(path.relative_to(root) for path in root.rglob("*.png"))
-    columns = {"file": [str(path) for path in files], "kind": [path.parts[0] for path in files]}
+    columns = {
+        "file": [str(path) for path in files],
+        "kind": [path.parts[0] for path in files],
+    }
     pyarrow.parquet.write_table(pyarrow.table(columns), root / "table.parquet")
 
 
@@ -210,7 +230,9 @@ def shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for i in (next(counts) for _ in range(size)):
                 name = THREE[(5 * i) % 3]
                 add_sample(
-                    shard, f"s{i:04d}", {"png": encoded(COLOURS[name], i), "txt": name.encode()}
+                    shard,
+                    f"s{i:04d}",
+                    {"png": encoded(COLOURS[name], i), "txt": name.encode()},
                 )
 
 
@@ -224,7 +246,9 @@ def shards_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     label = {"json": b'{"label": %d}' % (i % 3)}
                 else:
                     label = {"cls": b"%d\n" % (i % 3)}
-                add_sample(shard, f"{i}", {"png": encoded(COLOURS[THREE[i % 3]], i), **label})
+                add_sample(
+                    shard, f"{i}", {"png": encoded(COLOURS[THREE[i % 3]], i), **label}
+                )
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -237,7 +261,9 @@ def vectors(
     draw = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     centres = 4 * np.random.default_rng(99).normal(size=(classes, width))
-    return (centres[labels] + draw.normal(size=(count, width))).astype(np.float32), labels
+    return (centres[labels] + draw.normal(size=(count, width))).astype(
+        np.float32
+    ), labels
 
 
 def npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +285,10 @@ def npz_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _table() -> pyarrow.Table:
     z, y = vectors()
-    columns: dict[str, Any] = {"vector": pyarrow.array(list(z)), "kind": [THREE[c] for c in y]}
+    columns: dict[str, Any] = {
+        "vector": pyarrow.array(list(z)),
+        "kind": [THREE[c] for c in y],
+    }
     columns["key"] = [f"sample {i}" for i in range(len(y))]
     columns["part"] = ["test" if i % 5 == 0 else "train" for i in range(len(y))]
     return pyarrow.table(columns)
@@ -269,7 +298,12 @@ def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(_table(), root / "embeddings.parquet", row_group_size=7)
 
 
-COLUMNS = (("embeddings", "vector"), ("labels", "kind"), ("ids", "key"), ("split", "part"))
+COLUMNS = (
+    ("embeddings", "vector"),
+    ("labels", "kind"),
+    ("ids", "key"),
+    ("split", "part"),
+)
 THREE = ("blue", "green", "red")
 NUMBERED = ("0", "1", "2")
 HUNDRED = tuple(f"class {c:02d}" for c in range(100))

@@ -79,7 +79,10 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
         "s3/o1/C_03_01_019.png",
         "s3/o2/C_03_02_009.png",
     ]
-    for split, group in ((source.train, source.domains.train), (source.val, source.domains.val)):
+    for split, group in (
+        (source.train, source.domains.train),
+        (source.val, source.domains.val),
+    ):
         for index in range(0, len(split), 7):
             red, green, _ = split.image(index).square(4)[0, 0]  # type: ignore[attr-defined]
             assert split.names[index].startswith(f"s{red}/o{green}/")
@@ -91,7 +94,10 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
     ("own", "part"),
     [
         ({"stride": 150}, "stride 150: class 'o1' has no training image"),
-        ({"strid": 3}, "unknown option of data source core50 'strid': did you mean stride"),
+        (
+            {"strid": 3},
+            "unknown option of data source core50 'strid': did you mean stride",
+        ),
     ],
 )
 def test_bad_options(core: Path, own: dict[str, Any], part: str) -> None:
@@ -152,7 +158,9 @@ def tiny(root: Path) -> Path:
     for c, name in enumerate(TINY_CLASSES):
         for i in range(3):
             save(home / "train" / name / "images" / f"{name}_{i}.JPEG", 10 * c)
-        (home / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t0\t3\t3\n")
+        (home / "train" / name / f"{name}_boxes.txt").write_text(
+            f"{name}_0.JPEG\t0\t0\t3\t3\n"
+        )
     lines = []
     for i in range(6):
         c = (i * 2) % 3
@@ -203,7 +211,9 @@ def cut(root: Path) -> None:
 
 
 def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
-    return lambda root: pyarrow.parquet.write_table(pyarrow.table(columns), root / "test.parquet")
+    return lambda root: pyarrow.parquet.write_table(
+        pyarrow.table(columns), root / "test.parquet"
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +257,10 @@ def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("torchvision:CocoDetection", "is not a set of images with one class each .needs annFile"),
+        (
+            "torchvision:CocoDetection",
+            "is not a set of images with one class each .needs annFile",
+        ),
         ("cifar", "unknown data source 'cifar': did you mean"),
         ("torchvision:CIFAR1", "did you mean torchvision:CIFAR10 or"),
         ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
@@ -278,7 +291,9 @@ class _Fake(datasets.VisionDataset):
         return "not an image", index
 
 
-def test_other_classes_for_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_classes_for_testing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Incomplete(_Fake):
         def __init__(self, root: str, train: bool = True):
             super().__init__(root)
@@ -306,5 +321,7 @@ def test_an_item_that_is_no_image_is_refused(
 ) -> None:
     monkeypatch.setattr(datasets, "SVHN", _Fake)
     source = build("SVHN", tmp_path)
-    with pytest.raises(DataError, match=r"item 0 is an image of shape .*, expected uint8 pixels"):
+    with pytest.raises(
+        DataError, match=r"item 0 is an image of shape .*, expected uint8 pixels"
+    ):
         list(ImageLoader(source.train, 4, 1.0, 0).decode([np.array([0, 1])]))

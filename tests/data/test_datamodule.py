@@ -15,7 +15,9 @@ from tests.data.tree import class_tree
 from tests.lightning_runs import digits, module, trainer
 
 
-def accuracy(data: CIFNetDataModule, tmp_path: Path, invert: bool = False) -> list[float | None]:
+def accuracy(
+    data: CIFNetDataModule, tmp_path: Path, invert: bool = False
+) -> list[float | None]:
     """Accuracies on the five tasks at the end of a run; ``invert`` embeds every image as its
     negative.
     """
@@ -81,9 +83,15 @@ def test_no_thread_outlives_its_run(tmp_path: Path) -> None:
     )  # those of services and loaders of other tests may still be ending
     root = class_tree(tmp_path / "images")
     (root / "red" / "bad.png").write_bytes(b"")
-    broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=2)
+    broken = CIFNetDataModule(
+        root=str(root), classes_per_task=3, image_size=8, num_workers=2
+    )
     with pytest.raises(DataError, match=r"bad\.png"):
-        trainer(tmp_path, max_epochs=1).fit(module(head=RidgeHead, buffer=None), datamodule=broken)
+        trainer(tmp_path, max_epochs=1).fit(
+            module(head=RidgeHead, buffer=None), datamodule=broken
+        )
     assert not [
-        one for one in threading.enumerate() if one.name.startswith("decode") and one not in before
+        one
+        for one in threading.enumerate()
+        if one.name.startswith("decode") and one not in before
     ]

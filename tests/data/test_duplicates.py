@@ -16,7 +16,14 @@ from cifnet_pl.data.duplicates import find_duplicates
 from cifnet_pl.data.sets import FileSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage
-from tests.command_line import BUFFER, assert_same_model, checkpoint, learned, make_images, rows
+from tests.command_line import (
+    BUFFER,
+    assert_same_model,
+    checkpoint,
+    learned,
+    make_images,
+    rows,
+)
 
 FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -41,9 +48,15 @@ def repeated(images: Path, tmp_path: Path) -> Path:
     """
     folder = Path(shutil.copytree(images, tmp_path / "repeated"))
     for i in range(3):
-        shutil.copy(folder / "train" / "bee" / "4.png", folder / "train" / "bee" / f"x {i}.png")
-    shutil.copy(folder / "train" / "ant" / "1.png", folder / "train" / "cow" / "wrong.png")
-    shutil.copy(folder / "train" / "ant" / "2.png", folder / "val" / "ant" / "again.png")
+        shutil.copy(
+            folder / "train" / "bee" / "4.png", folder / "train" / "bee" / f"x {i}.png"
+        )
+    shutil.copy(
+        folder / "train" / "ant" / "1.png", folder / "train" / "cow" / "wrong.png"
+    )
+    shutil.copy(
+        folder / "train" / "ant" / "2.png", folder / "val" / "ant" / "again.png"
+    )
     return folder
 
 
@@ -73,7 +86,8 @@ def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
 def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
     """And where it stands three times, each of the three is named."""
     shutil.copy(
-        repeated / "train" / "cow" / "wrong.png", repeated / "train" / "cow" / "wrong too.png"
+        repeated / "train" / "cow" / "wrong.png",
+        repeated / "train" / "cow" / "wrong too.png",
     )
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
     said = (
@@ -87,14 +101,17 @@ def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog
     model = cifnet_pl.load(folder)
     assert model.counts == {"ant": 8, "bee": 9, "cow": 9, "dog": 9}
     assert (
-        EncodedImage(repeated / "train" / "ant" / "1.png").hash not in model.images.content.tolist()
+        EncodedImage(repeated / "train" / "ant" / "1.png").hash
+        not in model.images.content.tolist()
     )
     assert ("two classes", "cow/wrong too.png", "ant") in [
         tuple(row.values()) for row in rows(folder / "duplicates.csv")
     ]
 
 
-def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(images: Path) -> None:
+def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(
+    images: Path,
+) -> None:
     """Three copies of a held-out image are one image; each of the others is named."""
     for name in ("a.png", "b.png"):
         shutil.copy(images / "val" / "bee" / "9.png", images / "val" / "bee" / name)
@@ -123,7 +140,9 @@ def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(ima
     assert sum(len(labels) for _, labels in task.test) == len(val) - 5
 
 
-def test_a_run_that_goes_on_leaves_the_same_copies_out(repeated: Path, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_leaves_the_same_copies_out(
+    repeated: Path, tmp_path: Path
+) -> None:
     whole = run(tmp_path / "a", repeated, *BUFFER)
     run(tmp_path / "b", repeated, *BUFFER, "--data.max_tasks", "1")
     on = run(tmp_path / "b", repeated, *BUFFER, "--ckpt_path", "last")
@@ -137,14 +156,22 @@ def test_a_class_with_copies_is_cached(
     not cached.
     """
     (repeated / "train" / "cow" / "wrong.png").unlink()
-    cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache"), *BUFFER]
+    cache = [
+        "--data.cache",
+        "true",
+        "--data.cache_folder",
+        str(tmp_path / "cache"),
+        *BUFFER,
+    ]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
     given = FileSet.given
     monkeypatch.setattr(
         FileSet,
         "image",
-        lambda self, i, again=False: read.append(self.names[i]) or EncodedImage(given(self, i)),
+        lambda self, i, again=False: (
+            read.append(self.names[i]) or EncodedImage(given(self, i))
+        ),
     )
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []
@@ -175,7 +202,9 @@ def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:
     cache = fresh()
     expected = images.hashes(rows).tolist()
     cache.known(rows)
-    cache.collect(torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2))
+    cache.collect(
+        torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2)
+    )
     images.note_hashes(rows, np.full(len(rows), -1))
     assert fresh().known(rows).all()
     assert images.hashes(rows).tolist() == expected

@@ -95,7 +95,9 @@ def test_names_that_are_not_text(tmp_path, capsys, caplog):
     assert r"K\udce4tzchen (" in said
     assert r"/K\udce4tzchen/bad \udce9.png: no image of a known format" in said
     (table,) = logs.glob("default/version_*/duplicates.csv")
-    assert b"duplicate,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
+    assert (
+        b"duplicate,K\xe4tzchen/copy \xe9.png,K\xe4tzchen/1.png" in table.read_bytes()
+    )
 
 
 # ---------------------------------------------------------------------- one unreadable image
@@ -126,7 +128,9 @@ def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     options = ("--data.num_workers", workers, "--data.split_seed", "3")
     assert run(root, tmp_path / "logs", *options) == 1
     (error,) = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("cifnet: error:")
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("cifnet: error:")
     ]
     shown = f"{root}/blue/{name}".replace("\n", "\\n")
     assert error.startswith(f"cifnet: error: cannot read image {shown}: {reason}")
@@ -143,10 +147,15 @@ def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, c
     said = f"with images in 3 sub-folders: if those are the classes, name the folder {root}"
     assert said in caplog.text
     assert (
-        nesting_message(FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"])
+        nesting_message(
+            FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]
+        )
         is None
     )
-    assert nesting_message(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"]) is None
+    assert (
+        nesting_message(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"])
+        is None
+    )
 
 
 @pytest.mark.parametrize("held", ["val", "test"])
@@ -236,7 +245,10 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
         unknown_class_in_val,
         "class 'violet' is in {root}/val but not in {root}/train: add its training images, or",
     ),
-    (train_is_empty, "{root}/train has no sub-folders: expected one folder of images per class"),
+    (
+        train_is_empty,
+        "{root}/train has no sub-folders: expected one folder of images per class",
+    ),
 ]
 
 
@@ -307,7 +319,9 @@ def test_misleading_links(tmp_path: Path, target: str, sentence: str) -> None:
         build_source("folder", SourceOptions(root))
 
 
-def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = class_tree(tmp_path, 3)
     listed = os.scandir
 
@@ -318,6 +332,7 @@ def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(
-        DataError, match=r"cannot read .*Permission denied: .*green.; give this account access"
+        DataError,
+        match=r"cannot read .*Permission denied: .*green.; give this account access",
     ):
         build_source("folder", SourceOptions(root))

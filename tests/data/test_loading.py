@@ -74,7 +74,9 @@ def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> No
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
     loader = ImageLoader(Numbers(6, broken=(1, 4, 5)), 2, 1.0, workers)
-    first, second, third = loader.decode([np.array([0, 1, 2]), np.array([4, 5]), np.arange(0)])
+    first, second, third = loader.decode(
+        [np.array([0, 1, 2]), np.array([4, 5]), np.arange(0)]
+    )
     assert (first.row.tolist(), first.label.tolist()) == ([0, 2], [0, 0])
     assert first.image[:, 0, 1, 1].tolist() == [0, 2]
     assert first.unreadable == ("1\\n.png: of no known format",)
@@ -82,7 +84,10 @@ def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
         assert batch.image.shape == (0, 3, 2, 2)
         assert batch.image.dtype == torch.uint8
         assert [part.dtype for part in batch[1:4]] == [torch.int64] * 3
-    assert second.unreadable == ("4\\n.png: of no known format", "5\\n.png: of no known format")
+    assert second.unreadable == (
+        "4\\n.png: of no known format",
+        "5\\n.png: of no known format",
+    )
     assert list(loader.decode([])) == []
 
 
@@ -99,7 +104,10 @@ def test_decoding_starts_with_the_first_batch() -> None:
     images = Numbers(4)
     plan = planned_batches(np.arange(3), 2, None)
     loader = StoredLoader(images, plan, ImageLoader(images, 2, 1.0, 0), learned=True)
-    iterators = [iter(loader), iter(loader)]  # Lightning makes two for every task after the first
+    iterators = [
+        iter(loader),
+        iter(loader),
+    ]  # Lightning makes two for every task after the first
     assert images.decoded == 0
     assert next(iterators[1]).row.tolist() == [0, 1]
     assert images.decoded >= 2
@@ -118,7 +126,9 @@ def test_batches_are_whole_and_in_order_whatever_the_reader_does(
         batches = np.split(np.arange(count), range(size, count, size))
         for batch, rows in zip(loader.decode(batches), batches, strict=True):
             time.sleep(pause)
-            assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == rows.tolist()
+            assert (
+                batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == rows.tolist()
+            )
         next(loader.decode(batches))
     loader.close()
 
@@ -137,7 +147,9 @@ def test_unreadable_images_are_named_at_once(
         str(tmp_path / "ant" / n) for n in ("b.png", "c.png")
     ]
     text = loading.name_unreadable(broken[1:], [loader])
-    assert text.startswith(f"cannot read these images: {broken[1]}; {broken[0]}: repair")
+    assert text.startswith(
+        f"cannot read these images: {broken[1]}; {broken[0]}: repair"
+    )
     monkeypatch.setattr(loading, "UNREADABLE_SHOWN", 1)
     assert "; and more" in loading.name_unreadable([], [loader])
     assert loading.name_unreadable(["x: y"], []).startswith("cannot read image x: y")
@@ -155,9 +167,12 @@ def test_memory_holds_what_fits_and_gives_it_back(
     z = torch.randn(images, width, generator=torch.Generator().manual_seed(images))
     offered: set[int] = set()
     for _ in range(data.draw(st.integers(1, 5))):
-        rows = data.draw(st.lists(st.integers(0, images - 1), unique=True, max_size=images))
+        rows = data.draw(
+            st.lists(st.integers(0, images - 1), unique=True, max_size=images)
+        )
         memory.add(
-            torch.tensor(rows, dtype=torch.int64), z[rows].double() if len(rows) % 2 else z[rows]
+            torch.tensor(rows, dtype=torch.int64),
+            z[rows].double() if len(rows) % 2 else z[rows],
         )
         offered.update(rows)
         known = np.flatnonzero(memory.known(np.arange(images)))
@@ -182,7 +197,9 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
         PlannedBatch(np.array([3]), memory),
     ]
     loader = StoredLoader(images, plan, decoder, learned=True)
-    other = StoredLoader(images, [PlannedBatch(np.array([5]), None)], decoder, learned=False)
+    other = StoredLoader(
+        images, [PlannedBatch(np.array([5]), None)], decoder, learned=False
+    )
     assert (len(loader), len(other)) == (4, 1)
     for _ in range(2):  # a loader can be run through again, whatever was made since
         batches = list(loader)
@@ -203,10 +220,20 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     assert [b.row.tolist() for b in other] == [[5]]
 
 
-def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_one_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A system such as macOS does not say which cores may be used."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
-    assert [decoding_cores(processes) for processes in (1, 3, 5, 12, 64)] == [12, 4, 2, 1, 1]
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: set(range(12)), raising=False
+    )
+    assert [decoding_cores(processes) for processes in (1, 3, 5, 12, 64)] == [
+        12,
+        4,
+        2,
+        1,
+        1,
+    ]
     monkeypatch.delattr(os, "sched_getaffinity")
     for count, used in ((4, 4), (100, 16), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)

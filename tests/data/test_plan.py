@@ -10,7 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import TaskStream, order_classes, task_sizes, without_test_images
+from cifnet_pl.data.plan import (
+    TaskStream,
+    order_classes,
+    task_sizes,
+    without_test_images,
+)
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import make_images
@@ -30,12 +35,16 @@ def plans(draw: st.DrawFn) -> tuple[list[str], int, int, int | None]:
 
 @given(names, seeds)
 def test_seed_is_numpys_permutation(classes: list[str], seed: int) -> None:
-    expected = [classes[i] for i in np.random.default_rng(seed).permutation(len(classes))]
+    expected = [
+        classes[i] for i in np.random.default_rng(seed).permutation(len(classes))
+    ]
     assert order_classes(classes, seed) == expected
 
 
 @given(names, seeds)
-def test_list_of_positions_or_names_is_taken_as_given(classes: list[str], seed: int) -> None:
+def test_list_of_positions_or_names_is_taken_as_given(
+    classes: list[str], seed: int
+) -> None:
     positions = np.random.default_rng(seed).permutation(len(classes)).tolist()
     chosen = [classes[i] for i in positions]
     assert order_classes(classes, positions) == chosen
@@ -44,7 +53,9 @@ def test_list_of_positions_or_names_is_taken_as_given(classes: list[str], seed: 
 
 
 @given(plans())
-def test_every_class_is_in_exactly_one_task(plan: tuple[list[str], int, int, int | None]) -> None:
+def test_every_class_is_in_exactly_one_task(
+    plan: tuple[list[str], int, int, int | None],
+) -> None:
     classes, seed, per_task, initial = plan
     stream = TaskStream.plan(classes, seed, per_task, initial)
     assert sorted(stream.classes()) == sorted(classes)
@@ -62,7 +73,9 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
     initial = data.draw(st.none() | st.integers(1, 5))
     wanted = ([] if initial is None else [initial]) + sizes
     if sum(wanted) > len(classes):
-        with pytest.raises(UsageError, match=f"{sum(wanted)} classes, the data has {len(classes)}"):
+        with pytest.raises(
+            UsageError, match=f"{sum(wanted)} classes, the data has {len(classes)}"
+        ):
             task_sizes(len(classes), sizes, initial)
     else:
         stream = TaskStream.plan(classes, None, sizes, initial)
@@ -75,7 +88,9 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     classes, seed, per_task, initial = plan
     before = TaskStream.plan(classes, seed, per_task, initial)
     learned = before.tasks[: data.draw(st.integers(0, len(before)))]
-    added = data.draw(st.lists(st.text(min_size=5, max_size=6), max_size=6, unique=True))
+    added = data.draw(
+        st.lists(st.text(min_size=5, max_size=6), max_size=6, unique=True)
+    )
     grown = data.draw(st.permutations([*classes, *added]))
     assume(learned or initial is not None or per_task <= len(grown))
     after = TaskStream.plan(grown, seed, per_task, initial, learned)
@@ -126,7 +141,9 @@ def test_impossible_orders_are_usage_errors(
 
 
 def test_the_test_images_are_left_alone() -> None:
-    whole, tuned = (CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2))
+    whole, tuned = (
+        CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2)
+    )
     learned = set(tuned.train.names)
     measured = set(tuned.val.names)
     assert learned | measured == set(whole.train.names)
@@ -146,14 +163,20 @@ def test_domains_and_tasks_go_with_their_samples() -> None:
     domain = np.tile([0, 1], 20)
     images = ArraySet(lambda row: None, labels.tolist())  # type: ignore[arg-type,return-value]
     source = Source(
-        ["a", "b"], images, images.subset(np.arange(2)), Grouping(["x", "y"], domain, domain[:2])
+        ["a", "b"],
+        images,
+        images.subset(np.arange(2)),
+        Grouping(["x", "y"], domain, domain[:2]),
     )
     tuned = without_test_images(source, 0.5, 0)
-    for split, domains in ((tuned.train, tuned.domains.train), (tuned.val, tuned.domains.val)):
+    for split, domains in (
+        (tuned.train, tuned.domains.train),
+        (tuned.val, tuned.domains.val),
+    ):
         assert domains.tolist() == [int(name) % 2 for name in split.names]
-        assert [np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)] == [
-            5
-        ] * 4
+        assert [
+            np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)
+        ] == [5] * 4
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,10 @@ class Pictures(Dataset[Any]):
 CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
     ((PIXELS, LABELS), ("0", "1", "2"), (9, 3)),
     (
-        (torch.from_numpy(PIXELS).permute(0, 3, 1, 2), [("c", "a", "b")[i] for i in LABELS]),
+        (
+            torch.from_numpy(PIXELS).permute(0, 3, 1, 2),
+            [("c", "a", "b")[i] for i in LABELS],
+        ),
         ("a", "b", "c"),
         (9, 3),
     ),
@@ -120,7 +123,11 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
     copied = root / "red" / "copy.png"
     copied.write_bytes((root / "red" / "0.png").read_bytes())
     stream = CIFNetDataModule(
-        root=str(root), classes_per_task=2, image_size=8, num_workers=workers, batch_size=3
+        root=str(root),
+        classes_per_task=2,
+        image_size=8,
+        num_workers=workers,
+        batch_size=3,
     )
     tasks = list(stream)
     assert [(task.class_names, task.labels) for task in tasks] == [
@@ -137,7 +144,9 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
     assert sum(len(labels) for _, labels in tasks[1].test) == len(stream.source.val)
     copied.write_bytes(b"")
     (root / "red" / "1.png").write_bytes(b"")
-    broken = CIFNetDataModule(root=str(root), classes_per_task=3, image_size=8, num_workers=workers)
+    broken = CIFNetDataModule(
+        root=str(root), classes_per_task=3, image_size=8, num_workers=workers
+    )
     with pytest.raises(CifnetError, match=r"cannot read image .*red"):
         [list(task.train) for task in broken]
 
@@ -165,7 +174,10 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
             r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8",
         ),
         ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
-        ((PIXELS, LABELS, PIXELS, LABELS), "the data source is a tuple, expected a name, arrays"),
+        (
+            (PIXELS, LABELS, PIXELS, LABELS),
+            "the data source is a tuple, expected a name, arrays",
+        ),
         (["ant.png", "bee.png"], "the data are no pairs of sample and label"),
         ([3, 4, 5], "the data are no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of sample and label"),

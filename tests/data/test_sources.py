@@ -21,7 +21,9 @@ def _id(case: Case) -> str:
 
 
 @pytest.fixture(params=CASES, ids=_id)
-def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Case:
     made: Case = request.param
     made.write(tmp_path, monkeypatch)
     return made
@@ -53,10 +55,14 @@ class TestEverySource:
             set(images.hashes(np.arange(len(images))).tolist())
             for images in (source.train, source.val)
         ]
-        assert len(contents[0]) == len(source.train)  # so that the next line means something
+        assert len(contents[0]) == len(
+            source.train
+        )  # so that the next line means something
         assert contents[0].isdisjoint(contents[1])
 
-    def test_built_twice_is_the_same(self, case: Case, source: Source, tmp_path: Path) -> None:
+    def test_built_twice_is_the_same(
+        self, case: Case, source: Source, tmp_path: Path
+    ) -> None:
         again = case.build(tmp_path)
         assert again.class_names == source.class_names
         for one, two in ((source.train, again.train), (source.val, again.val)):
@@ -78,7 +84,9 @@ class TestEverySource:
     def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
         for groups in (source.domains, source.tasks):
             for images, group in (
-                [] if groups is None else [(source.train, groups.train), (source.val, groups.val)]
+                []
+                if groups is None
+                else [(source.train, groups.train), (source.val, groups.val)]
             ):
                 assert group.shape == (len(images),)
                 assert set(group.tolist()) <= set(range(len(groups.names)))
@@ -87,7 +95,10 @@ class TestEverySource:
 class TestEverySourceOfImages:
     @pytest.fixture(params=[case for case in CASES if case.images], ids=_id)
     def case(
-        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Case:
         made: Case = request.param
         made.write(tmp_path, monkeypatch)
@@ -103,7 +114,8 @@ class TestEverySourceOfImages:
         rows = np.random.default_rng(0).permutation(len(source.train))[:40]
         batches = [rows[:3], rows[3:3], rows[3:]]
         here, there = (
-            list(ImageLoader(source.train, 6, 0.875, workers).decode(batches)) for workers in (0, 2)
+            list(ImageLoader(source.train, 6, 0.875, workers).decode(batches))
+            for workers in (0, 2)
         )
         assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
         for one, two in zip(here, there, strict=True):
@@ -112,7 +124,8 @@ class TestEverySourceOfImages:
             assert one.unreadable == two.unreadable == ()
         assert torch.cat([batch.row for batch in here]).tolist() == rows.tolist()
         assert (
-            torch.cat([batch.key for batch in here]).tolist() == source.train.hashes(rows).tolist()
+            torch.cat([batch.key for batch in here]).tolist()
+            == source.train.hashes(rows).tolist()
         )
 
 
@@ -125,14 +138,24 @@ class TestEverySourceOfImages:
     st.integers(0, 5),
     st.randoms(),
 )
-def test_held_out_share(names: list[str], fraction: float, seed: int, random: Random) -> None:
-    held = {name for name, flag in zip(names, held_out(names, fraction, seed), strict=True) if flag}
+def test_held_out_share(
+    names: list[str], fraction: float, seed: int, random: Random
+) -> None:
+    held = {
+        name
+        for name, flag in zip(names, held_out(names, fraction, seed), strict=True)
+        if flag
+    }
     assert len(held) == (
-        min(max(round(len(names) * fraction), 1), len(names) - 1) if len(names) > 1 else 0
+        min(max(round(len(names) * fraction), 1), len(names) - 1)
+        if len(names) > 1
+        else 0
     )
     mixed = random.sample(names, len(names))
     assert {
-        name for name, flag in zip(mixed, held_out(mixed, fraction, seed), strict=True) if flag
+        name
+        for name, flag in zip(mixed, held_out(mixed, fraction, seed), strict=True)
+        if flag
     } == held
 
 
@@ -145,5 +168,7 @@ def test_another_seed_holds_back_others() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, float("nan")])
 def test_fraction_must_be_inside(fraction: float) -> None:
-    with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"):
+    with pytest.raises(
+        UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"
+    ):
         held_out(["a", "b"], fraction, 0)

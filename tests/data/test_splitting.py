@@ -33,7 +33,9 @@ def image(path: Path, taken: datetime | None = None, tag: int = DATE_TAKEN_TAG) 
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 
 
-def split(root: Path, group: str, fraction: float = 0.25) -> tuple[list[str], list[str]]:
+def split(
+    root: Path, group: str, fraction: float = 0.25
+) -> tuple[list[str], list[str]]:
     source = build_source("folder", SourceOptions(root, fraction, 0, group=group))
     return list(source.train.names), list(source.val.names)
 
@@ -79,7 +81,10 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
     ("group", "said"),
     [
         ("day", "note: all 12 images without a date: held out one by one"),
-        ("burst", "note: all 12 images without another one of the same burst: held out one by one"),
+        (
+            "burst",
+            "note: all 12 images without another one of the same burst: held out one by one",
+        ),
         ("folder", "note: all 12 images in no sub-folder: held out one by one"),
         (
             "name:shelf(.)",
@@ -91,7 +96,9 @@ def test_images_of_no_group_are_told(tmp_path: Path, group: str, said: str):
     """Else a random split, which flatters, passes for one by groups."""
     for i in range(12):
         image(tmp_path / "ant" / f"{i}.jpg")
-    assert build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes == (said,)
+    assert build_source(
+        "folder", SourceOptions(tmp_path, 0.25, 0, group=group)
+    ).notes == (said,)
     for i in range(8):
         image(
             tmp_path / "ant" / f"shelf{i // 2}" / f"shelf{i // 2} {i}.jpg",
@@ -110,13 +117,20 @@ def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
     train, val = split(tmp_path, "folder")
     assert {name.split("/")[0] for name in val} == {"bee"}
     assert sum(name.startswith("ant") for name in train) == 6
-    notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group="folder")).notes
+    notes = build_source(
+        "folder", SourceOptions(tmp_path, 0.25, 0, group="folder")
+    ).notes
     assert (
         "note: all images of class ant are one group by --data.group folder, so that none is"
         " held out" in notes
     )
-    notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group="name:")).notes
-    assert "each of the classes ant, bee are one group by --data.group name:, so" in notes[0]
+    notes = build_source(
+        "folder", SourceOptions(tmp_path, 0.25, 0, group="name:")
+    ).notes
+    assert (
+        "each of the classes ant, bee are one group by --data.group name:, so"
+        in notes[0]
+    )
 
 
 def test_the_share_of_images_is_met_although_groups_are_uneven(tmp_path: Path):
@@ -146,11 +160,16 @@ def test_a_run_holds_groups_back_and_its_model_lives_on(tmp_path: Path):
     images = make_images(tmp_path / "images", ["ant", "bee"], 16)
     run = learned(tmp_path, "--data.source", "folder", "--data.root", str(images), "--model.head", "RidgeHead",
                   "--data.group", r"name:^(\d)", *BUFFER, "--model.calibrate", "true")  # fmt: skip
-    assert main(["export", "--model", str(run), "--output", str(tmp_path / "model")]) == 0
+    assert (
+        main(["export", "--model", str(run), "--output", str(tmp_path / "model")]) == 0
+    )
     model = cifnet_pl.load(tmp_path / "model")
     assert model.held_out is None
     source = build_source("folder", SourceOptions(images, group=r"name:^(\d)"))
-    names = [*source.train.names, *source.val.names]  # those held out are learned after the score
+    names = [
+        *source.train.names,
+        *source.val.names,
+    ]  # those held out are learned after the score
     assert sum(model.counts.values()) == len(names)
     assert model.calibration.known == "given"
     given = {name.rpartition("/")[0] + name.rpartition("/")[2][0] for name in names}
@@ -165,7 +184,8 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
     shelf(tmp_path / "cup", 10, 4)
     source = build_source("folder", SourceOptions(tmp_path))
     train, val = (
-        {name.split("-")[0] for name in split.names} for split in (source.train, source.val)
+        {name.split("-")[0] for name in split.names}
+        for split in (source.train, source.val)
     )
     assert len(val) == 2
     assert not train & val

@@ -31,7 +31,9 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
     counts = sizes or [40] * len(CLASSES)
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     tests = [label for label in range(len(counts)) for _ in range(5)]
-    made = Source(CLASSES[: len(counts)], *(ArraySet(lambda i: None, y) for y in (labels, tests)))  # type: ignore[arg-type, return-value, misc]
+    made = Source(
+        CLASSES[: len(counts)], *(ArraySet(lambda i: None, y) for y in (labels, tests))
+    )  # type: ignore[arg-type, return-value, misc]
     if groups:
         parts = [np.arange(len(y)) % groups for y in (labels, tests)]
         made.domains = made.tasks = Grouping([f"g{i}" for i in range(groups)], *parts)
@@ -46,12 +48,21 @@ def rows(made: Plan) -> list[np.ndarray]:
     return [made.rows(k, ()) for k in range(len(made.tasks(())))]
 
 
-KINDS = [Disjoint(), Returning(), Returning(0.9), Blurry(), Blurry(0, 100), Blurry(every=33)]
+KINDS = [
+    Disjoint(),
+    Returning(),
+    Returning(0.9),
+    Blurry(),
+    Blurry(0, 100),
+    Blurry(every=33),
+]
 KINDS += [TaskFree(33), TaskFree(1000), Domains(), Listed()]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
-def test_every_sample_is_in_one_task_and_every_class_is_introduced_once(kind: Stream) -> None:
+def test_every_sample_is_in_one_task_and_every_class_is_introduced_once(
+    kind: Stream,
+) -> None:
     made = plan(kind, source(groups=4))
     result = rows(made)
     assert sorted(np.concatenate(result).tolist()) == list(range(8 * 40))
@@ -71,7 +82,9 @@ def test_going_on_is_the_same_plan(kind: Stream) -> None:
     whole = made.tasks(())
     for k in range(len(whole) + 1):
         assert made.tasks(whole.tasks[:k]) == whole
-    with pytest.raises(DataError, match="the tasks learned before are not those of this stream"):
+    with pytest.raises(
+        DataError, match="the tasks learned before are not those of this stream"
+    ):
         made.tasks([["c0", "c7", "c1"]])
 
 
@@ -85,7 +98,10 @@ def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
 
 def test_returning_classes_come_in_every_later_task() -> None:
     made = plan(Returning(0.6))
-    counts = [np.bincount(made.source.train.labels[split], minlength=8) for split in rows(made)]
+    counts = [
+        np.bincount(made.source.train.labels[split], minlength=8)
+        for split in rows(made)
+    ]
     for k, task in enumerate(made.tasks(()).tasks):
         for label in (int(name[1]) for name in task):
             assert counts[k][label] == (16 if k < 3 else 40)
@@ -116,7 +132,10 @@ def test_task_free_solves_every_so_many_samples() -> None:
     result = rows(plan(TaskFree(33)))
     assert [len(part) for part in result] == [33] * 9 + [23]
     labels = source().train.labels
-    firsts = [labels[np.concatenate(result)[start : start + 80]] for start in range(0, 320, 80)]
+    firsts = [
+        labels[np.concatenate(result)[start : start + 80]]
+        for start in range(0, 320, 80)
+    ]
     assert all(
         len(set(part.tolist())) == 2 for part in firsts
     )  # mixed within a task, not between tasks
@@ -125,7 +144,9 @@ def test_task_free_solves_every_so_many_samples() -> None:
 @pytest.mark.parametrize("order", ["shuffled", "descending"])
 def test_long_tailed_sizes_fall_exponentially(order: str) -> None:
     made = plan(LongTailed(20, order), source([100] * 8))  # type: ignore[arg-type]
-    counts = np.bincount(made.source.train.labels[np.concatenate(rows(made))], minlength=8)
+    counts = np.bincount(
+        made.source.train.labels[np.concatenate(rows(made))], minlength=8
+    )
     expected = [round(100 * 20 ** (-r / 7)) for r in range(8)]
     assert sorted(counts.tolist(), reverse=True) == expected
     in_order = [int(counts[int(name[1])]) for name in made.tasks(()).classes()]
@@ -162,7 +183,10 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
             lambda: plan(Listed()).tasks(()),
             "this data source knows no tasks: use a manifest with a column task",
         ),
-        (lambda: plan(Domains(["g0"]), source(groups=2)).tasks(()), "expected each of g0, g1 once"),
+        (
+            lambda: plan(Domains(["g0"]), source(groups=2)).tasks(()),
+            "expected each of g0, g1 once",
+        ),
     ],
 )
 def test_impossible_streams(make, sentence: str) -> None:  # type: ignore[no-untyped-def]

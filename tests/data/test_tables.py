@@ -48,7 +48,9 @@ def test_an_uncompressed_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     assert isinstance(table.matrix("embeddings"), np.memmap)
     assert (table.matrix("embeddings") == vectors()[0]).all()
     fortran = np.asfortranarray(vectors()[0])
-    assert (open_table(write(tmp_path, embeddings=fortran)).matrix("embeddings") == fortran).all()
+    assert (
+        open_table(write(tmp_path, embeddings=fortran)).matrix("embeddings") == fortran
+    ).all()
 
 
 def test_rows_come_as_asked_for(tmp_path: Path) -> None:
@@ -68,9 +70,15 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
             {"labels": np.linspace(0, 1, 30)},
             r"the label in row 0 .* is 0\.0 \(float\), expected integers or names",
         ),
-        ({"labels": np.zeros(29, dtype=int)}, r"'labels' has shape \(29,\), expected \(30,\)"),
+        (
+            {"labels": np.zeros(29, dtype=int)},
+            r"'labels' has shape \(29,\), expected \(30,\)",
+        ),
         ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' cannot be the name of a class"),
-        ({"labels": np.array([None] * 30)}, "holds Python objects, which are never loaded"),
+        (
+            {"labels": np.array([None] * 30)},
+            "holds Python objects, which are never loaded",
+        ),
         (
             {"embeddings": np.zeros(30)},
             r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats",
@@ -84,7 +92,9 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_arrays(arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path) -> None:
+def test_bad_arrays(
+    arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=sentence):
         build_source("embeddings", SourceOptions(write(tmp_path, **arrays)))
 
@@ -93,13 +103,18 @@ def test_bad_arrays(arrays: dict[str, np.ndarray], sentence: str, tmp_path: Path
 def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> None:
     z = vectors()[0].astype(np.float64)
     z[17, 2] = number
-    assert "no finite float32 in row 17 of the embeddings" in refused(write(tmp_path, embeddings=z))
+    assert "no finite float32 in row 17 of the embeddings" in refused(
+        write(tmp_path, embeddings=z)
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"embeddings": [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3}, "are not all floats"),
+        (
+            {"embeddings": [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3},
+            "are not all floats",
+        ),
         ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "are not all floats"),
         ({"embeddings": [["1", "2"]] * 8}, "are not all floats"),
         ({"labels": [0, None] * 4}, "the label in row 1 (counted from 0) is missing"),
@@ -109,7 +124,9 @@ def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> No
 def test_tables_with_holes_or_other_types(
     columns: dict[str, list[Any]], sentence: str, tmp_path: Path
 ) -> None:
-    whole = pyarrow.table({"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, **columns})
+    whole = pyarrow.table(
+        {"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, **columns}
+    )
     pyarrow.parquet.write_table(whole, tmp_path / "a.parquet")
     assert sentence in refused(tmp_path / "a.parquet")
 
@@ -158,24 +175,32 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- lists of image files
 
 
-def test_tasks_and_domains_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_and_domains_of_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed(tmp_path, monkeypatch)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     assert source.tasks.names == ["9", "10"]  # as numbers
     plan = Plan(source, Listed(), None, 3, None, None)
     numbers = [
-        sorted(int(Path(source.train.names[i]).stem) for i in plan.rows(k, ())) for k in (0, 1)
+        sorted(int(Path(source.train.names[i]).stem) for i in plan.rows(k, ()))
+        for k in (0, 1)
     ]
     assert numbers == [list(range(0, 18, 2)), list(range(1, 18, 2))]
     domains = Plan(source, Domains(["b", "a"]), None, 3, None, None)
-    assert [int(Path(source.train.names[i]).stem) % 2 for i in domains.rows(0, ())] == [1] * 9
+    assert [int(Path(source.train.names[i]).stem) % 2 for i in domains.rows(0, ())] == [
+        1
+    ] * 9
 
 
-def test_the_same_images_as_folders_are_the_same_classes_and_split_share(tmp_path: Path) -> None:
+def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
+    tmp_path: Path,
+) -> None:
     root = class_tree(tmp_path, 5)
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     (root / "all.csv").write_text(
-        "\ufeffpath,label\n" + "".join(f"{name},{name.split('/')[0]}\n" for name in files)
+        "\ufeffpath,label\n"
+        + "".join(f"{name},{name.split('/')[0]}\n" for name in files)
     )
     one = build_source("manifest", SourceOptions(root / "all.csv"))
     two = build_source("folder", SourceOptions(root))
@@ -193,13 +218,22 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(tmp_pat
         ("path,label\n", "lists no image"),
         ("path,label\nblue/0.png\n", "row 1 has 1 cells, the header has 2: blue/0.png"),
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
-        ('path,label\n"blue/0.png","a\nb"\n', r"row 1 has control characters for label, 'a\\nb'"),
-        ("path,label\nblue/0.png,a\nblue/0.png,b\n", r"lists an image twice \(blue/0.png\)"),
+        (
+            'path,label\n"blue/0.png","a\nb"\n',
+            r"row 1 has control characters for label, 'a\\nb'",
+        ),
+        (
+            "path,label\nblue/0.png,a\nblue/0.png,b\n",
+            r"lists an image twice \(blue/0.png\)",
+        ),
         (
             "path,label\nblue/0.png,a\nblue/99.png,b\n",
             "lists 1 files that are not there, the first is .*blue/99.png",
         ),
-        ("path,label,split\nblue/0.png,a,dev\n", "has split 'dev', expected train or test"),
+        (
+            "path,label,split\nblue/0.png,a,dev\n",
+            "has split 'dev', expected train or test",
+        ),
         ("path,label,split\nblue/0.png,a,train\n", "the test split has no image"),
         (
             "path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n",
@@ -240,11 +274,12 @@ def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=sentence):
             build_source("manifest", SourceOptions(tmp_path / "t.parquet"))
     pyarrow.parquet.write_table(
-        pyarrow.table({"path": paths, "label": labels, "note": notes}), tmp_path / "t.parquet"
+        pyarrow.table({"path": paths, "label": labels, "note": notes}),
+        tmp_path / "t.parquet",
     )
-    assert len(build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names) == len(
-        set(labels)
-    )
+    assert len(
+        build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names
+    ) == len(set(labels))
 
 
 # ---------------------------------------------------------------------- through the command line
@@ -275,27 +310,59 @@ def fit(path: Path, logs: Path, *options: str) -> int:
     )
 
 
-def test_learn_export_and_classify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learn_export_and_classify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     z, y = vectors(200, width=16, classes=10)
     path = tmp_path / "vectors.npz"
     np.savez(path, embeddings=z, labels=y, ids=np.array([f"s{i}" for i in range(200)]))
     assert fit(path, tmp_path) == 0
     bundle = str(tmp_path / "bundle")
     table = tmp_path / "classes.csv"
-    assert main(["export", "--model", str(tmp_path / "default"), "--output", bundle]) == 0
-    assert main(["classify", "--model", bundle, "--images", str(path), "--output", str(table)]) == 0
+    assert (
+        main(["export", "--model", str(tmp_path / "default"), "--output", bundle]) == 0
+    )
+    assert (
+        main(
+            [
+                "classify",
+                "--model",
+                bundle,
+                "--images",
+                str(path),
+                "--output",
+                str(table),
+            ]
+        )
+        == 0
+    )
     rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert rows[7][0] == f"{path}#s7"
-    assert np.mean([row[1] == str(label) for row, label in zip(rows, y, strict=True)]) > 0.9
+    assert (
+        np.mean([row[1] == str(label) for row, label in zip(rows, y, strict=True)])
+        > 0.9
+    )
     capsys.readouterr()
     gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
     assert (
         main(
-            ["classify", "--model", bundle, "--images", str(path), "--output", str(table), *gallery]
+            [
+                "classify",
+                "--model",
+                bundle,
+                "--images",
+                str(path),
+                "--output",
+                str(table),
+                *gallery,
+            ]
         )
         == 2
     )
-    assert "--gallery needs images, but this model classifies embeddings" in capsys.readouterr().err
+    assert (
+        "--gallery needs images, but this model classifies embeddings"
+        in capsys.readouterr().err
+    )
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
     assert (
@@ -321,7 +388,10 @@ def test_a_backbone_is_refused_and_a_configuration_is_not(
     path = write(tmp_path)
     few = ["--data.classes_per_task", "2"]
     assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 2
-    assert "data source embeddings has no images for backbone pixels" in capsys.readouterr().err
+    assert (
+        "data source embeddings has no images for backbone pixels"
+        in capsys.readouterr().err
+    )
     assert fit(path, tmp_path, "--model.backbone", "none", *few) == 0
     saved = tmp_path / "default" / "version_0" / "config.yaml"
     assert "backbone: none:4" in saved.read_text()

@@ -55,7 +55,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if split == "val" and int(path.stem) < 12:
                 path.unlink()  # the same noise as for training
         files = sorted(
-            (root / "folder" / split).rglob("*.png"), key=lambda path: (path.stem, path.parent.name)
+            (root / "folder" / split).rglob("*.png"),
+            key=lambda path: (path.stem, path.parent.name),
         )
         if split == "train":
             cuts = [0, 1, 20, len(files)]
@@ -70,7 +71,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for f in files[a:b]
             ]
             write(root / "shards" / f"{word}-{number}.tar", samples)
-        rows += [f"{path.relative_to(root)},{path.parent.name},{word}" for path in files]
+        rows += [
+            f"{path.relative_to(root)},{path.parent.name},{word}" for path in files
+        ]
     (root / "table.csv").write_text("\n".join(rows))
     return root
 
@@ -89,7 +92,11 @@ OPTIONS += ["--data.classes_per_task", "1", "--energy.enabled", "false"]
 
 def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
     result = {}
-    for source, root in (("folder", "folder"), ("manifest", "table.csv"), ("webdataset", "shards")):
+    for source, root in (
+        ("folder", "folder"),
+        ("manifest", "table.csv"),
+        ("webdataset", "shards"),
+    ):
         options = [
             "--data.source",
             source,
@@ -99,16 +106,32 @@ def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
             "0",
         ]
         assert (
-            main(["fit", *OPTIONS, *options, "--logs", str(tmp_path), "--experiment", source]) == 0
+            main(
+                [
+                    "fit",
+                    *OPTIONS,
+                    *options,
+                    "--logs",
+                    str(tmp_path),
+                    "--experiment",
+                    source,
+                ]
+            )
+            == 0
         )
         run = tmp_path / source / "version_0"
-        result[source] = cifnet_pl.load(run), json.loads((run / "summary.json").read_text())
+        result[source] = (
+            cifnet_pl.load(run),
+            json.loads((run / "summary.json").read_text()),
+        )
     model, summary = result["folder"]
     for other, about in result.values():
         assert about["A_k"] == summary["A_k"]
         assert other.counts == model.counts
         assert other.images.content.tolist() == model.images.content.tolist()
-        np.testing.assert_allclose(other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            other.head.weights, model.head.weights, rtol=1e-9, atol=1e-12
+        )
 
 
 def test_a_task_is_read_in_the_order_of_the_shards(images: Path):
@@ -119,13 +142,18 @@ def test_a_task_is_read_in_the_order_of_the_shards(images: Path):
 def test_patterns(images: Path):
     whole = build(images / "shards")
     for pattern in ("*.tar", "t*-[0-9].tar"):
-        assert list(build(images / "shards" / pattern).train.names) == list(whole.train.names)
+        assert list(build(images / "shards" / pattern).train.names) == list(
+            whole.train.names
+        )
 
 
 def test_names_of_classes_from_a_list(tmp_path: Path):
     write(tmp_path / "a.tar", good())
     (tmp_path / "names.txt").write_text("moth\nwasp\nunused\n")
-    assert build(tmp_path, classes=str(tmp_path / "names.txt")).class_names == ["moth", "wasp"]
+    assert build(tmp_path, classes=str(tmp_path / "names.txt")).class_names == [
+        "moth",
+        "wasp",
+    ]
 
 
 # ---------------------------------------------------------------------- what is wrong
@@ -161,7 +189,10 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
     [
         ([("a", {"cls": b"1"})], "sample a has no image, it has cls"),
         ([("a", {"png": b"x"})], "sample a has no label"),
-        ([("a", {"png": b"x", "json": b"{}"})], "sample a has no readable label 'label' in .json"),
+        (
+            [("a", {"png": b"x", "json": b"{}"})],
+            "sample a has no readable label 'label' in .json",
+        ),
         ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
         ([("a", {"png": b"x", "txt": b"a\nb"})], "cannot be the name of a class"),
         (
@@ -171,7 +202,9 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
         ([], "has no samples"),
     ],
 )
-def test_wrong_samples(samples: list[tuple[str, dict[str, bytes]]], sentence: str, tmp_path: Path):
+def test_wrong_samples(
+    samples: list[tuple[str, dict[str, bytes]]], sentence: str, tmp_path: Path
+):
     write(tmp_path / "a.tar", samples)
     with pytest.raises(DataError) as caught:
         build(tmp_path)
@@ -188,11 +221,15 @@ def test_the_same_sample_twice(tmp_path: Path):
 
 def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
     members = [
-        (key, {ending: content}) for key, sample in good() for ending, content in sample.items()
+        (key, {ending: content})
+        for key, sample in good()
+        for ending, content in sample.items()
     ]
     write(tmp_path / "together" / "a.tar", good())
     write(tmp_path / "apart" / "a.tar", members[::2] + members[1::2])
     one = build(tmp_path / "together").train
     other = build(tmp_path / "apart").train
     assert list(one.names) == list(other.names)
-    assert [one.given(i) for i in range(len(one))] == [other.given(i) for i in range(len(other))]
+    assert [one.given(i) for i in range(len(one))] == [
+        other.given(i) for i in range(len(other))
+    ]

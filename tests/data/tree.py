@@ -22,7 +22,9 @@ COLOURS = {
 """Classes that even raw pixels tell apart, and their mean colours."""
 
 
-def image(colour: Sequence[int], seed: int = 0, size: tuple[int, int] = (24, 16)) -> Image.Image:
+def image(
+    colour: Sequence[int], seed: int = 0, size: tuple[int, int] = (24, 16)
+) -> Image.Image:
     """A noisy image (width, height) around one colour; another seed gives another image."""
     noise = np.random.default_rng(seed).integers(-25, 26, (size[1], size[0], 3))
     return Image.fromarray((np.asarray(colour) + noise).clip(0, 255).astype(np.uint8))
@@ -46,8 +48,26 @@ def class_tree(
 
 def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
     """One quick run of the command line over class folders; returns the exit code."""
-    quick = ["--model.head", "RidgeHead", "--data.source", "folder", "--data.classes_per_task", "1"]
-    return main([command, *FAST, *quick, "--data.root", str(root), "--logs", str(logs), *options])
+    quick = [
+        "--model.head",
+        "RidgeHead",
+        "--data.source",
+        "folder",
+        "--data.classes_per_task",
+        "1",
+    ]
+    return main(
+        [
+            command,
+            *FAST,
+            *quick,
+            "--data.root",
+            str(root),
+            "--logs",
+            str(logs),
+            *options,
+        ]
+    )
 
 
 def summary(logs: Path) -> dict[str, Any]:

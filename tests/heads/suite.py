@@ -34,7 +34,9 @@ def head(name: str, make: Callable[[int], Head], **promises: Any) -> Any:
     return pytest.param(Case(make, **promises), id=name)
 
 
-QUICK = {name: {"width": 40} for name in ("ACILHead", "DSALHead", "RanPACHead", "KLDAHead")}
+QUICK = {
+    name: {"width": 40} for name in ("ACILHead", "DSALHead", "RanPACHead", "KLDAHead")
+}
 """Arguments without which a head would take too long here."""
 
 TOLERANCES = {"KNNHead": 1e-4}
@@ -51,15 +53,26 @@ DEFAULTS = [
 VARIANTS = [
     head("cifnet-locked", lambda d: CIFNetHead(d, update_past=False), locked=True),
     head("cifnet-gcv", lambda d: CIFNetHead(d, ridge="gcv")),
-    head("cifnet-gcv-locked", lambda d: CIFNetHead(d, ridge="gcv", update_past=False), locked=True),
+    head(
+        "cifnet-gcv-locked",
+        lambda d: CIFNetHead(d, ridge="gcv", update_past=False),
+        locked=True,
+    ),
     head("cifnet-released", lambda d: CIFNetHead(d, weighting="released")),
-    head("cifnet-released-gcv", lambda d: CIFNetHead(d, weighting="released", ridge="gcv")),
+    head(
+        "cifnet-released-gcv",
+        lambda d: CIFNetHead(d, weighting="released", ridge="gcv"),
+    ),
     head(
         "cifnet-released-locked",
         lambda d: CIFNetHead(d, weighting="released", update_past=False),
         locked=True,
     ),
-    head("cifnet-float32", lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
+    head(
+        "cifnet-float32",
+        lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"),
+        tolerance=1e-4,
+    ),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
     head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
     head(
@@ -68,13 +81,23 @@ VARIANTS = [
         tolerance=1e-4,
     ),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
-    head("ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)),
-    head("ridge-remember", lambda d: RidgeHead(d, remember=True)),
-    head("ridge-float32", lambda d: RidgeHead(d, ridge=1.0, dtype="float32"), tolerance=1e-4),
-    head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
-    head("acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))),
     head(
-        "acil-float32", lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"), tolerance=1e-4
+        "ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)
+    ),
+    head("ridge-remember", lambda d: RidgeHead(d, remember=True)),
+    head(
+        "ridge-float32",
+        lambda d: RidgeHead(d, ridge=1.0, dtype="float32"),
+        tolerance=1e-4,
+    ),
+    head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
+    head(
+        "acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))
+    ),
+    head(
+        "acil-float32",
+        lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"),
+        tolerance=1e-4,
     ),
     head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv")),
     head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),

@@ -16,7 +16,9 @@ from cifnet_pl.statistics import draw_projection
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.heads.suite import scans, teach
 
-GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "acil_dsal_digits.npz"))
+GOLDEN: dict[str, Any] = dict(
+    np.load(Path(__file__).parents[1] / "data" / "acil_dsal_digits.npz")
+)
 PROJECTION = torch.from_numpy(GOLDEN["projection"])
 X, Y = scans()
 
@@ -25,7 +27,9 @@ def golden_steps(
     head: Head, batch: int, name: str
 ) -> Iterator[tuple[Tensor, Tensor, float, float]]:
     """After each task: our scores, the golden ones, our accuracy and the golden one in percent."""
-    train, test = (torch.from_numpy(GOLDEN[f"{split}_rows"]) for split in ("train", "test"))
+    train, test = (
+        torch.from_numpy(GOLDEN[f"{split}_rows"]) for split in ("train", "test")
+    )
     order = torch.from_numpy(GOLDEN["class_order"])
     for k in range(5):
         classes = order[2 * k : 2 * k + 2]
@@ -51,7 +55,9 @@ def learn_random(
     generator = torch.Generator().manual_seed(seed)
     seen = []
     for k in range(tasks):
-        z = torch.randn(per_task, head.in_features, generator=generator, dtype=torch.float64)
+        z = torch.randn(
+            per_task, head.in_features, generator=generator, dtype=torch.float64
+        )
         y = 3 * k + torch.arange(per_task) % 3
         teach(head, z, y)
         seen.append((z, y))
@@ -135,8 +141,14 @@ def test_gcv_takes_the_ridge_with_the_least_score_of_the_hat_matrix() -> None:
     chosen = head.ridge_used.item()
 
     def score(ridge: float) -> float:
-        hat = h @ torch.linalg.inv(h.T @ h + ridge * torch.eye(30, dtype=torch.float64)) @ h.T
-        return (n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2).item()
+        hat = (
+            h
+            @ torch.linalg.inv(h.T @ h + ridge * torch.eye(30, dtype=torch.float64))
+            @ h.T
+        )
+        return (
+            n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2
+        ).item()
 
     step = 10**0.1  # of the grid
     assert score(chosen) <= min(score(chosen * step), score(chosen / step))
@@ -159,7 +171,12 @@ def test_gcv_takes_the_ridge_with_the_least_score_of_the_hat_matrix() -> None:
 
 def test_the_projection_of_a_seed_never_changes() -> None:
     drawn = draw_projection(3, 4, seed=0)
-    expected = [0.1369616873214543, -0.2302132862361297, -0.4590264760638053, -0.4834723644714709]
+    expected = [
+        0.1369616873214543,
+        -0.2302132862361297,
+        -0.4590264760638053,
+        -0.4834723644714709,
+    ]
     assert drawn[0].tolist() == pytest.approx(expected, abs=1e-15)
     large = draw_projection(400, 25, seed=1)
     assert large.dtype == torch.float64
@@ -177,7 +194,12 @@ def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
     for head in (drawn, options):
         learn_random(head)
     assert torch.equal(drawn.weights, options.weights)
-    assert drawn.state_elements() == {"projection": 0, "factors": 55, "moments": 90, "weights": 90}
+    assert drawn.state_elements() == {
+        "projection": 0,
+        "factors": 55,
+        "moments": 90,
+        "weights": 90,
+    }
     assert options.state_elements()["projection"] == 40
 
 
@@ -200,7 +222,9 @@ def test_a_state_with_another_projection_is_refused(other: dict[str, int]) -> No
     head = ACILHead(4, width=10)
     learn_random(head)
     with pytest.raises(CheckpointError, match="another projection"):
-        ACILHead(**{"in_features": 4, "width": 10, **other}).load_state_dict(head.state_dict())
+        ACILHead(**{"in_features": 4, "width": 10, **other}).load_state_dict(
+            head.state_dict()
+        )
 
 
 def test_heads_with_different_projections_do_not_combine() -> None:
@@ -213,7 +237,9 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     for combine in (one.merge_, one.subtract_):
         with pytest.raises(UsageError, match="different projections"):
             combine(two)
-    assert all(torch.equal(value, before[key]) for key, value in here.state_dict().items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in here.state_dict().items()
+    )
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
@@ -238,7 +264,9 @@ class Recursion:
         self.weights = torch.cat(
             [self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1
         )
-        gain = torch.linalg.inv(torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T)
+        gain = torch.linalg.inv(
+            torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T
+        )
         self.inverse = self.inverse - self.inverse @ x.T @ gain @ x @ self.inverse
         self.weights = self.weights + self.inverse @ x.T @ (targets - x @ self.weights)
 
@@ -258,7 +286,10 @@ def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
         compensation.update(projected.tanh(), residual)
     z = torch.cat([z for z, _ in tasks])
     projected = z @ head.projection.T
-    expected = projected.relu() @ main.weights + ratio * projected.tanh() @ compensation.weights
+    expected = (
+        projected.relu() @ main.weights
+        + ratio * projected.tanh() @ compensation.weights
+    )
     assert torch.allclose(head(z), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -266,7 +297,9 @@ def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
     head = DSALHead(6, width=20, ridge="gcv")
     energy = 0.0
     for k in range(3):
-        z = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        z = torch.randn(
+            40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k)
+        )
         y = 2 * k + torch.arange(40) % 2
         weight = 1 + torch.arange(40).double() % 3
         teach(head, z, y, weight)
@@ -333,7 +366,8 @@ def trajectory(head: Head) -> list[float]:
 def deepest_dip(values: list[float]) -> tuple[float, int]:
     """How far a task lies below the lower of its neighbours, at most, and which one (from 1)."""
     return max(
-        (min(values[k - 1], values[k + 1]) - values[k], k + 1) for k in range(1, len(values) - 1)
+        (min(values[k - 1], values[k + 1]) - values[k], k + 1)
+        for k in range(1, len(values) - 1)
     )
 
 

@@ -51,7 +51,11 @@ class Neuron:
         self.m = np.zeros(width)
 
     def update(
-        self, z: Array, positive: NDArray[np.bool_], epsilon: float, slope: Callable[[Array], Array]
+        self,
+        z: Array,
+        positive: NDArray[np.bool_],
+        epsilon: float,
+        slope: Callable[[Array], Array],
     ) -> None:
         """Stages 1 and 2 for one batch, then eq:moment_update and eq:svd_update."""
         x = np.concatenate([np.ones((1, len(z))), z.T])
@@ -73,7 +77,12 @@ class LiteralCIFNet:
     """All neurons, and who sees what: Algorithm 1 of the paper."""
 
     def __init__(
-        self, features: int, ridge: float, epsilon: float, update_past: bool, weighting: str
+        self,
+        features: int,
+        ridge: float,
+        epsilon: float,
+        update_past: bool,
+        weighting: str,
     ):
         self.features = features
         self.ridge = ridge
@@ -83,7 +92,11 @@ class LiteralCIFNet:
         self.neurons: dict[int, Neuron] = {}
 
     def learn_task(
-        self, classes: Sequence[int], batches: Sequence[Batch], buffer: Batch, copies: Ints
+        self,
+        classes: Sequence[int],
+        batches: Sequence[Batch],
+        buffer: Batch,
+        copies: Ints,
     ) -> None:
         """Learn one task; sample i of the buffer comes ``copies[i]`` times, to the new neurons
         only.
@@ -92,7 +105,10 @@ class LiteralCIFNet:
             self._show(list(self.neurons), batches)
         for label in classes:
             self.neurons[label] = Neuron(self.features + 1)
-        oversampled = (np.repeat(buffer[0], copies, axis=0), np.repeat(buffer[1], copies))
+        oversampled = (
+            np.repeat(buffer[0], copies, axis=0),
+            np.repeat(buffer[1], copies),
+        )
         self._show(classes, [*batches, oversampled])
 
     def _show(self, labels: Sequence[int], batches: Sequence[Batch]) -> None:
@@ -102,7 +118,9 @@ class LiteralCIFNet:
 
     def weights(self) -> Array:
         """(d+1, C), columns in the order in which the classes were learned."""
-        return np.stack([neuron.weights(self.ridge) for neuron in self.neurons.values()], axis=1)
+        return np.stack(
+            [neuron.weights(self.ridge) for neuron in self.neurons.values()], axis=1
+        )
 
 
 EPSILON = 0.05
@@ -149,7 +167,9 @@ def streams(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> 
             [0.3, 1, 5], features
         ) + rng.normal(size=features)
         kept = [
-            (a[b == c][:2], b[b == c][:2]) for a, b in zip(z, y, strict=True) for c in np.unique(b)
+            (a[b == c][:2], b[b == c][:2])
+            for a, b in zip(z, y, strict=True)
+            for c in np.unique(b)
         ]
         past_z = np.concatenate([np.zeros((0, features)), *(a for a, _ in kept)])
         past_y = np.concatenate([np.zeros(0, np.int64), *(b for _, b in kept)])
@@ -160,7 +180,9 @@ def streams(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> 
     return Stream(features, classes, z, y, past)
 
 
-def learn(stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any) -> CIFNetHead:
+def learn(
+    stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any
+) -> CIFNetHead:
     head = CIFNetHead(stream.features, epsilon=EPSILON, **settings)
     for k, classes in enumerate(stream.classes):
         head.begin_task(classes)
@@ -174,13 +196,16 @@ def learn(stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any) -> CI
 def distance(ours: Any, theirs: Any) -> float:
     """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm, over the whole matrix."""
     return float(
-        np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) / np.linalg.norm(np.asarray(theirs))
+        np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
+        / np.linalg.norm(np.asarray(theirs))
     )
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
-@given(stream=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0]))
+@given(
+    stream=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0])
+)
 def test_agrees_with_a_literal_svd_per_class_and_batch(
     stream, pieces, ridge, update_past, weighting
 ):
@@ -188,12 +213,16 @@ def test_agrees_with_a_literal_svd_per_class_and_batch(
     for k, classes in enumerate(stream.classes):
         z, y, copies = stream.past[k]
         literal.learn_task(classes, stream.batches(k, pieces, seed=1), (z, y), copies)
-    head = learn(stream, pieces=2, ridge=ridge, update_past=update_past, weighting=weighting)
+    head = learn(
+        stream, pieces=2, ridge=ridge, update_past=update_past, weighting=weighting
+    )
     assert head.classes == list(literal.neurons)
     assert distance(head.weights(), literal.weights()) < 1e-8
 
 
-def samples_of_cohort(stream: Stream, j: int, update_past: bool) -> tuple[Array, Ints, Array]:
+def samples_of_cohort(
+    stream: Stream, j: int, update_past: bool
+) -> tuple[Array, Ints, Array]:
     """Embeddings, labels and weights of all that the neurons of task j have seen."""
     later = range(j, len(stream.classes)) if update_past else [j]
     z = np.concatenate([stream.past[j][0], *(stream.z[k] for k in later)])
@@ -223,7 +252,9 @@ def hat_matrix_gcv(z: Array, target: Array, omega: Array) -> list[tuple[float, A
         else:
             score = np.inf
         slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
-        candidates.append((score, np.concatenate([(target_mean - mean @ slopes)[None], slopes])))
+        candidates.append(
+            (score, np.concatenate([(target_mean - mean @ slopes)[None], slopes]))
+        )
     return candidates
 
 
@@ -255,7 +286,11 @@ def test_gcv_is_a_search_with_the_hat_matrix(
             ours = head.weights()[:, [head.classes.index(c) for c in group]]
             # Where candidates are equally good to rounding, any of them is right.
             assert (
-                min(distance(ours, w) for score, w in candidates if score <= best * (1 + 1e-9))
+                min(
+                    distance(ours, w)
+                    for score, w in candidates
+                    if score <= best * (1 + 1e-9)
+                )
                 < 1e-8
             )
 
@@ -266,16 +301,24 @@ def test_gcv_is_a_search_with_the_hat_matrix(
 def test_one_class_alone_scores_its_target_everywhere(
     count: int, ridge: float | str, weighting: str
 ) -> None:
-    z = torch.randn(count, 50, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
-    head = teach(CIFNetHead(50, ridge=ridge, weighting=weighting), z, torch.full((count,), 3))
+    z = torch.randn(
+        count, 50, generator=torch.Generator().manual_seed(count), dtype=torch.float64
+    )
+    head = teach(
+        CIFNetHead(50, ridge=ridge, weighting=weighting), z, torch.full((count,), 3)
+    )
     assert torch.allclose(
         head(z), torch.full((count, 1), head.limit, dtype=torch.float64), rtol=1e-3
     )
-    if ridge == "gcv":  # the bias is free, so nothing is left for the features to explain
+    if (
+        ridge == "gcv"
+    ):  # the bias is free, so nothing is left for the features to explain
         assert head.weights()[1:].norm() < 1e-8
 
 
-def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences() -> None:
+def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences() -> (
+    None
+):
     z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1] * 4)
     first = teach(CIFNetHead(3), z, y)
@@ -297,7 +340,10 @@ def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        *(({"epsilon": epsilon}, "epsilon") for epsilon in (0, 0.5, -0.1, 1.0, float("nan"))),
+        *(
+            ({"epsilon": epsilon}, "epsilon")
+            for epsilon in (0, 0.5, -0.1, 1.0, float("nan"))
+        ),
         ({"weighting": "derivate"}, "did you mean derivative"),
         ({"dtype": "float16"}, "float16"),
     ],
@@ -310,7 +356,9 @@ def test_impossible_arguments_are_refused(wrong: dict[str, Any], words: str) -> 
 # ---------------------------------------------------------------------- golden vectors of the
 # released code
 
-GOLDEN: dict[str, Any] = dict(np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz"))
+GOLDEN: dict[str, Any] = dict(
+    np.load(Path(__file__).parents[1] / "data" / "cifnet_digits.npz")
+)
 TASKS = [[int(c) for c in GOLDEN["class_order"][2 * k : 2 * k + 2]] for k in range(5)]
 SEEN = [torch.tensor(TASKS[: k + 1]).flatten() for k in range(5)]
 RIDGE = 0.01
@@ -343,7 +391,9 @@ def buffer_rows(k: int) -> tuple[NDArray[np.int64], float]:
     return rows.astype(np.int64), float(n_max // 10)
 
 
-def learn_digits(batch: int, **settings: Any) -> list[tuple[NDArray[np.float64], torch.Tensor]]:
+def learn_digits(
+    batch: int, **settings: Any
+) -> list[tuple[NDArray[np.float64], torch.Tensor]]:
     """Weights after each task, and scores of the test rows of the classes seen."""
     head = CIFNetHead(64, ridge=RIDGE, epsilon=EPSILON, **settings)
     steps = []
@@ -396,7 +446,9 @@ def true_weights(weighting: str, update_past: bool) -> list[NDArray[np.longdoubl
             is_positive = targets[rows] == c
             omega *= np.where(is_positive, positive, negative)
             gram = (x[rows] * omega[:, None]).T @ x[rows]
-            moment = (x[rows] * (omega * np.where(is_positive, limit, -limit))[:, None]).sum(axis=0)
+            moment = (
+                x[rows] * (omega * np.where(is_positive, limit, -limit))[:, None]
+            ).sum(axis=0)
             before = sums.get(c, (0, 0))
             sums[c] = (before[0] + gram, before[1] + moment)
         steps.append(np.stack([refined_solve(*sums[c]) for c in sums], axis=1))
@@ -415,16 +467,22 @@ def refined_solve(gram: Any, moment: Any) -> Any:
 
 @pytest.mark.parametrize("variant", ["paper_updated", "paper_locked"])
 @pytest.mark.parametrize("batch", [1, 50, 10_000])
-def test_weights_of_the_paper_agree_with_the_golden_vectors(variant: str, batch: int) -> None:
+def test_weights_of_the_paper_agree_with_the_golden_vectors(
+    variant: str, batch: int
+) -> None:
     for k, (weights, _) in enumerate(learn_digits(batch, **VARIANTS[variant])):
         assert distance(weights, GOLDEN[f"{variant}_W{k + 1}"]) < 1e-11
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_are_the_exact_solution(variant: str) -> None:
-    assert np.finfo(np.longdouble).eps < 1e-18, "this test needs an extended floating-point format"
+    assert np.finfo(np.longdouble).eps < 1e-18, (
+        "this test needs an extended floating-point format"
+    )
     truth = true_weights(**VARIANTS[variant])
-    for (weights, _), exact in zip(learn_digits(50, **VARIANTS[variant]), truth, strict=True):
+    for (weights, _), exact in zip(
+        learn_digits(50, **VARIANTS[variant]), truth, strict=True
+    ):
         assert distance(weights, exact) < 1e-11
 
 
@@ -453,8 +511,12 @@ def test_weights_of_the_released_code_agree_as_far_as_the_golden_vectors_are_exa
 def test_scores_and_accuracies_agree_with_the_golden_vectors(variant: str) -> None:
     for k, (_, scores) in enumerate(learn_digits(50, **VARIANTS[variant])):
         rows = held_out(k)
-        augmented = torch.cat([torch.ones(len(rows), 1, dtype=torch.float64), X[rows]], dim=1)
+        augmented = torch.cat(
+            [torch.ones(len(rows), 1, dtype=torch.float64), X[rows]], dim=1
+        )
         golden = augmented @ torch.from_numpy(GOLDEN[f"{variant}_W{k + 1}"])
         assert distance(scores.numpy(), golden.numpy()) < 1e-9
-        accuracy = 100 * (SEEN[k][scores.argmax(dim=1)] == Y[rows]).double().mean().item()
+        accuracy = (
+            100 * (SEEN[k][scores.argmax(dim=1)] == Y[rows]).double().mean().item()
+        )
         assert accuracy == pytest.approx(GOLDEN[f"{variant}_acc"][k], abs=1e-9)

@@ -19,7 +19,15 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, KLDAHead, RidgeHead, SLDAHead
+from cifnet_pl.heads import (
+    ACILHead,
+    CIFNetHead,
+    DSALHead,
+    Head,
+    KLDAHead,
+    RidgeHead,
+    SLDAHead,
+)
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
@@ -30,7 +38,12 @@ from cifnet_pl.heads.confidence import (
     novelty_reference,
     set_scores,
 )
-from cifnet_pl.statistics import Discriminant, fit_probabilities, fit_temperature, to_probabilities
+from cifnet_pl.statistics import (
+    Discriminant,
+    fit_probabilities,
+    fit_temperature,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned
 from tests.command_line import rows as rows_of
@@ -52,10 +65,15 @@ class Stream:
         for label in [c for task in TASKS for c in task]:
             count = int(torch.randint(6, 12, (), generator=generator))
             centre = 2 * torch.randn(D, generator=generator, dtype=torch.float64)
-            self.z[label] = centre + torch.randn(count, D, generator=generator, dtype=torch.float64)
+            self.z[label] = centre + torch.randn(
+                count, D, generator=generator, dtype=torch.float64
+            )
         weights = torch.randint(1, 5, (3, 6), generator=generator).double().tolist()
         before = [[c for task in TASKS[:k] for c in task] for k in range(3)]
-        self.past = [{c: (5 - k, weights[k][i]) for i, c in enumerate(before[k])} for k in range(3)]
+        self.past = [
+            {c: (5 - k, weights[k][i]) for i, c in enumerate(before[k])}
+            for k in range(3)
+        ]
 
     def learn(self, head: Head, *left_out: tuple[int, int]) -> Head:
         """Learn everything, but for sample number i of a class for each (class, i) in
@@ -67,7 +85,9 @@ class Stream:
                 head.observe(*self.samples(label, len(self.z[label]), left_out))
             for label, (quota, weight) in self.past[k].items():
                 z, y = self.samples(label, quota, left_out)
-                head.observe_past(z, y, torch.full((len(y),), weight, dtype=torch.float64))
+                head.observe_past(
+                    z, y, torch.full((len(y),), weight, dtype=torch.float64)
+                )
             head.solve()
         return head
 
@@ -84,14 +104,18 @@ class Stream:
         )
 
 
-def literal(stream: Stream, make: Callable[[], Head], groups: Tensor | None = None) -> Tensor:
+def literal(
+    stream: Stream, make: Callable[[], Head], groups: Tensor | None = None
+) -> Tensor:
     """Scores of every stored sample by heads that never saw it, or its group."""
     z, y = stream.stored()
     groups = torch.arange(len(y)) if groups is None else groups
     result = torch.zeros(len(y), len(y) // 3, dtype=torch.float64)
     for group in groups.unique():
         rows = (groups == group).nonzero().flatten()
-        result[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(z[rows])
+        result[rows] = stream.learn(make(), *((int(y[n]), int(n) % 3) for n in rows))(
+            z[rows]
+        )
     return result
 
 
@@ -159,7 +183,9 @@ def test_each_sample_left_out_as_refits_give(
 
 
 @exact
-def test_groups_left_out_as_refits_give(make: Callable[..., Head], ridge: float | str) -> None:
+def test_groups_left_out_as_refits_give(
+    make: Callable[..., Head], ridge: float | str
+) -> None:
     stream = Stream(7)
     head = stream.learn(make(ridge=ridge))
     groups = grouped(stream)
@@ -193,9 +219,13 @@ def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
 def test_a_shrinkage_of_one_has_leave_one_out_scores_too() -> None:
     stream = Stream(9)
     found = stream.learn(SLDAHead(D, shrinkage=1.0)).leave_one_out(*stream.stored())
-    expected = literal(stream, lambda: SLDAHead(D, shrinkage=1.0))  # of another scale in each row
+    expected = literal(
+        stream, lambda: SLDAHead(D, shrinkage=1.0)
+    )  # of another scale in each row
     unit = torch.nn.functional.normalize
-    assert torch.allclose(unit(found, dim=1), unit(expected, dim=1), rtol=1e-6, atol=1e-6)
+    assert torch.allclose(
+        unit(found, dim=1), unit(expected, dim=1), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_leaving_out_in_random_features() -> None:
@@ -226,14 +256,18 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
     """
     draw = torch.Generator().manual_seed(5)
     y = torch.arange(4).repeat_interleave(6)
-    moments = torch.randn(4, 30, generator=draw)[y] + 3 * torch.randn(24, 30, generator=draw)
+    moments = torch.randn(4, 30, generator=draw)[y] + 3 * torch.randn(
+        24, 30, generator=draw
+    )
     z = moments.repeat_interleave(4, dim=0) + 0.02 * torch.randn(96, 30, generator=draw)
     labels = y.repeat_interleave(4)
     bursts = torch.arange(24).repeat_interleave(4)
     head = teach(RidgeHead(30, ridge=1.0), z, labels)
     expected = fit_probabilities(head.leave_one_out(z, labels, bursts), labels)
     calibrate(CalibrationSamples(head, z, labels, near_duplicates(z, labels)))
-    assert (head.temperature.item(), head.odds_power.item()) == pytest.approx(expected, rel=1e-9)
+    assert (head.temperature.item(), head.odds_power.item()) == pytest.approx(
+        expected, rel=1e-9
+    )
     assert expected[0] > 2 * fit_probabilities(head.leave_one_out(z, labels), labels)[0]
 
 
@@ -249,7 +283,10 @@ def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(
     columns = [head.classes.index(c) for c in (7, 4, 0, 1)]
     head.remove_classes([-3, 100])
     assert torch.allclose(
-        head.leave_one_out(z[rows], y[rows]), before[rows][:, columns], rtol=1e-9, atol=1e-9
+        head.leave_one_out(z[rows], y[rows]),
+        before[rows][:, columns],
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 
@@ -271,7 +308,9 @@ def test_a_sample_without_which_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("make", [RidgeHead, CIFNetHead, ACILHead])
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_images_that_are_nearly_alike_in_float32(make: type[Head], noise: float) -> None:
+def test_images_that_are_nearly_alike_in_float32(
+    make: type[Head], noise: float
+) -> None:
     """Generalised cross-validation wants no ridge at all here; float32 sums have none to spare."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(4).repeat(20)
@@ -285,23 +324,32 @@ def test_images_that_are_nearly_alike_in_float32(make: type[Head], noise: float)
     assert torch.equal(head.predict(z), y)
 
 
-def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int]) -> Tensor:
+def weighted_scores(
+    stream: Stream, head: CIFNetHead, left_out: tuple[int, int]
+) -> Tensor:
     """Scores of one sample by ridge regression with a free bias without it: dense normal equations
     for every class.
     """
     sample = stream.z[left_out[0]][left_out[1]]
     columns = []
     for k, classes in enumerate(TASKS):
-        parts = [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in classes]
+        parts = [
+            (*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in classes
+        ]
         parts += [
-            (*stream.samples(c, quota, (left_out,)), w) for c, (quota, w) in stream.past[k].items()
+            (*stream.samples(c, quota, (left_out,)), w)
+            for c, (quota, w) in stream.past[k].items()
         ]
         if head.update_past:
             later = [c for task in TASKS[k + 1 :] for c in task]
-            parts += [(*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in later]
+            parts += [
+                (*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in later
+            ]
         z = torch.cat([p[0] for p in parts])
         y = torch.cat([p[1] for p in parts])
-        omega = torch.cat([torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts])
+        omega = torch.cat(
+            [torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts]
+        )
         x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
         for c, ridge in zip(classes, head._cohorts[k].ridge_used.tolist(), strict=True):
             positive, negative = head.slopes
@@ -310,7 +358,9 @@ def weighted_scores(stream: Stream, head: CIFNetHead, left_out: tuple[int, int])
             target = head.limit * (2 * is_own - 1)
             penalty = ridge * torch.eye(D + 1, dtype=torch.float64)
             penalty[0, 0] = 0
-            w = torch.linalg.solve(x.T @ (weight[:, None] * x) + penalty, x.T @ (weight * target))
+            w = torch.linalg.solve(
+                x.T @ (weight[:, None] * x) + penalty, x.T @ (weight * target)
+            )
             columns.append(w[0] + sample @ w[1:])
     return torch.stack(columns)
 
@@ -322,7 +372,9 @@ def test_cifnet_with_gcv_at_the_ridges_that_it_chose(
     weighting: str, update_past: bool, seed: int
 ) -> None:
     stream = Stream(seed)
-    head = stream.learn(CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past))
+    head = stream.learn(
+        CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past)
+    )
     z, y = stream.stored()
     scores = head.leave_one_out(z, y)
     expected = torch.stack(
@@ -338,7 +390,11 @@ def test_dsal_is_near() -> None:
         make = partial(DSALHead, D, width=20, ridge=1.0)
         head = stream.learn(make())
         found.append(
-            (head.leave_one_out(*stream.stored()), literal(stream, make), head(stream.stored()[0]))
+            (
+                head.leave_one_out(*stream.stored()),
+                literal(stream, make),
+                head(stream.stored()[0]),
+            )
         )
     result, wanted, naive = (torch.cat(parts) for parts in zip(*found, strict=True))
     # Not exact, but most of what lies between the scores with and without the sample.
@@ -407,7 +463,11 @@ def test_bad_calls_are_refused() -> None:
     with pytest.raises(UsageError, match="label 2"):
         head.leave_one_out(torch.zeros(1, D), torch.tensor([2]))
     with pytest.raises(UsageError, match="calibration needs buffer samples"):
-        calibrate(CalibrationSamples(head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64)))
+        calibrate(
+            CalibrationSamples(
+                head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64)
+            )
+        )
 
 
 # ---------------------------------------------------------------------- the temperature
@@ -416,7 +476,9 @@ def test_bad_calls_are_refused() -> None:
 def ece(probabilities: Tensor, y: Tensor) -> float:
     return (
         100
-        * multiclass_calibration_error(probabilities, y, probabilities.shape[1], n_bins=15).item()
+        * multiclass_calibration_error(
+            probabilities, y, probabilities.shape[1], n_bins=15
+        ).item()
     )
 
 
@@ -424,7 +486,8 @@ def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> fl
     """By the definition: the odds p / (1 − p) of the largest probability become their power."""
     spread = 1 / (len(y) + 2)
     smoothed = (
-        torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread) + spread / scores.shape[1]
+        torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread)
+        + spread / scores.shape[1]
     )
     p = torch.softmax(scores / temperature, dim=1)
     largest, first = p.max(dim=1, keepdim=True)
@@ -437,7 +500,9 @@ def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> fl
 def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
-    y = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=generator).flatten()
+    y = torch.multinomial(
+        torch.softmax(scores, dim=1), 1, generator=generator
+    ).flatten()
     result = fit_temperature(true * scores, y)
     assert result == pytest.approx(true, rel=0.1)
     best = nll(true * scores, y, result)
@@ -457,23 +522,32 @@ def test_the_power_that_made_the_labels_is_found(
     y = torch.multinomial(p, 1, generator=generator).flatten()
     found = fit_probabilities(scores, y)
     best = nll(scores, y, *found)
-    assert nll(scores, y, temperature, power) - 0.004 < best <= nll(scores, y, temperature, power)
+    assert (
+        nll(scores, y, temperature, power) - 0.004
+        < best
+        <= nll(scores, y, temperature, power)
+    )
     for factors in ((0.9, 1), (1.1, 1), (1, 0.9), (1, 1.1), (0.99, 1.01), (1.01, 0.99)):
         assert best <= nll(scores, y, factors[0] * found[0], factors[1] * found[1])
 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 1))
-def test_a_power_keeps_the_answer_and_the_others_proportions(seed: int, power: float) -> None:
+def test_a_power_keeps_the_answer_and_the_others_proportions(
+    seed: int, power: float
+) -> None:
     scores = 3 * torch.randn(
         50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
     p = to_probabilities(scores, 1.7, power)
     plain = torch.softmax(scores / 1.7, dim=1)
-    assert torch.allclose(p.sum(dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        p.sum(dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
     others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
     assert torch.allclose(
-        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()], others[~others.isnan()]
+        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()],
+        others[~others.isnan()],
     )
     assert torch.allclose(to_probabilities(scores, 1.7, 1.0), plain, rtol=0, atol=1e-14)
 
@@ -491,15 +565,23 @@ def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""
     scores = torch.eye(4, dtype=torch.float64).repeat(samples // 4 + 1, 1)[:samples]
     result = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
-    wrong = 1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / result, 0)[0].item()
+    wrong = (
+        1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / result, 0)[0].item()
+    )
     assert 0.3 / samples < wrong < 3 / samples
 
 
 def test_scores_that_say_nothing_get_a_temperature_all_the_same() -> None:
-    assert fit_temperature(torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])) > 0
     assert (
         fit_temperature(
-            torch.full((4, 1), 2.5, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+            torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+        )
+        > 0
+    )
+    assert (
+        fit_temperature(
+            torch.full((4, 1), 2.5, dtype=torch.float64),
+            torch.zeros(4, dtype=torch.int64),
         )
         == 2.5
     )
@@ -541,9 +623,16 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
 def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
     plain = learned(tmp_path / "plain", *BUFFER, "--model.head", name)
     run = learned(
-        tmp_path / "calibrated", *BUFFER, "--model.head", name, "--model.calibrate", "true"
+        tmp_path / "calibrated",
+        *BUFFER,
+        "--model.head",
+        name,
+        "--model.calibrate",
+        "true",
     )
-    errors = [float(rows_of(folder / "tasks.csv")[-1]["ece"]) for folder in (run, plain)]
+    errors = [
+        float(rows_of(folder / "tasks.csv")[-1]["ece"]) for folder in (run, plain)
+    ]
     assert errors[0] < 5 < 15 < errors[1]
     temperature = float(checkpoint(run)["state_dict"]["head.temperature"])
     assert 0 < temperature < 1
@@ -577,7 +666,9 @@ def test_a_class_of_images_that_are_all_alike_is_left_out_image_by_image() -> No
     one group.
     """
     draw = torch.Generator().manual_seed(2)
-    alike = torch.randn(1, 30, generator=draw) + 0.05 * torch.randn(6, 30, generator=draw)
+    alike = torch.randn(1, 30, generator=draw) + 0.05 * torch.randn(
+        6, 30, generator=draw
+    )
     others = torch.randn(6, 30, generator=draw)
     others[:2] = others[2] + 0.05 * torch.randn(2, 30, generator=draw)
     groups = near_duplicates(torch.cat([alike, others]), torch.arange(12) // 6)
@@ -599,7 +690,12 @@ def draw(count: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(seed)
     centres = (
-        torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        torch.randn(
+            CLASSES,
+            WIDTH,
+            generator=torch.Generator().manual_seed(1),
+            dtype=torch.float64,
+        )
         + 2
     )
     y = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(count))
@@ -623,11 +719,14 @@ def test_p_values_and_thresholds_by_counting() -> None:
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
     reference = Reference.of(
-        torch.cat([scores, torch.tensor([torch.nan])]), torch.cat([weights, weights[:1]])
+        torch.cat([scores, torch.tensor([torch.nan])]),
+        torch.cat([weights, weights[:1]]),
     )
     new_weight = weights.mean()
     for value in (-1.0, 0.0, 3.0, 3.5, 8.0, 9.0):
-        expected = (weights[scores >= value].sum() + new_weight) / (weights.sum() + new_weight)
+        expected = (weights[scores >= value].sum() + new_weight) / (
+            weights.sum() + new_weight
+        )
         assert float(
             reference.p_values(torch.tensor([value], dtype=torch.float64))
         ) == pytest.approx(float(expected))
@@ -636,7 +735,9 @@ def test_p_values_and_thresholds_by_counting() -> None:
         assert weights[scores <= limit].sum() >= share * (weights.sum() + new_weight)
         assert weights[scores < limit].sum() < share * (weights.sum() + new_weight)
     assert reference.threshold(0.99) == math.inf  # 30 samples cannot promise that
-    assert Reference.of(scores[:19], torch.ones(19)).threshold(0.95) == scores[:19].max()
+    assert (
+        Reference.of(scores[:19], torch.ones(19)).threshold(0.95) == scores[:19].max()
+    )
 
 
 def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
@@ -647,7 +748,10 @@ def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
 
 def test_scores_of_sets_by_adding_up() -> None:
     p = torch.softmax(
-        2 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        2
+        * torch.randn(
+            20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        ),
         dim=1,
     )
     result = set_scores(p, 0.02)
@@ -681,12 +785,15 @@ def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None
     rows = stored(y, 40)
     new, right = draw([500] * CLASSES, seed=5)
     probabilities = head.probabilities(new)
-    sets = PredictionSets.of(CalibrationSamples(head, z[rows], y[rows]), coverage).of_probabilities(
-        probabilities
-    )
+    sets = PredictionSets.of(
+        CalibrationSamples(head, z[rows], y[rows]), coverage
+    ).of_probabilities(probabilities)
     hit = sets.gather(1, right[:, None]).flatten().double()
     assert sets.any(dim=1).all()
-    assert abs(hit.mean().item() - coverage) < 0.03 or sets.sum(dim=1).double().mean() < 1.05
+    assert (
+        abs(hit.mean().item() - coverage) < 0.03
+        or sets.sum(dim=1).double().mean() < 1.05
+    )
 
 
 def test_too_few_samples_to_promise_anything() -> None:

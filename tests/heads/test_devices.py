@@ -10,14 +10,27 @@ import pytest
 import torch
 
 from cifnet_pl.heads import Head, SGDHead
-from cifnet_pl.testing import WIDTH, Case, CheckTask, difference, learn, memory, queries, stream
+from cifnet_pl.testing import (
+    WIDTH,
+    Case,
+    CheckTask,
+    difference,
+    learn,
+    memory,
+    queries,
+    stream,
+)
 from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import HEADS
 from tests.simulated_device import simulated_device
 
 TASKS = stream()
 QUERIES = queries(TASKS)
-REAL = [str(torch.accelerator.current_accelerator())] if torch.accelerator.is_available() else []
+REAL = (
+    [str(torch.accelerator.current_accelerator())]
+    if torch.accelerator.is_available()
+    else []
+)
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
 
@@ -51,14 +64,18 @@ def there(case: Case, device: torch.device) -> Head:
 
 
 def sent(tasks: list[CheckTask], device: torch.device) -> list[CheckTask]:
-    return [CheckTask(task.classes, task.z.to(device), task.y.to(device)) for task in tasks]
+    return [
+        CheckTask(task.classes, task.z.to(device), task.y.to(device)) for task in tasks
+    ]
 
 
 def assert_same_scores(there: Head, here: Head, case: Case) -> None:
     scores = there(QUERIES.to(there.labels.device))
     assert scores.device == there.labels.device
     assert difference(scores.cpu(), here(QUERIES)) <= max(case.tolerance, 1e-7)
-    assert {value.device for value in there.state_dict().values()} == {there.labels.device}
+    assert {value.device for value in there.state_dict().values()} == {
+        there.labels.device
+    }
 
 
 def test_moves_between_devices(case: Case, here: Head, device: torch.device) -> None:
@@ -76,7 +93,9 @@ def test_learns_and_predicts(case: Case, here: Head, device: torch.device) -> No
     z = QUERIES.to(device)
     assert_same_scores(there, here, case)
     assert torch.equal(there.predict(z).cpu(), here.predict(QUERIES))
-    assert torch.allclose(there.probabilities(z).cpu(), here.probabilities(QUERIES), atol=1e-4)
+    assert torch.allclose(
+        there.probabilities(z).cpu(), here.probabilities(QUERIES), atol=1e-4
+    )
     assert torch.equal(there.scoring()(z).cpu(), there(z).cpu())
 
 
@@ -107,7 +126,9 @@ def test_renames_and_removes_classes(case: Case, here: Head, there: Head) -> Non
     assert_same_scores(there, here, case)
 
 
-def test_merges_and_subtracts_what_comes_from_the_cpu(case: Case, here: Head, there: Head) -> None:
+def test_merges_and_subtracts_what_comes_from_the_cpu(
+    case: Case, here: Head, there: Head
+) -> None:
     if not case.make(WIDTH).pools:
         return
     more = learn(case.make(WIDTH), stream([[50, 7]], seed=8))

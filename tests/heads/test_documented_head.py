@@ -53,7 +53,9 @@ def run(copy: Path, *arguments: str) -> str:
 @pytest.mark.system
 def test_the_shared_suites_test_it(copy: Path) -> None:
     (command,) = re.findall(r"^python -m (pytest .*)$", PAGE, re.M)
-    passed = re.search(r"(\d+) passed", run(copy, *command.split(), "-q", "-p", "no:cacheprovider"))
+    passed = re.search(
+        r"(\d+) passed", run(copy, *command.split(), "-q", "-p", "no:cacheprovider")
+    )
     assert int(passed[1]) > 40
 
 
@@ -62,4 +64,6 @@ def test_the_configuration_runs(copy: Path) -> None:
     (command,) = re.findall(r"^cifnet (fit .*) --data.root IMAGES$", PAGE, re.M)
     tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
     assert "Ā" in run(copy, "cifnet_pl", *command.split(), *tiny)
-    assert "MeanRidgeHead" in (copy / "logs/mean_ridge/version_0/summary.json").read_text()
+    assert (
+        "MeanRidgeHead" in (copy / "logs/mean_ridge/version_0/summary.json").read_text()
+    )

@@ -34,13 +34,17 @@ def samples(task: int) -> tuple[Tensor, Tensor]:
     centres = torch.randn(
         CLASSES, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64
     )
-    return 0.5 * centres[y] + torch.randn(len(y), D, generator=generator, dtype=torch.float64), y
+    return 0.5 * centres[y] + torch.randn(
+        len(y), D, generator=generator, dtype=torch.float64
+    ), y
 
 
 TEST = torch.cat([samples(task)[0] for task in (0, 1)]) + 0.1
 
 
-def learn(head: Head, copied: bool, noted: bool = True, tasks: tuple[int, ...] = (0, 1)) -> Head:
+def learn(
+    head: Head, copied: bool, noted: bool = True, tasks: tuple[int, ...] = (0, 1)
+) -> Head:
     for task in tasks:
         z, y = samples(task)
         head.begin_task([2 * task, 2 * task + 1])
@@ -112,22 +116,35 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     )
     again = make()
     again.load_state_dict(head.state_dict())
-    assert [choice.ridge for choice in again.choices()] == [choice.ridge for choice in choices]
+    assert [choice.ridge for choice in again.choices()] == [
+        choice.ridge for choice in choices
+    ]
 
 
 def test_what_is_said_of_a_ridge_at_an_edge() -> None:
     assert edge_messages([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
     told = edge_messages(
-        [Choice(83.2, "cap"), Choice(91.0, "cap"), Choice(1e-7, "smallest"), Choice(1e3, "largest")]
+        [
+            Choice(83.2, "cap"),
+            Choice(91.0, "cap"),
+            Choice(1e-7, "smallest"),
+            Choice(1e3, "largest"),
+        ]
     )
-    assert set(told) == {"smallest", "largest"}  # one at its cap is usual where images are few
+    assert set(told) == {
+        "smallest",
+        "largest",
+    }  # one at its cap is usual where images are few
     assert "at the lower edge of its grid, 1e-07" in told["smallest"]
     assert "at the upper edge of its grid, 1e+03" in told["largest"]
 
 
 def test_a_ridge_that_jumps_is_told() -> None:
     before = [Choice(80.0, "inside"), Choice(1.0, "inside")]
-    assert change_message(before, [Choice(800.0, "inside"), Choice(0.02, "inside")]) is None
+    assert (
+        change_message(before, [Choice(800.0, "inside"), Choice(0.02, "inside")])
+        is None
+    )
     assert "from 80 to 0.5" in str(
         change_message(before, [Choice(0.5, "inside"), Choice(0.5, "inside")])
     )

@@ -10,7 +10,11 @@ import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
-from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates, novelty_reference
+from cifnet_pl.heads.confidence import (
+    CalibrationSamples,
+    near_duplicates,
+    novelty_reference,
+)
 from cifnet_pl.testing import (
     WIDTH,
     Case,
@@ -40,7 +44,11 @@ class Literal:
     """
 
     def __init__(
-        self, rows: np.ndarray, groups: np.ndarray, weights: np.ndarray, ridge: float | None = None
+        self,
+        rows: np.ndarray,
+        groups: np.ndarray,
+        weights: np.ndarray,
+        ridge: float | None = None,
     ):
         self.rows = rows
         self.groups = groups
@@ -70,14 +78,18 @@ class Literal:
     def novelty(self, x: np.ndarray) -> float:
         q = x / np.linalg.norm(x) * self.length
         near = min((q - mean) @ self.within @ (q - mean) for mean in self.means)
-        return float(near - OVERALL_SHARE * (q - self.mean) @ self.scatter @ (q - self.mean))
+        return float(
+            near - OVERALL_SHARE * (q - self.mean) @ self.scatter @ (q - self.mean)
+        )
 
     def of(self, x: np.ndarray) -> torch.Tensor:
         return torch.tensor([self.novelty(row) for row in x], dtype=torch.float64)
 
     def without(self, *gone: int) -> Literal:
         kept = ~np.isin(np.arange(len(self.rows)), gone)
-        return Literal(self.rows[kept], self.groups[kept], self.weights[kept], self.ridge)
+        return Literal(
+            self.rows[kept], self.groups[kept], self.weights[kept], self.ridge
+        )
 
 
 def literal(head: Head, tasks: list[CheckTask], removed: int | None = None) -> Literal:
@@ -115,7 +127,9 @@ def test_leaving_a_sample_out_is_learning_without_it(case: Case) -> None:
     head = learn(case.make(WIDTH), TASKS)
     full = literal(head, TASKS)
     found = head.leave_one_out_novelty(Z, Y)
-    expected = torch.cat([full.without(i).of(full.rows[i : i + 1]) for i in range(len(Z))])
+    expected = torch.cat(
+        [full.without(i).of(full.rows[i : i + 1]) for i in range(len(Z))]
+    )
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
 
 
@@ -154,7 +168,9 @@ def test_what_calls_images_unknown_is_measured_without_bursts() -> None:
     expected = float(head.novelty(again).median())
     alone = float(head.leave_one_out_novelty(z, y).median())
     together = float(
-        novelty_reference(CalibrationSamples(head, z, y, near_duplicates(z, y))).scores.median()
+        novelty_reference(
+            CalibrationSamples(head, z, y, near_duplicates(z, y))
+        ).scores.median()
     )
     assert abs(together - expected) < 0.1 * abs(alone - expected)
 
@@ -162,11 +178,19 @@ def test_what_calls_images_unknown_is_measured_without_bursts() -> None:
 @telling
 def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
     head = learn(
-        case.make(WIDTH), [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS], batch=3
+        case.make(WIDTH),
+        [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS],
+        batch=3,
     )
     found = head.novelty(QUERIES)
-    assert difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES)) <= case.tolerance
-    assert difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found) <= case.tolerance
+    assert (
+        difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES))
+        <= case.tolerance
+    )
+    assert (
+        difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found)
+        <= case.tolerance
+    )
     assert difference(head.novelty(7 * QUERIES), found) <= case.tolerance
     assert head.novelty(QUERIES[:0]).shape == (0,)
     assert difference(head.novelty_function()(QUERIES), found) <= case.tolerance
@@ -179,14 +203,22 @@ def test_novelty_follows_every_change(case: Case) -> None:
     """
     head = learn(case.make(WIDTH), TASKS)
     expected = literal(head, TASKS)
-    assert difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES)) <= case.tolerance
+    assert (
+        difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES))
+        <= case.tolerance
+    )
     if case.make(WIDTH).pools:
         parts = [halves(task) for task in TASKS]
-        one, other = (learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1))
+        one, other = (
+            learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1)
+        )
         alone = one.novelty(QUERIES)
         one.merge_(other)
         one.solve()
-        assert difference(one.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+        assert (
+            difference(one.novelty(QUERIES), expected.of(rows(head, QUERIES)))
+            <= case.tolerance
+        )
         if case.make(WIDTH).subtracts:
             one.subtract_(other)
             one.solve()
@@ -205,7 +237,8 @@ def test_novelty_follows_every_change(case: Case) -> None:
         show_past(first, TASKS[:2])
         first.solve()
         assert (
-            difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES))) <= case.tolerance
+            difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES)))
+            <= case.tolerance
         )
 
 
@@ -221,10 +254,16 @@ def test_a_removed_class_is_unknown_again(case: Case) -> None:
     )  # not of each sample: the overall mean and scatter change, too
     if isinstance(head, FeCAMHead):  # a class leaves with its matrix
         never = [task.part(task.y != 0) for task in TASKS]
-        assert difference(after, literal(head, never).of(rows(head, own))) <= case.tolerance
-    elif not isinstance(head, ACILHead | SLDAHead):  # which keep no sum of what was removed
         assert (
-            difference(after, literal(head, TASKS, removed=0).of(rows(head, own))) <= case.tolerance
+            difference(after, literal(head, never).of(rows(head, own)))
+            <= case.tolerance
+        )
+    elif not isinstance(
+        head, ACILHead | SLDAHead
+    ):  # which keep no sum of what was removed
+        assert (
+            difference(after, literal(head, TASKS, removed=0).of(rows(head, own)))
+            <= case.tolerance
         )
 
 

@@ -13,7 +13,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from cifnet_pl.heads import FeCAMHead, KLDAHead, NCMHead, RanPACHead, RidgeHead, SLDAHead
+from cifnet_pl.heads import (
+    FeCAMHead,
+    KLDAHead,
+    NCMHead,
+    RanPACHead,
+    RidgeHead,
+    SLDAHead,
+)
 from cifnet_pl.statistics import draw_normal
 from cifnet_pl.testing import learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
@@ -48,7 +55,9 @@ def test_ncm_scores() -> None:
         euclidean, -(REST[:, None] - means).square().sum(dim=2), rtol=1e-12, atol=1e-12
     )
     cosine = learned(NCMHead(64))(REST)
-    assert torch.allclose(cosine, torch.cosine_similarity(REST[:, None], means, dim=2), rtol=1e-12)
+    assert torch.allclose(
+        cosine, torch.cosine_similarity(REST[:, None], means, dim=2), rtol=1e-12
+    )
 
 
 def test_ncm_keeps_one_vector_a_class_and_no_gram_matrix() -> None:
@@ -78,7 +87,9 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
     ours = head(REST)
     theirs = torch.from_numpy(reference.decision_function(REST.numpy()))
     # Scores are fixed up to what is common to all classes.
-    ours, theirs = (s - s.mean(dim=1, keepdim=True) for s in (ours, theirs + np.log(10)))
+    ours, theirs = (
+        s - s.mean(dim=1, keepdim=True) for s in (ours, theirs + np.log(10))
+    )
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     posterior = torch.from_numpy(reference.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), posterior, rtol=1e-7, atol=1e-12)
@@ -139,7 +150,9 @@ def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
         penalty = ridge * torch.eye(65, dtype=torch.float64)
         penalty[0, 0] = 0
         hat = x @ torch.linalg.solve(x.T @ x + penalty, x.T)
-        return (n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2).item()
+        return (
+            n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2
+        ).item()
 
     alpha = head.shrinkage_used.item()
     step = 10**0.1
@@ -158,7 +171,9 @@ def test_an_impossible_shrinkage_is_refused(shrinkage: float | str) -> None:
 D = 6
 TASKS = stream([[0], [1, 2], [3, 4, 5]])
 QUERIES = queries(TASKS)
-SAMPLES, LABELS = (torch.cat([getattr(task, name) for task in TASKS]) for name in ("z", "y"))
+SAMPLES, LABELS = (
+    torch.cat([getattr(task, name) for task in TASKS]) for name in ("z", "y")
+)
 
 
 def test_ranpac_is_ridge_regression_of_indicators_on_its_projection() -> None:
@@ -178,9 +193,13 @@ def test_the_projection_is_standard_normal() -> None:
 
 def test_kldas_features_approximate_the_gaussian_kernel() -> None:
     heads = [KLDAHead(D, width=400, gamma=0.7, seed=seed) for seed in range(100)]
-    products = torch.stack([x @ x.T for x in (head._features(QUERIES)[:, 1:] for head in heads)])
+    products = torch.stack(
+        [x @ x.T for x in (head._features(QUERIES)[:, 1:] for head in heads)]
+    )
     distance = torch.cdist(normalize(QUERIES, dim=1), normalize(QUERIES, dim=1))
-    assert torch.allclose(products.mean(dim=0), torch.exp(-0.7 * distance.square()), atol=0.03)
+    assert torch.allclose(
+        products.mean(dim=0), torch.exp(-0.7 * distance.square()), atol=0.03
+    )
 
 
 def test_klda_is_linear_discriminant_analysis_on_them() -> None:
@@ -189,7 +208,8 @@ def test_klda_is_linear_discriminant_analysis_on_them() -> None:
     means = torch.stack([x[c == LABELS].mean(dim=0) for c in range(6)])
     within = (x - means[LABELS]).T @ (x - means[LABELS]) / len(x)
     inverse = torch.linalg.inv(
-        0.7 * within + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64)
+        0.7 * within
+        + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64)
     )
     expected = q @ inverse @ means.T - 0.5 * ((means @ inverse) * means).sum(dim=1)
     assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
@@ -218,6 +238,8 @@ def fecam_scores(shrinkage: float) -> Tensor:
 def test_fecam_is_the_mahalanobis_distance_of_each_class() -> None:
     for shrinkage in (0.5, 1.0):
         head = learn(FeCAMHead(D, shrinkage=shrinkage), TASKS)
-        assert torch.allclose(head(QUERIES), fecam_scores(shrinkage), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(
+            head(QUERIES), fecam_scores(shrinkage), rtol=1e-5, atol=1e-6
+        )
     assert head.state_elements() == {"factors": 6 * 7 * 8 // 2, "moments": 6 * 7}
     assert not math.isnan(head(torch.zeros(1, D)).sum().item())

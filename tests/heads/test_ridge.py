@@ -82,14 +82,18 @@ def targets(classes: list[int], y: Ints) -> Array:
     return np.stack([np.where(y == c, limit, -limit) for c in classes], axis=1)
 
 
-def dense_ridge(z: Array, target: Array, ridge: float, weight: Array | None = None) -> Array:
+def dense_ridge(
+    z: Array, target: Array, ridge: float, weight: Array | None = None
+) -> Array:
     """Weights (d+1, C) that minimise Σ ω‖t − b − Wᵀz‖² + λ‖W‖², bias free, by least squares on
     stacked rows.
     """
     root = np.sqrt(np.ones(len(z)) if weight is None else weight)[:, None]
     features = z.shape[1]
     rows = np.concatenate([root, root * z], axis=1)
-    penalty = np.concatenate([np.zeros((features, 1)), np.sqrt(ridge) * np.eye(features)], axis=1)
+    penalty = np.concatenate(
+        [np.zeros((features, 1)), np.sqrt(ridge) * np.eye(features)], axis=1
+    )
     stacked = np.concatenate([rows, penalty])
     wanted = np.concatenate([root * target, np.zeros((features, target.shape[1]))])
     return np.linalg.lstsq(stacked, wanted, rcond=None)[0]
@@ -123,9 +127,12 @@ def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> Non
         p, q = np.split(head.directions.numpy(), 2)
         lengths = np.linalg.norm(z, axis=1)
         products = [
-            [0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))] for one in z
+            [0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))]
+            for one in z
         ]
-        return np.hstack([z, np.array(products) / np.where(lengths, lengths, 1)[:, None]])
+        return np.hstack(
+            [z, np.array(products) / np.where(lengths, lengths, 1)[:, None]]
+        )
 
     expected = dense_ridge(widened(z), targets(classes, y), ridge)
     assert distance(head.weights, expected) < 1e-9
@@ -170,7 +177,9 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
 
 
 @pytest.mark.parametrize("samples", [100, 400])
-def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: int) -> None:
+def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(
+    samples: int,
+) -> None:
     z = torch.randn(30, 7)
     y = torch.arange(30) % 3
     head = RidgeHead(7, product_features="auto")
@@ -188,14 +197,16 @@ def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(samples: in
 
 @pytest.mark.parametrize("remember", [False, True])
 def test_products_that_are_asked_for(remember: bool) -> None:
-    assert RidgeHead(4, product_features="auto", remember=remember).product_features == (
-        0 if remember else "auto"
-    )
+    assert RidgeHead(
+        4, product_features="auto", remember=remember
+    ).product_features == (0 if remember else "auto")
     with pytest.raises(UsageError, match="product_features is -1"):
         RidgeHead(4, product_features=-1, remember=remember)
 
 
-def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_samples_at_once_are_taken_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     z = torch.randn(50, 5)
     y = torch.arange(50) % 3
     weight = torch.rand(50)
@@ -214,17 +225,23 @@ def test_many_samples_at_once_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
     z = torch.randn(60, 5)
     y = torch.arange(60) % 3
-    plain, wide = (teach(RidgeHead(5, product_features=count), z, y) for count in (0, 1.5))
+    plain, wide = (
+        teach(RidgeHead(5, product_features=count), z, y) for count in (0, 1.5)
+    )
     assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
 
 
 @given(stream=tasks(), seed=st.integers(0, 999))
-def test_sample_weights_are_weights_of_the_least_squares(stream: Tasks, seed: int) -> None:
+def test_sample_weights_are_weights_of_the_least_squares(
+    stream: Tasks, seed: int
+) -> None:
     classes, z, y = pooled(stream)
     weight = np.random.default_rng(seed).uniform(0.1, 3, len(y))
     head = RidgeHead(z.shape[1], ridge=0.5, epsilon=EPSILON)
     teach(head, *(torch.from_numpy(part) for part in (z, y, weight)), classes=classes)
-    assert distance(head.weights, dense_ridge(z, targets(classes, y), 0.5, weight)) < 1e-9
+    assert (
+        distance(head.weights, dense_ridge(z, targets(classes, y), 0.5, weight)) < 1e-9
+    )
 
 
 @given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
@@ -276,7 +293,9 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     # Where candidates are equally good to rounding, any of them is right.
     ours = head.ridge_used.item()
     assert any(
-        abs(ours / ridge - 1) < 1e-9 for score, ridge in scores if score <= best * (1 + 1e-9)
+        abs(ours / ridge - 1) < 1e-9
+        for score, ridge in scores
+        if score <= best * (1 + 1e-9)
     )
     assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-9
 
@@ -316,7 +335,10 @@ def scikit_scores(ridge: float) -> Tensor:
     """Decision values (n, 6) of the queries, with equal priors, ``(S + λI)/n`` for a covariance,
     and ``½ df/n_c``.
     """
-    z, y = (torch.cat([getattr(task, name) for task in TASKS]).numpy() for name in ("z", "y"))
+    z, y = (
+        torch.cat([getattr(task, name) for task in TASKS]).numpy()
+        for name in ("z", "y")
+    )
     labels, counts = np.unique(y, return_counts=True)
     centred = np.concatenate([z[y == c] - z[y == c].mean(axis=0) for c in labels])
     scatter = centred.T @ centred
@@ -382,7 +404,8 @@ def two_kinds(seed: int, elongated: bool) -> tuple[Tensor, Tensor]:
 def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     z, y = two_kinds(0, elongated=True)
     head, ridge, discriminant = (
-        teach(RidgeHead(D, decision=kind), z, y) for kind in ("auto", "ridge", "discriminant")
+        teach(RidgeHead(D, decision=kind), z, y)
+        for kind in ("auto", "ridge", "discriminant")
     )
     assert torch.equal(
         head(z), discriminant(z)
@@ -400,7 +423,8 @@ def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
     samples' groups.
     """
     rules = [
-        teach(RidgeHead(z.shape[1], decision=kind), z, y) for kind in ("ridge", "discriminant")
+        teach(RidgeHead(z.shape[1], decision=kind), z, y)
+        for kind in ("ridge", "discriminant")
     ]
     return [
         scores / fit_temperature(scores, y)
@@ -418,17 +442,23 @@ def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
         for scores in (regression, discriminant, regression + discriminant)
     ]
     assert losses[2] < min(losses[:2])
-    assert torch.allclose(head.leave_one_out(z, y), regression + discriminant, rtol=1e-7, atol=1e-7)
+    assert torch.allclose(
+        head.leave_one_out(z, y), regression + discriminant, rtol=1e-7, atol=1e-7
+    )
     loaded = RidgeHead(64, decision="auto")
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded(z), head(z))
 
 
 @pytest.mark.parametrize(("rare", "both"), [(14, True), (3, False)])
-def test_uneven_classes_are_told_apart_by_the_discriminant(rare: int, both: bool) -> None:
+def test_uneven_classes_are_told_apart_by_the_discriminant(
+    rare: int, both: bool
+) -> None:
     """Ridge regression knows how frequent each class is, and hardly ever names a rare one."""
     z, y = scans()
-    rows = torch.cat([(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)])
+    rows = torch.cat(
+        [(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)]
+    )
     head = teach(RidgeHead(64, decision="auto"), z[rows], y[rows])
     head.select_rule(z[rows], y[rows])
     assert bool(head.rule_weights[0]) == both
@@ -462,7 +492,9 @@ def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         )  # nothing speaks against what is usual
         assert torch.allclose(seen[0], sum(separate(z, y, together)), rtol=1e-7)
         head._use(False, head.rule_weights)
-    assert not torch.allclose(sum(separate(z, y, groups)), sum(separate(z, y, None)), rtol=1e-3)
+    assert not torch.allclose(
+        sum(separate(z, y, groups)), sum(separate(z, y, None)), rtol=1e-3
+    )
 
 
 def test_the_decision_does_not_depend_on_the_one_before() -> None:
@@ -488,7 +520,9 @@ def test_few_samples_of_a_class_are_scored_by_both_rules() -> None:
 def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
     z, y = two_kinds(1, elongated=True)
     z = z * torch.logspace(-4, 1, D, dtype=torch.float64)
-    within = sum(((z[y == c] - z[y == c].mean(dim=0)) ** 2).sum(dim=0) for c in range(4)) / len(z)
+    within = sum(
+        ((z[y == c] - z[y == c].mean(dim=0)) ** 2).sum(dim=0) for c in range(4)
+    ) / len(z)
     relative = (
         (within / within.mean()).sqrt().clamp_min(0.1)
     )  # of which the smallest are rounded up
@@ -502,27 +536,38 @@ def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
     assert torch.allclose(
         scaled.leave_one_out(z, y), plain.leave_one_out(z * factors, y), rtol=1e-9
     )
-    assert not torch.allclose(scaled(z), teach(RidgeHead(D, ridge=2.0), z, y)(z), rtol=1e-2)
+    assert not torch.allclose(
+        scaled(z), teach(RidgeHead(D, ridge=2.0), z, y)(z), rtol=1e-2
+    )
 
 
 def test_samples_that_do_not_vary_are_not_scaled() -> None:
     head = teach(
-        RidgeHead(D, ridge=1.0, decision="auto"), torch.eye(D).double()[:2], torch.tensor([0, 1])
+        RidgeHead(D, ridge=1.0, decision="auto"),
+        torch.eye(D).double()[:2],
+        torch.tensor([0, 1]),
     )
     before = head(torch.eye(D))
     head._use(True, head.rule_weights)
     assert torch.equal(head(torch.eye(D)), before)
 
 
-def test_a_model_decides_by_its_buffer_and_a_run_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_decides_by_its_buffer_and_a_run_needs_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def automatic(width: int) -> RidgeHead:
         return RidgeHead(width, decision="auto")
 
     with pytest.raises(UsageError, match="decision: auto"):
         CIFNetModule("pixels:2", head=automatic)
-    assert CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer is not None
+    assert (
+        CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer
+        is not None
+    )
     asked = []
-    monkeypatch.setattr(RidgeHead, "select_rule", lambda head, z, y, groups: asked.append(len(y)))
+    monkeypatch.setattr(
+        RidgeHead, "select_rule", lambda head, z, y, groups: asked.append(len(y))
+    )
     models.learned("ridge-auto")
     assert asked == [12, 12, 12]
 
@@ -574,7 +619,9 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
 
 def test_a_merge_and_several_processes_remember_too() -> None:
     first, second = ([half[i] for half in map(halves, TASKS)] for i in (0, 1))
-    here, there = (learn(RidgeHead(D, remember=True), tasks) for tasks in (first, second))
+    here, there = (
+        learn(RidgeHead(D, remember=True), tasks) for tasks in (first, second)
+    )
     here.merge_(there)
     here.solve()
     never = learn(RidgeHead(D), NEVER)
@@ -593,7 +640,9 @@ def test_a_merge_and_several_processes_remember_too() -> None:
             yours.copy_(total)
         for head in heads:
             head.solve()
-    assert difference(forget(heads[0], TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
+    assert (
+        difference(forget(heads[0], TASKS[1].classes)(QUERIES), never(QUERIES)) <= 1e-8
+    )
 
 
 def remembering() -> Classifier:
@@ -612,7 +661,10 @@ def test_a_model_forgets_from_a_bundle(tmp_path: Path) -> None:
     models.teach(never, ["elk"])
     model.save(tmp_path / "model")
     loaded = cifnet_pl.load(tmp_path / "model", device="cpu")
-    assert loaded.state_elements()["remembered"] == 5 * (models.WIDTH + 1) * (models.WIDTH + 2) // 2
+    assert (
+        loaded.state_elements()["remembered"]
+        == 5 * (models.WIDTH + 1) * (models.WIDTH + 2) // 2
+    )
     result = cifnet_pl.forget(loaded, ["cat", "dog"])
     assert (result.exact, result.recalled) == (True, {"cat", "dog"})
     assert not result.model.removals
@@ -652,7 +704,12 @@ def test_a_run_remembers(tmp_path: Path) -> None:
         "--model.buffer",
         "null",
     ]
-    assert fit(tmp_path, *options, "--model.backbone", "pixels:2", "--data.image_size", "2") == 0
+    assert (
+        fit(
+            tmp_path, *options, "--model.backbone", "pixels:2", "--data.image_size", "2"
+        )
+        == 0
+    )
     model = cifnet_pl.load(tmp_path / "default", device="cpu")
     assert model.state_elements()["remembered"] == len(model.class_names) * 13 * 14 // 2
     assert cifnet_pl.forget(model, model.class_names[:1]).exact

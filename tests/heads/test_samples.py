@@ -96,9 +96,15 @@ def neighbours_of(head: KNNHead) -> KNNHead:
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("neighbours", [1, 5, 40])
 def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
-    model = KNeighborsClassifier(neighbours, weights="distance", metric=metric, algorithm="brute")
-    expected = torch.from_numpy(model.fit(Z.numpy(), Y.numpy()).predict_proba(NOISY.numpy()))
-    head = neighbours_of(KNNHead(64, neighbours=neighbours, metric=metric, dtype="float64"))
+    model = KNeighborsClassifier(
+        neighbours, weights="distance", metric=metric, algorithm="brute"
+    )
+    expected = torch.from_numpy(
+        model.fit(Z.numpy(), Y.numpy()).predict_proba(NOISY.numpy())
+    )
+    head = neighbours_of(
+        KNNHead(64, neighbours=neighbours, metric=metric, dtype="float64")
+    )
     share = ((neighbours + 1) * head(NOISY).exp() - 1 / 10) / neighbours
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)
@@ -173,7 +179,11 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
     z, y = buffer(list(range(8)))
     x = torch.cat([Z[task], z]).numpy()
     labels = torch.cat([Y[task], y]).numpy()
-    weight = torch.cat([torch.ones(int(task.sum())), torch.full((len(y),), 7.0)]).double().numpy()
+    weight = (
+        torch.cat([torch.ones(int(task.sum())), torch.full((len(y),), 7.0)])
+        .double()
+        .numpy()
+    )
     model = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x, labels, weight)
     least = np.concatenate([model.intercept_[None], model.coef_.T])
     head = learned(LogisticHead(64, inverse_penalty=0.3))
@@ -183,9 +193,13 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
         losses = torch.nn.functional.cross_entropy(
             scores, torch.from_numpy(labels), reduction="none"
         )
-        return float(0.3 * (weight * losses.numpy()).sum() + 0.5 * np.square(weights[1:]).sum())
+        return float(
+            0.3 * (weight * losses.numpy()).sum() + 0.5 * np.square(weights[1:]).sum()
+        )
 
-    assert objective(least) <= objective(head.weights.numpy()) <= 1.001 * objective(least)
+    assert (
+        objective(least) <= objective(head.weights.numpy()) <= 1.001 * objective(least)
+    )
     assert objective(np.zeros((65, 10))) > 2 * objective(least)
     probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), probabilities, atol=0.02)
@@ -208,7 +222,9 @@ def test_two_classes_have_the_probabilities_of_the_binary_model() -> None:
     model = LogisticRegression(max_iter=1000).fit(Z[rows].numpy(), Y[rows].numpy())
     expected = torch.from_numpy(model.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), expected, atol=1e-3)
-    assert torch.allclose(head.weights.sum(dim=1), torch.zeros(65, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        head.weights.sum(dim=1), torch.zeros(65, dtype=torch.float64), atol=1e-12
+    )
 
 
 def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
@@ -232,13 +248,19 @@ def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(600, 5, dtype=torch.float64, generator=generator)
     truth = torch.randn(5, 3, dtype=torch.float64, generator=generator)
-    y = torch.multinomial(torch.softmax(z @ truth, dim=1), 1, generator=generator).flatten()
+    y = torch.multinomial(
+        torch.softmax(z @ truth, dim=1), 1, generator=generator
+    ).flatten()
     weight = torch.where(y == 0, 4.0, 1.0).double()
     head = teach(SGDHead(5, epochs=50, learning_rate=0.05), z, y, weight)
-    model = LogisticRegression(C=1e4, max_iter=5000).fit(z.numpy(), y.numpy(), weight.numpy())
+    model = LogisticRegression(C=1e4, max_iter=5000).fit(
+        z.numpy(), y.numpy(), weight.numpy()
+    )
 
     def loss(log: Tensor) -> float:
-        return -(weight * log[torch.arange(len(y)), y]).sum().item() / weight.sum().item()
+        return (
+            -(weight * log[torch.arange(len(y)), y]).sum().item() / weight.sum().item()
+        )
 
     least = loss(torch.from_numpy(model.predict_log_proba(z.numpy())))
     assert 0.3 < least < 0.8
@@ -266,7 +288,9 @@ def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
             z, y = buffer(list(range(2 * k)))
             for batch in torch.split(torch.arange(len(y)).flip(0), 3):
                 mixed.observe_past(
-                    z[batch], y[batch], torch.full((len(batch),), 7.0, dtype=torch.float64)
+                    z[batch],
+                    y[batch],
+                    torch.full((len(batch),), 7.0, dtype=torch.float64),
                 )
         for batch in torch.split(order[Y[order] // 2 == k], 9):
             mixed.observe(Z[batch], Y[batch])
@@ -295,7 +319,9 @@ def test_a_past_without_news_changes_nothing(make: type[Head]) -> None:
     before = copy.deepcopy(head.state_dict())
     head.observe_past(*buffer([0, 1]))
     head.solve()
-    assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in head.state_dict().items()
+    )
 
 
 def test_global_random_numbers_do_not_matter() -> None:
@@ -329,6 +355,8 @@ def test_no_warning_from_a_plain_fit() -> None:
         (SGDHead, {"batch_size": 0}),
     ],
 )
-def test_impossible_arguments_are_refused(make: type[Head], wrong: dict[str, Any]) -> None:
+def test_impossible_arguments_are_refused(
+    make: type[Head], wrong: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         make(4, **wrong)

@@ -51,7 +51,9 @@ def learned(case: Case) -> Head:
 
 
 @pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
-def test_public_check(case: Case, check: Callable[[Case, list[CheckTask]], None]) -> None:
+def test_public_check(
+    case: Case, check: Callable[[Case, list[CheckTask]], None]
+) -> None:
     check(case, TASKS)
 
 
@@ -59,27 +61,35 @@ def test_every_class_of_the_first_task_of_one_class_is_that_class(case: Case) ->
     head = learn(case.make(WIDTH), TASKS[:1])
     assert head(QUERIES).shape == (len(QUERIES), 1)
     assert (head.predict(QUERIES) == 7).all()
-    assert torch.allclose(head.probabilities(QUERIES), torch.ones(1, dtype=torch.float64))
+    assert torch.allclose(
+        head.probabilities(QUERIES), torch.ones(1, dtype=torch.float64)
+    )
 
 
-def test_columns_follow_the_classes_and_not_the_labels(case: Case, learned: Head) -> None:
+def test_columns_follow_the_classes_and_not_the_labels(
+    case: Case, learned: Head
+) -> None:
     other = stream([[2], [5, 0], [-1, 3, 4]])
     head = learn(case.make(WIDTH), other)
     assert head.classes == [2, 5, 0, -1, 3, 4]
     assert difference(head(QUERIES), learned(QUERIES)) <= case.tolerance
 
 
-def test_probabilities_are_the_softmax_of_scores_over_temperature(learned: Head) -> None:
+def test_probabilities_are_the_softmax_of_scores_over_temperature(
+    learned: Head,
+) -> None:
     total = learned.probabilities(QUERIES).sum(dim=1)
     assert torch.allclose(total, torch.ones_like(total), rtol=0, atol=1e-12)
     plain = torch.softmax(learned(QUERIES), dim=1)
     assert torch.allclose(learned.probabilities(QUERIES), plain, rtol=0, atol=1e-14)
     learned.temperature.fill_(2.5)
     exponential = torch.exp(
-        learned(QUERIES) / 2.5 - (learned(QUERIES) / 2.5).max(dim=1, keepdim=True).values
+        learned(QUERIES) / 2.5
+        - (learned(QUERIES) / 2.5).max(dim=1, keepdim=True).values
     )
     assert torch.allclose(
-        learned.probabilities(QUERIES), exponential / exponential.sum(dim=1, keepdim=True)
+        learned.probabilities(QUERIES),
+        exponential / exponential.sum(dim=1, keepdim=True),
     )
 
 
@@ -277,14 +287,32 @@ def half_way(case: Case) -> Head:
 
 
 BAD_BATCHES = {
-    "unknown label": (QUERIES[:2], torch.tensor([-3, 12]), None, UsageError, "label 12"),
+    "unknown label": (
+        QUERIES[:2],
+        torch.tensor([-3, 12]),
+        None,
+        UsageError,
+        "label 12",
+    ),
     "earlier label": (QUERIES[:2], torch.tensor([-3, 7]), None, UsageError, "label 7"),
     "width": (QUERIES[:2, :-1], torch.tensor([-3, -3]), None, CifnetError, r"\(2, 5\)"),
     "one dimension": (QUERIES[0], torch.tensor([-3]), None, CifnetError, "shape"),
-    "integers": (QUERIES[:2].long(), torch.tensor([-3, -3]), None, CifnetError, "int64"),
+    "integers": (
+        QUERIES[:2].long(),
+        torch.tensor([-3, -3]),
+        None,
+        CifnetError,
+        "int64",
+    ),
     "too few labels": (QUERIES[:2], torch.tensor([-3]), None, UsageError, "labels"),
     "float labels": (QUERIES[:1], torch.tensor([-3.0]), None, UsageError, "int64"),
-    "too few weights": (QUERIES[:2], torch.tensor([-3, -3]), torch.ones(1), UsageError, "weights"),
+    "too few weights": (
+        QUERIES[:2],
+        torch.tensor([-3, -3]),
+        torch.ones(1),
+        UsageError,
+        "weights",
+    ),
     "weight of zero": (
         QUERIES[:2],
         torch.tensor([-3, -3]),
@@ -341,7 +369,9 @@ def test_the_buffer_must_not_hold_the_current_task(case: Case) -> None:
     assert_same_state(head, before)
 
 
-def test_an_impossible_task_is_refused_and_changes_nothing(case: Case, learned: Head) -> None:
+def test_an_impossible_task_is_refused_and_changes_nothing(
+    case: Case, learned: Head
+) -> None:
     before = snapshot(learned)
     for classes, counts, arguments in (
         ([], [], "at least one class"),
@@ -398,7 +428,9 @@ def test_a_width_below_one_is_refused(case: Case) -> None:
 def test_a_ridge_that_is_not_positive_is_refused(case: Case) -> None:
     head = case.make(WIDTH)
     settings = head.settings()
-    for ridge in (0, -1.0, float("nan"), float("inf"), "auto") if "ridge" in settings else ():
+    for ridge in (
+        (0, -1.0, float("nan"), float("inf"), "auto") if "ridge" in settings else ()
+    ):
         with pytest.raises(UsageError, match="ridge"):
             type(head).from_settings({**settings, "ridge": ridge})
 
@@ -466,7 +498,9 @@ def test_merge_refuses_another_kind(case: Case, learned: Head) -> None:
     assert_same_state(learned, before)
 
 
-def test_subtract_then_remove_equals_never_having_learned(case: Case, learned: Head) -> None:
+def test_subtract_then_remove_equals_never_having_learned(
+    case: Case, learned: Head
+) -> None:
     if not learned.subtracts:
         return
     gone = TASKS[1]

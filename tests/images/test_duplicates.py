@@ -27,7 +27,9 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
                 lambda value, shot=shot: min(255, round(value * (1 + 0.03 * shot)))
             )
             files.append(root / f"{moment}-{shot}.jpg")
-            bright.resize((96 - 8 * shot, 72 - 6 * shot)).save(files[-1], quality=90 - 10 * shot)
+            bright.resize((96 - 8 * shot, 72 - 6 * shot)).save(
+                files[-1], quality=90 - 10 * shot
+            )
     return files
 
 

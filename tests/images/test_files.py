@@ -22,7 +22,16 @@ from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
 
-NAMES = ["a.jpg", "b/c.png", "b/d.txt", "b/e/f.JPEG", "b/e/g.gif", ".hidden/h.png", "b/.i.png", "j"]
+NAMES = [
+    "a.jpg",
+    "b/c.png",
+    "b/d.txt",
+    "b/e/f.JPEG",
+    "b/e/g.gif",
+    ".hidden/h.png",
+    "b/.i.png",
+    "j",
+]
 
 
 @pytest.fixture
@@ -43,10 +52,24 @@ def test_folders(tree: Path):
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*", "*.jpg", "**/*.png", "b/*", "b/*/*", "b/**", "**", "*/*.png", "b/e/[fg].*", "?/c.*"],
+    [
+        "*",
+        "*.jpg",
+        "**/*.png",
+        "b/*",
+        "b/*/*",
+        "b/**",
+        "**",
+        "*/*.png",
+        "b/e/[fg].*",
+        "?/c.*",
+    ],
 )
 def test_patterns_as_the_shell_has_them(tree: Path, pattern: str):
-    result = {Path(name).as_posix() for name in glob.glob(pattern, root_dir=tree, recursive=True)}
+    result = {
+        Path(name).as_posix()
+        for name in glob.glob(pattern, root_dir=tree, recursive=True)
+    }
     images_of = {"a.jpg", "b/c.png", "b/e/f.JPEG", "b/e/g.gif"}
     assert set(relative(tree, str(tree / pattern))) == result & images_of
 
@@ -56,7 +79,10 @@ def test_circles_are_entered_once(tree: Path):
     (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
     assert len(relative(tree, str(tree))) == 4
     assert len(relative(tree, str(tree / "**" / "*"))) == 4
-    assert [links_upwards(tree / "b" / name) for name in ("loop", "again")] == [True, False]
+    assert [links_upwards(tree / "b" / name) for name in ("loop", "again")] == [
+        True,
+        False,
+    ]
     (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
     assert relative(tree, str(tree / "b" / "e")) == [
         "b/e/f.JPEG",
@@ -98,7 +124,9 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
         assert ours.labels.tolist() == theirs.labels.tolist()
         for row in range(len(ours)):
             assert ours.content_hash(row) == theirs.content_hash(row)
-            assert np.array_equal(ours.image(row).square(8), theirs.image(row).square(8))
+            assert np.array_equal(
+                ours.image(row).square(8), theirs.image(row).square(8)
+            )
             assert len({ours.mark(row) for row in range(len(ours))}) == len(ours)
 
 
@@ -107,7 +135,9 @@ def test_images_are_found_and_decoded_in_place(tmp_path: Path):
     packed = pack(images, tmp_path / "shots.zip")
     before = sorted(tmp_path.rglob("*"))
     result = list(find_images(str(packed)))
-    assert result == [packed / path.relative_to(images) for path in sorted(images.rglob("*.png"))]
+    assert result == [
+        packed / path.relative_to(images) for path in sorted(images.rglob("*.png"))
+    ]
     assert list(find_images(str(packed / "bee"))) == result[3:]
     assert list(find_images(str(result[0]))) == result[:1]
     (batch,) = decode_images(result, 8, 1.0)
@@ -138,9 +168,18 @@ def _cut(target: Path) -> Path:
             lambda path: archive_of(path, "ant/1.png", "../evil.png"),
             "names a file outside of itself",
         ),
-        (lambda path: archive_of(path, "/etc/evil.png"), "names a file outside of itself"),
-        (lambda path: archive_of(path, "C:/evil.png"), "names a file outside of itself"),
-        (lambda path: archive_of(path, "ant\\..\\..\\evil.png"), "names a file outside of itself"),
+        (
+            lambda path: archive_of(path, "/etc/evil.png"),
+            "names a file outside of itself",
+        ),
+        (
+            lambda path: archive_of(path, "C:/evil.png"),
+            "names a file outside of itself",
+        ),
+        (
+            lambda path: archive_of(path, "ant\\..\\..\\evil.png"),
+            "names a file outside of itself",
+        ),
         (_link, "holds a link"),
         (_cut, "cannot read archive"),
         (lambda path: path.write_bytes(b"no archive"), "cannot read archive"),
@@ -155,7 +194,9 @@ def test_hostile_and_damaged_archives_are_refused(
         is_folder(tmp_path / "x.zip")
 
 
-def test_a_bomb_is_an_unreadable_image_and_costs_no_more_than_the_bound(tmp_path, monkeypatch):
+def test_a_bomb_is_an_unreadable_image_and_costs_no_more_than_the_bound(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(image_files, "FILE_BYTES_LIMIT", 2**20)
     packed = tmp_path / "bomb.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -180,6 +221,10 @@ def test_damage_within_an_archive_is_an_unreadable_image(tmp_path: Path):
 
 def test_hidden_files_and_those_of_macos_are_passed_over(tmp_path: Path):
     packed = archive_of(
-        tmp_path / "x.zip", "ant/1.png", "__MACOSX/ant/._1.png", "ant/.DS_Store", ".git/2.png"
+        tmp_path / "x.zip",
+        "ant/1.png",
+        "__MACOSX/ant/._1.png",
+        "ant/.DS_Store",
+        ".git/2.png",
     )
     assert list(find_images(str(packed))) == [packed / "ant" / "1.png"]

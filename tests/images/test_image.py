@@ -17,7 +17,12 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
 from cifnet_pl.images import image as images
-from cifnet_pl.images.image import UPRIGHT_TRANSPOSES, UnreadableImage, read_square, square
+from cifnet_pl.images.image import (
+    UPRIGHT_TRANSPOSES,
+    UnreadableImage,
+    read_square,
+    square,
+)
 from cifnet_pl.images.names import is_image
 
 
@@ -31,7 +36,10 @@ def smooth(width: int, height: int) -> Image.Image:
 def reference(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     """The usual evaluation transform: short side resized, centre cropped."""
     short = round(size / crop_ratio)
-    steps = [v2.Resize(short, v2.InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(size)]
+    steps = [
+        v2.Resize(short, v2.InterpolationMode.BICUBIC, antialias=True),
+        v2.CenterCrop(size),
+    ]
     return np.asarray(v2.Compose(steps)(image))
 
 
@@ -44,12 +52,16 @@ def difference(one: np.ndarray, two: np.ndarray) -> np.ndarray:
 
 @given(st.integers(2, 90), st.integers(1, 64))
 def test_square_images_as_torchvision_resizes_them(side: int, size: int) -> None:
-    noise = np.random.default_rng(side).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    noise = np.random.default_rng(side).integers(
+        0, 256, (side, side, 3), dtype=np.uint8
+    )
     image = Image.fromarray(noise)
     assert difference(square(image, size), reference(image, size)).max() <= 1
 
 
-@pytest.mark.parametrize(("width", "height"), [(150, 100), (100, 150), (333, 101), (97, 240)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(150, 100), (100, 150), (333, 101), (97, 240)]
+)
 @pytest.mark.parametrize(("size", "crop_ratio"), [(32, 1.0), (28, 0.875)])
 def test_other_shapes_up_to_half_a_pixel(
     width: int, height: int, size: int, crop_ratio: float
@@ -60,15 +72,22 @@ def test_other_shapes_up_to_half_a_pixel(
     image = smooth(width, height)
     exact = square(image, size, crop_ratio)
     rounded = reference(image, size, crop_ratio)
-    steepest = max(np.abs(np.diff(exact.astype(int), axis=axis)).max() for axis in (0, 1))
+    steepest = max(
+        np.abs(np.diff(exact.astype(int), axis=axis)).max() for axis in (0, 1)
+    )
     assert difference(exact, rounded).max() <= steepest
     assert difference(exact, rounded).mean() <= 0.5 * steepest
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 20000), (20000, 1), (3, 900), (1, 1)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(1, 20000), (20000, 1), (3, 900), (1, 1)]
+)
 def test_elongated_images_show_their_centre(width: int, height: int) -> None:
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
-    pixels[max(height // 2 - 4, 0) : height // 2 + 4, max(width // 2 - 4, 0) : width // 2 + 4] = 200
+    pixels[
+        max(height // 2 - 4, 0) : height // 2 + 4,
+        max(width // 2 - 4, 0) : width // 2 + 4,
+    ] = 200
     result = square(Image.fromarray(pixels), 8)
     assert result.shape == (8, 8, 3)
     assert result[4, 4].tolist() == [200, 200, 200]
@@ -100,12 +119,19 @@ def test_jpeg_decoded_at_a_fraction_is_the_same_picture(
 
 def corners(image: np.ndarray) -> list[str]:
     """Colour names of the four corners, clockwise from the upper left."""
-    names = {(255, 0, 0): "red", (0, 255, 0): "green", (0, 0, 255): "blue", (255, 255, 0): "yellow"}
+    names = {
+        (255, 0, 0): "red",
+        (0, 255, 0): "green",
+        (0, 0, 255): "blue",
+        (255, 255, 0): "yellow",
+    }
     actual = []
     for y, x in ((0, 0), (0, -1), (-1, -1), (-1, 0)):
         near = min(
             names,
-            key=lambda colour: float(np.abs(image[y, x].astype(int) - np.array(colour)).sum()),
+            key=lambda colour: float(
+                np.abs(image[y, x].astype(int) - np.array(colour)).sum()
+            ),
         )
         actual.append(names[near])
     return actual
@@ -136,7 +162,9 @@ SHOWN = {
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
-def test_exif_orientation_is_applied(orientation: int, suffix: str, tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(
+    orientation: int, suffix: str, tmp_path: Path
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     if suffix == "jpg":
@@ -159,11 +187,15 @@ def test_sideways_image_is_cropped_after_turning(tmp_path: Path) -> None:
     stored.save(tmp_path / "a.png", exif=exif)
     upright = stored.rotate(-90, expand=True)
     assert upright.size == (30, 60)
-    assert difference(read_square(tmp_path / "a.png", 10), square(upright, 10)).max() <= 1
+    assert (
+        difference(read_square(tmp_path / "a.png", 10), square(upright, 10)).max() <= 1
+    )
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 300])
-def test_orientation_outside_the_standard_is_upright(orientation: int, tmp_path: Path) -> None:
+def test_orientation_outside_the_standard_is_upright(
+    orientation: int, tmp_path: Path
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     quadrants().save(tmp_path / "a.png", exif=exif)
@@ -233,7 +265,11 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
         [64] * 3,
     ),
     "CMYK": (
-        reopened(Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"), "JPEG", quality=100),
+        reopened(
+            Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK"),
+            "JPEG",
+            quality=100,
+        ),
         [200, 40, 90],
     ),
     "clear": (CLEAR, WHITE),
@@ -259,13 +295,18 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
 
 @pytest.mark.parametrize(("image", "expected"), MODES.values(), ids=MODES)
 def test_modes(image: Image.Image, expected: list[int]) -> None:
-    assert np.abs(np.array(centre(image)) - expected).max() <= (3 if image.mode == "CMYK" else 1)
+    assert np.abs(np.array(centre(image)) - expected).max() <= (
+        3 if image.mode == "CMYK" else 1
+    )
 
 
 @pytest.mark.parametrize("suffix", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_first_frame_of_an_animation(suffix: str) -> None:
     image = reopened(
-        plain("RGB", (250, 0, 0)), suffix, save_all=True, append_images=[plain("RGB", (0, 250, 0))]
+        plain("RGB", (250, 0, 0)),
+        suffix,
+        save_all=True,
+        append_images=[plain("RGB", (0, 250, 0))],
     )
     assert np.abs(np.array(centre(image)) - (250, 0, 0)).max() <= 3
 
@@ -300,7 +341,9 @@ def test_truncated(suffix: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "A.JPG", "x.y.JPeG", "ü.png", "a b.TIFF", "scan.heic"])
+@pytest.mark.parametrize(
+    "name", ["a.jpg", "A.JPG", "x.y.JPeG", "ü.png", "a b.TIFF", "scan.heic"]
+)
 def test_image_names(name: str) -> None:
     assert is_image(Path(name))
 
@@ -332,7 +375,9 @@ def test_decoded_whatever_its_name(tmp_path: Path, name: str):
     assert np.array_equal(read_square(heic(), 8), square)
 
 
-def test_without_the_package_the_sentence_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_the_sentence_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def unknown(*given: object) -> Image.Image:
         raise Image.UnidentifiedImageError  # as long as nothing has taught Pillow the format
 
@@ -392,7 +437,10 @@ def test_damaged_images(kind: str, tmp_path: Path, data: st.DataObject):
 @pytest.mark.filterwarnings("ignore")
 def test_thousands_of_damaged_images(kind: str, tmp_path: Path):
     @settings(
-        max_examples=2000, suppress_health_check=list(HealthCheck), deadline=None, derandomize=False
+        max_examples=2000,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+        derandomize=False,
     )
     @given(st.data())
     def attack(data: st.DataObject) -> None:

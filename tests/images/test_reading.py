@@ -33,7 +33,9 @@ def test_squares_keep_the_order_and_the_reasons(tmp_path: Path):
         for file, reason in zip(batch.files, batch.unreadable, strict=True):
             seen.append((file, None if reason is not None else next(values)))
         assert next(values, None) is None
-    assert seen == [(file, None if i % 7 == 3 else i % 256) for i, file in enumerate(files)]
+    assert seen == [
+        (file, None if i % 7 == 3 else i % 256) for i, file in enumerate(files)
+    ]
 
 
 def test_decoding_stops_with_its_consumer(tmp_path: Path):
@@ -56,12 +58,16 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
     ("size", "count"),
     [(2, 256), (128, 256), (224, 83), (256, 64), (512, 64), (1024, 16), (2048, 4)],
 )
-def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(size: int, count: int):
+def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(
+    size: int, count: int
+):
     assert decoding_batch_size(size) == count
 
 
 @pytest.mark.parametrize("light", [0.0, math.inf])
-def test_threads_change_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: float):
+def test_threads_change_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: float
+):
     """Images are read by several threads if the first ones take long, and otherwise by one."""
     threads = set()
 
@@ -94,7 +100,9 @@ def once(opened: list[str], images: Path) -> bool:
 @pytest.mark.parametrize(
     "options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]]
 )
-def test_a_image_is_opened_once(tmp_path: Path, opened: list[str], options: list[str]) -> None:
+def test_a_image_is_opened_once(
+    tmp_path: Path, opened: list[str], options: list[str]
+) -> None:
     """By fit, from disk to weights; by extend; and by forget."""
     images = make_images(tmp_path / "images", ["ant", "bee"])
     new = make_images(tmp_path / "new", ["cow", "dog"])
@@ -102,7 +110,9 @@ def test_a_image_is_opened_once(tmp_path: Path, opened: list[str], options: list
     folder = ["--data.source", "folder", "--data.root", str(images), *options]
     learned(tmp_path, *folder, "--model.head", "RidgeHead", *BUFFER)
     assert once(opened, images)
-    model = cifnet_pl.extend(cifnet_pl.load(tmp_path / "default" / "version_0"), new).model
+    model = cifnet_pl.extend(
+        cifnet_pl.load(tmp_path / "default" / "version_0"), new
+    ).model
     assert once(opened, new)
     cifnet_pl.forget(model, "cow", new)
     assert once(opened, new)
@@ -117,7 +127,14 @@ def test_a_image_that_is_compared_with_others_is_opened_once(
     for part in ("train", "val"):
         make_images(tmp_path / "images" / part, ["ant", "bee"])
     opened.clear()
-    learned(tmp_path, "--data.source", "folder", "--data.root", str(tmp_path / "images"), *BUFFER)
+    learned(
+        tmp_path,
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(tmp_path / "images"),
+        *BUFFER,
+    )
     assert once(opened, tmp_path / "images" / "train")
 
 

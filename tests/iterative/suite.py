@@ -28,7 +28,9 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.first = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+        )
         self.last = nn.Sequential(
             nn.Conv2d(16, WIDTH, 3, 2, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()
         )

@@ -72,7 +72,9 @@ def test_crop_is_a_square_of_the_padded_image(images):
 
 
 def test_brightness(images):
-    seen = Augmentation(flip=False, brightness=0.5)(images.clamp(10, 100), KEYS, (0,)).float()
+    seen = Augmentation(flip=False, brightness=0.5)(
+        images.clamp(10, 100), KEYS, (0,)
+    ).float()
     factors = (seen / images.clamp(10, 100)).flatten(1)
     assert 0.45 < factors.min() < 0.6
     assert 1.4 < factors.max() < 1.55
@@ -86,14 +88,17 @@ def test_contrast_and_saturation_keep_what_they_should(images):
     ).abs().max() <= 1
     flat = torch.full_like(images, 77)
     assert torch.equal(Augmentation(flip=False, contrast=0.9)(flat, KEYS, (0,)), flat)
-    assert not torch.equal(Augmentation(flip=False, contrast=0.9)(images, KEYS, (0,)), images)
+    assert not torch.equal(
+        Augmentation(flip=False, contrast=0.9)(images, KEYS, (0,)), images
+    )
 
 
 def test_cutout_is_a_black_square_that_may_reach_over_the_edge(images):
     seen = Augmentation(flip=False, cutout=0.5)(images.clamp_min(1), KEYS, (0,))
     black = (seen == 0).all(dim=1)
     assert torch.equal(
-        seen[~black[:, None].expand_as(seen)], images.clamp_min(1)[~black[:, None].expand_as(seen)]
+        seen[~black[:, None].expand_as(seen)],
+        images.clamp_min(1)[~black[:, None].expand_as(seen)],
     )
     rows = black.any(dim=2).sum(dim=1)
     columns = black.any(dim=1).sum(dim=1)

@@ -25,7 +25,8 @@ TINY = [
 
 def test_every_method_has_one():
     classes = {
-        yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2] for path in ALL
+        yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2]
+        for path in ALL
     }
     assert classes == {method.__name__ for method in METHODS}
 
@@ -50,7 +51,9 @@ def test_config_runs(path, tmp_path):
     assert config["checkpoint"]["every_minutes"] == 10  # tasks take hours
     saved = config["model"]["init_args"]
     configured = {
-        name: value for name, value in written["model"]["init_args"].items() if name != "epochs"
+        name: value
+        for name, value in written["model"]["init_args"].items()
+        if name != "epochs"
     }
     assert configured.items() <= saved.items()
     assert len(json.loads((folder / "summary.json").read_text())["A_k"]) == 2

@@ -7,7 +7,13 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.iterative import METHODS, CREATEModule, FOSTERModule, PODNetModule, ReplayModule
+from cifnet_pl.iterative import (
+    METHODS,
+    CREATEModule,
+    FOSTERModule,
+    PODNetModule,
+    ReplayModule,
+)
 from cifnet_pl.iterative.learned import learned_name
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import FAST, assert_ends, make_images
@@ -24,7 +30,11 @@ NOT_LINEAR = (PODNetModule, CREATEModule)
 def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
     module, _ = run(method, tmp_path, epochs=1)
     images = torch.randint(
-        0, 256, (32, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        0,
+        256,
+        (32, 3, 8, 8),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(0),
     )
     for prediction in module.ways or ["classifier"]:
         module.prediction = prediction
@@ -32,10 +42,14 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
         model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
         assert model.class_names == module.class_names
         assert [len(task) for task in model.tasks] == [2, 2]
-        torch.testing.assert_close(model.embed(images), module.embed(images), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            model.embed(images), module.embed(images), rtol=1e-4, atol=1e-4
+        )
         way = "nearest_mean" if method in NOT_LINEAR else prediction
         expected = module._answers(module.embed(images), way)
-        torch.testing.assert_close(model.probabilities(images), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            model.probabilities(images), expected, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_foster_with_both_branches(tmp_path):
@@ -43,7 +57,9 @@ def test_foster_with_both_branches(tmp_path):
     model = module.learned_model()
     assert model.backbone.name == "learned:branches.2:small"
     images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
-    torch.testing.assert_close(model.probabilities(images), module(images), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        model.probabilities(images), module(images), rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.system
@@ -56,20 +72,42 @@ def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "--model.epochs",
         "1",
     ]
-    digits = [*FAST[2:], "--data.image_size", "8", "--data.max_tasks", "2", "--logs", str(tmp_path)]
+    digits = [
+        *FAST[2:],
+        "--data.image_size",
+        "8",
+        "--data.max_tasks",
+        "2",
+        "--logs",
+        str(tmp_path),
+    ]
     assert main(["fit", *method, *digits, "--model.exemplars", "40"]) == 0
     run_folder = str(tmp_path / "default" / "version_0")
     images = str(make_images(tmp_path / "images", ["ant", "bee"]))
     bundle, more, graph = (str(tmp_path / name) for name in ("bundle", "more", "graph"))
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
-    assert_ends(main(["info", "--model", bundle]), 0, "learned:plain:random:resnet32_cifar", capsys)
+    assert_ends(
+        main(["info", "--model", bundle]),
+        0,
+        "learned:plain:random:resnet32_cifar",
+        capsys,
+    )
     table = tmp_path / "classes.csv"
-    assert main(["classify", "--model", bundle, "--images", images, "--output", str(table)]) == 0
+    assert (
+        main(
+            ["classify", "--model", bundle, "--images", images, "--output", str(table)]
+        )
+        == 0
+    )
     assert len(table.read_text().splitlines()) > 10
-    assert main(["extend", "--model", bundle, "--images", images, "--output", more]) == 0
+    assert (
+        main(["extend", "--model", bundle, "--images", images, "--output", more]) == 0
+    )
     assert main(["evaluate", "--model", more, "--images", images]) == 0
     assert cifnet_pl.load(more).class_names[-2:] == ["ant", "bee"]
-    assert main(["export", "--model", bundle, "--output", graph, "--format", "onnx"]) == 0
+    assert (
+        main(["export", "--model", bundle, "--output", graph, "--format", "onnx"]) == 0
+    )
 
 
 def test_a_damaged_or_hostile_network_is_refused(tmp_path: Path):
@@ -82,7 +120,10 @@ def test_a_damaged_or_hostile_network_is_refused(tmp_path: Path):
     for backbone, reason in (
         ({**about["backbone"], "sha256": "0" * 64}, "other weights"),
         ({**about["backbone"], "name": "learned:branches.2:small"}, ""),
-        ({**about["backbone"], "name": "learned:plain:import:os.system"}, "would import os.system"),
+        (
+            {**about["backbone"], "name": "learned:plain:import:os.system"},
+            "would import os.system",
+        ),
         ({**about["backbone"], "name": "learned:branches.9999:small"}, "structure"),
     ):
         forge(folder, {**about, "backbone": backbone})
@@ -101,8 +142,14 @@ def test_an_unfinished_run_is_no_model(tmp_path: Path):
 
 
 def test_a_learned_network_needs_no_other_file():
-    assert learned_name("plain", "file:w.pt", "resnet18") == "learned:plain:random:resnet18"
-    assert learned_name("plain", "timm:resnet10t", None) == "learned:plain:random:timm:resnet10t"
+    assert (
+        learned_name("plain", "file:w.pt", "resnet18")
+        == "learned:plain:random:resnet18"
+    )
+    assert (
+        learned_name("plain", "timm:resnet10t", None)
+        == "learned:plain:random:timm:resnet10t"
+    )
     assert (
         learned_name("plain", "torchvision:ResNet18_Weights.DEFAULT", None)
         == "learned:plain:random:resnet18"

@@ -30,7 +30,9 @@ def test_methods_have_the_names_of_the_published_rows_in_a_report():
 def assert_equal(ours, theirs):
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
-    assert torch.linalg.vector_norm(ours - theirs) <= 1e-9 * torch.linalg.vector_norm(theirs)
+    assert torch.linalg.vector_norm(ours - theirs) <= 1e-9 * torch.linalg.vector_norm(
+        theirs
+    )
 
 
 def leaf(tensor):
@@ -53,7 +55,9 @@ def test_wa(given):
 
 def test_alignment(given):
     assert_equal(losses.aligned(given["fc_weight"], 4), given["wa_aligned"])
-    assert_equal(losses.aligned(given["fc_weight"], 4, value=1.0), given["foster_aligned"])
+    assert_equal(
+        losses.aligned(given["fc_weight"], 4, value=1.0), given["foster_aligned"]
+    )
     twice = losses.aligned(given["fc_weight"], 4, value=2.0)
     assert_equal(twice[OLD:], given["foster_aligned"][OLD:] * 2**1.5)
 
@@ -72,7 +76,9 @@ def test_pooled_maps(given):
 
 def test_pod_of_embeddings(given):
     assert_equal(losses.cosine_distance(given["z"], given["z_old"]), given["pod_flat"])
-    assert losses.pod_factor(10, 4) == pytest.approx(float(given["pod_factor"]), rel=1e-12)
+    assert losses.pod_factor(10, 4) == pytest.approx(
+        float(given["pod_factor"]), rel=1e-12
+    )
 
 
 def test_proxies(given):
@@ -86,7 +92,9 @@ def test_proxies(given):
 
 def test_nca(given):
     scores = leaf(given["pod_logits"])
-    assert_loss(losses.nca(scores, given["y"]), given["pod_nca"], given["pod_nca_grad"], scores)
+    assert_loss(
+        losses.nca(scores, given["y"]), given["pod_nca"], given["pod_nca_grad"], scores
+    )
 
 
 def test_auxiliary(given):
@@ -94,12 +102,15 @@ def test_auxiliary(given):
     assert torch.equal(targets, given["aux_targets"])
     auxiliary = functional.cross_entropy(given["aux_logits"], targets)
     assert_equal(
-        functional.cross_entropy(given["logits"], given["y"]) + auxiliary, given["der_loss"]
+        functional.cross_entropy(given["logits"], given["y"]) + auxiliary,
+        given["der_loss"],
     )
 
 
 def test_foster(given):
-    weights = [losses.effective_weights(given["foster_counts"], beta) for beta in (0.96, 0.97)]
+    weights = [
+        losses.effective_weights(given["foster_counts"], beta) for beta in (0.96, 0.97)
+    ]
     assert_equal(weights[0], given["foster_weights_beta1"])
     assert_equal(weights[1], given["foster_weights_beta2"])
     logits = leaf(given["logits"])
@@ -121,16 +132,24 @@ def test_info_nce(given):
         embedding,
     )
     assert_equal(
-        losses.info_nce(given["tagfex_predicted"], given["tagfex_old"]), given["tagfex_distill"]
+        losses.info_nce(given["tagfex_predicted"], given["tagfex_old"]),
+        given["tagfex_distill"],
     )
 
 
 def test_merge_attention(given):
     attention = MergeAttention(16, 4).double()
     names = {"query": "q", "key_specific": "k_ts", "key_agnostic": "k_ta"}
-    for ours, theirs in {**names, "value_specific": "v_ts", "value_agnostic": "v_ta"}.items():
+    for ours, theirs in {
+        **names,
+        "value_specific": "v_ts",
+        "value_agnostic": "v_ta",
+    }.items():
         getattr(attention, ours).data = given[f"tagfex_weight_{theirs}"]
-    assert_equal(attention(given["tagfex_ts"], given["tagfex_ta"]).detach(), given["tagfex_merged"])
+    assert_equal(
+        attention(given["tagfex_ts"], given["tagfex_ta"]).detach(),
+        given["tagfex_merged"],
+    )
 
 
 def test_transfer(given):
@@ -144,7 +163,9 @@ def test_transfer(given):
 
 def test_confusion(given):
     assert_equal(losses.confusion(given["create_error"]), given["create_confusion"])
-    assert_equal(losses.confusion_weights(given["create_error"]), given["create_weight"])
+    assert_equal(
+        losses.confusion_weights(given["create_error"]), given["create_weight"]
+    )
 
 
 @pytest.mark.parametrize("name", ["contrastive", "contrastive_unweighted"])
@@ -154,7 +175,8 @@ def test_separation(name, given):
     else:
         weights = torch.ones(24, dtype=torch.float64)
     assert_equal(
-        losses.separation(given["create_latent"], given["y"], weights), given[f"create_{name}"]
+        losses.separation(given["create_latent"], given["y"], weights),
+        given[f"create_{name}"],
     )
 
 
@@ -163,4 +185,6 @@ def test_binary_distillation():
     targets = torch.tensor([[0.3, 1.0], [0.0, 0.5]])
     p = scores.sigmoid()
     wanted = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum() / 2
-    assert losses.binary_distillation(scores, targets) == pytest.approx(float(wanted), rel=1e-6)
+    assert losses.binary_distillation(scores, targets) == pytest.approx(
+        float(wanted), rel=1e-6
+    )

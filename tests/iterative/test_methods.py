@@ -20,7 +20,14 @@ from cifnet_pl.iterative import (
     TagFexModule,
 )
 from cifnet_pl.learning.callbacks import TaskMetrics
-from tests.iterative.suite import NAMES, assert_goes_on, assert_same_weights, data, learner, run
+from tests.iterative.suite import (
+    NAMES,
+    assert_goes_on,
+    assert_same_weights,
+    data,
+    learner,
+    run,
+)
 from tests.killing import Act, Killed, die
 from tests.lightning_runs import trainer
 
@@ -75,14 +82,19 @@ class TestLearning:
         else:
             assert record.trajectory[-1] > 80
 
-    def test_nothing_depends_on_chance_but_much_on_the_seed(self, method, short, tmp_path):
+    def test_nothing_depends_on_chance_but_much_on_the_seed(
+        self, method, short, tmp_path
+    ):
         first, _, _ = short(method)
         torch.manual_seed(17)
         again, _ = run(method, tmp_path, epochs=2)
         assert_same_weights(first, again)
         other, _ = run(method, tmp_path, epochs=2, seed=1)
         state = other.state_dict()
-        assert any(not torch.equal(value, state[key]) for key, value in first.state_dict().items())
+        assert any(
+            not torch.equal(value, state[key])
+            for key, value in first.state_dict().items()
+        )
 
     def test_state_is_counted(self, method, short):
         module, record, _ = short(method)
@@ -92,7 +104,9 @@ class TestLearning:
         assert elements["parameters"] == sum(p.numel() for p in module.parameters())
         assert record.rows[-1].state_elements == sum(elements.values())
 
-    def test_classifier_and_nearest_mean_are_both_evaluated(self, method, short, tmp_path):
+    def test_classifier_and_nearest_mean_are_both_evaluated(
+        self, method, short, tmp_path
+    ):
         module, record, _ = short(method)
         result = {
             way: [getattr(row, f"A_k_{way}") for row in record.rows]
@@ -125,13 +139,17 @@ class TestResume:
         again = learner(method, epochs=2)
         metrics = TaskMetrics()
         taken = []
-        count = Act("on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done))
+        count = Act(
+            "on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done)
+        )
         trainer(tmp_path, metrics, count).fit(
             again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}"
         )
         assert_same_weights(again, module)
         assert metrics.record.trajectory == record.trajectory
-        assert taken == [batches + 2]  # it went on after the steps that the checkpoint holds
+        assert taken == [
+            batches + 2
+        ]  # it went on after the steps that the checkpoint holds
 
     def test_in_the_process_that_was_interrupted(self, method, short, tmp_path):
         module, _, _ = short(method)
@@ -193,10 +211,14 @@ def test_foster_gives_new_classes_weights_on_the_old_branch(learns, tmp_path):
 
 def test_foster_can_be_evaluated_before_compression(tmp_path):
     options = {"epochs": 2, "evaluated": "branches"}
-    made = assert_goes_on(FOSTERModule, tmp_path, 4, given={"max_tasks": 3}, task=2, **options)
+    made = assert_goes_on(
+        FOSTERModule, tmp_path, 4, given={"max_tasks": 3}, task=2, **options
+    )
     assert made.exemplars.mean.shape == (6, 64)
     assert len(made.branches) == 2
-    assert sum(p.numel() for part in made.extractors() for p in part.parameters()) == 5184
+    assert (
+        sum(p.numel() for part in made.extractors() for p in part.parameters()) == 5184
+    )
     student, _ = run(FOSTERModule, tmp_path, epochs=2)
     assert student.exemplars.mean.shape == (4, 32)
     compressed = learner(FOSTERModule, **options)
@@ -216,7 +238,9 @@ def test_tagfex_draws_its_attention_anew_in_each_task(tmp_path):
     assert not torch.equal(made.attention.query, before)
     assert made.predictor is predictor
     assert all(
-        not layer.bias.any() for layer in learner(TagFexModule).projector if hasattr(layer, "bias")
+        not layer.bias.any()
+        for layer in learner(TagFexModule).projector
+        if hasattr(layer, "bias")
     )
 
 
@@ -250,7 +274,8 @@ def test_create_tunes_no_weight_of_its_network_but_moves_its_statistics(tmp_path
 class TestPODNet:
     @pytest.mark.parametrize("last_relu", [True, False])
     @pytest.mark.parametrize(
-        "name", ["random:resnet32_cifar", "random:resnet18_cifar", "random:resnet50", "small"]
+        "name",
+        ["random:resnet32_cifar", "random:resnet18_cifar", "random:resnet50", "small"],
     )
     def test_embeddings_may_be_negative(self, name, last_relu):
         made = PODNetModule(backbone=name, last_relu=last_relu).eval()
@@ -261,7 +286,9 @@ class TestPODNet:
         assert torch.allclose(again, z, atol=1e-5)
         assert bool((maps[-1] < 0).any()) is not last_relu
         count = sum(p.numel() for p in made.network.parameters())
-        assert count == sum(p.numel() for p in ReplayModule(backbone=name).network.parameters())
+        assert count == sum(
+            p.numel() for p in ReplayModule(backbone=name).network.parameters()
+        )
 
     def test_imprinted_proxies_name_new_classes_before_they_are_learned(self, tmp_path):
         seen = []
@@ -286,7 +313,12 @@ class TestPODNet:
             seen.append([float(p.norm(dim=1).mean()) for p in made.cosine.proxies])
 
         assert_goes_on(
-            PODNetModule, tmp_path, 5, Act("on_train_batch_start", 1, look), epochs=2, imprint=True
+            PODNetModule,
+            tmp_path,
+            5,
+            Act("on_train_batch_start", 1, look),
+            epochs=2,
+            imprint=True,
         )
         assert seen[0] > 0.5  # one in four by chance
         assert seen[1][0] == pytest.approx(seen[1][1], rel=1e-5)
@@ -295,7 +327,9 @@ class TestPODNet:
         made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
         images = made.data.source.train
         label = 3
-        rows = images.rows_of[made.data.source.class_names.index(made.class_names[label])]
+        rows = images.rows_of[
+            made.data.source.class_names.index(made.class_names[label])
+        ]
         pixels = torch.stack(
             [torch.from_numpy(images.image(row).square(8)) for row in rows]
         ).permute(0, 3, 1, 2)
@@ -312,6 +346,8 @@ def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):
     seen, keep = state_after(9 * 2)
     made, _ = run(PODNetModule, tmp_path, keep, epochs=2, tuning=1.0)
     after = made.state_dict()
-    assert not torch.equal(after["network.first.0.weight"], seen["network.first.0.weight"])
+    assert not torch.equal(
+        after["network.first.0.weight"], seen["network.first.0.weight"]
+    )
     assert not torch.equal(after["cosine.proxies.1"], seen["cosine.proxies.1"])
     assert torch.equal(after["cosine.proxies.0"], seen["cosine.proxies.0"])

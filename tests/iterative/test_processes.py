@@ -41,13 +41,19 @@ def losses_of(
     try:
         # Batch statistics are those of each process, as everywhere; fixed ones are the same in all.
         made = learner(
-            method, epochs=1, learning_rate=0.01, batch_statistics="fixed", weight_decay=1e-4
+            method,
+            epochs=1,
+            learning_rate=0.01,
+            batch_statistics="fixed",
+            weight_decay=1e-4,
         )
         if processes > 1:
             options = {"devices": processes, "strategy": StatisticsDDPStrategy()}
         else:
             options = {}
-        trainer(folder, **options).fit(made, datamodule=data(batch_size=BATCH // processes))
+        trainer(folder, **options).fit(
+            made, datamodule=data(batch_size=BATCH // processes)
+        )
     finally:
         Descent.step = real
     return values, made
@@ -55,7 +61,9 @@ def losses_of(
 
 def rank(number: int, port: int, folder: Path) -> int:
     """One of two processes: learns with every method, one after the other."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0"
+    )
     os.environ.update(LOCAL_RANK=str(number))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -92,7 +100,9 @@ def test_the_same_as_one(method, pair, tmp_path):
         result = json.loads((pair / f"{method.__name__}_{number}.json").read_text())
         assert len(result) == len(wanted)
         assert result == pytest.approx(wanted, rel=1e-4)
-        states.append(torch.load(pair / f"{method.__name__}_{number}.pt", weights_only=True))
+        states.append(
+            torch.load(pair / f"{method.__name__}_{number}.pt", weights_only=True)
+        )
     for key, value in alone.state_dict().items():
         assert torch.equal(states[0][key], states[1][key]), key
         if value.is_floating_point():

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import METHODS, CREATEModule, FinetuneModule, ReplayModule, WAModule
+from cifnet_pl.iterative import (
+    METHODS,
+    CREATEModule,
+    FinetuneModule,
+    ReplayModule,
+    WAModule,
+)
 from cifnet_pl.iterative.descent import Step
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
@@ -24,7 +30,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 # ---------------------------------------------------------------------- going on inside a task
 
-OTHERS = r"inside a task with \d+ steps, this run has \d+: use the same --data\.batch_size"
+OTHERS = (
+    r"inside a task with \d+ steps, this run has \d+: use the same --data\.batch_size"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +43,19 @@ def made(tmp_path_factory):
     def make(method):
         folder = tmp_path_factory.mktemp("saved")
         save = Act(
-            "on_train_batch_end", 1, lambda t: t.save_checkpoint(folder / "mid.ckpt"), batches=5
+            "on_train_batch_end",
+            1,
+            lambda t: t.save_checkpoint(folder / "mid.ckpt"),
+            batches=5,
         )
         return run(method, folder, save, epochs=1)[0], folder / "mid.ckpt"
 
     return make
 
 
-@pytest.fixture(params=[FinetuneModule, ReplayModule], ids=lambda method: method.__name__)
+@pytest.fixture(
+    params=[FinetuneModule, ReplayModule], ids=lambda method: method.__name__
+)
 def saved(request, made):
     """(method, module, checkpoint)."""
     return request.param, *made(request.param)
@@ -53,7 +66,9 @@ def test_another_batch_size_is_refused(saved, batch_size, tmp_path):
     method, _, path = saved
     with pytest.raises(CheckpointError, match=OTHERS):
         trainer(tmp_path).fit(
-            learner(method, epochs=1), datamodule=data(batch_size=batch_size), ckpt_path=path
+            learner(method, epochs=1),
+            datamodule=data(batch_size=batch_size),
+            ckpt_path=path,
         )
 
 
@@ -74,7 +89,9 @@ def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
     one, _ = run(method, tmp_path, given={"max_tasks": 1}, epochs=1)
     one.trainer.save_checkpoint(tmp_path / "it.ckpt")
     again = learner(method, epochs=1)
-    trainer(tmp_path).fit(again, datamodule=data(batch_size=64), ckpt_path=tmp_path / "it.ckpt")
+    trainer(tmp_path).fit(
+        again, datamodule=data(batch_size=64), ckpt_path=tmp_path / "it.ckpt"
+    )
     assert again.tasks_finished == 2
 
 
@@ -98,7 +115,9 @@ class TestOneImage:
 
     def test_as_a_batch_is_learned_with_fixed_statistics(self, tmp_path):
         options = {"batch_statistics": "fixed", "learning_rate": 0.001, "epochs": 1}
-        run(FinetuneModule, tmp_path, given={"batch_size": 1, "max_tasks": 1}, **options)
+        run(
+            FinetuneModule, tmp_path, given={"batch_size": 1, "max_tasks": 1}, **options
+        )
 
     @pytest.mark.parametrize("method", [WAModule, CREATEModule])
     def test_in_the_last_step_is_normalised_by_the_running_statistics(
@@ -113,8 +132,14 @@ class TestOneImage:
             )
 
         monkeypatch.setattr(IterativeModule, "kept_rows", three)
-        options = {"backbone": "random:resnet18_cifar", "epochs": 1, "learning_rate": 1e-8}
-        made, _ = run(method, tmp_path, given={"batch_size": 2, "max_tasks": 1}, **options)
+        options = {
+            "backbone": "random:resnet18_cifar",
+            "epochs": 1,
+            "learning_rate": 1e-8,
+        }
+        made, _ = run(
+            method, tmp_path, given={"batch_size": 2, "max_tasks": 1}, **options
+        )
         assert sizes == [(1, 2), (1, 1)]
         assert all(torch.isfinite(p).all() for p in made.parameters())
 
@@ -138,7 +163,8 @@ def test_fewer_images_than_processes(tmp_path):
         [Step(0, 0, 0.0, none, none)], 0
     )  # Lightning asks for a task after the last
     with pytest.raises(
-        UsageError, match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices"
+        UsageError,
+        match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices",
     ):
         made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 1)
 
@@ -162,7 +188,9 @@ class TestStepsWithoutNewImages:
         assert max(of_the_second) <= 8
         new = sum(of_the_second) - 2 * 60
         assert 0 < new < len(of_the_second)  # so that some steps had none
-        assert made._done == len(of_the_second) + 1  # and the pass that chooses exemplars
+        assert (
+            made._done == len(of_the_second) + 1
+        )  # and the pass that chooses exemplars
 
     def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
         self.few(monkeypatch)
@@ -185,7 +213,12 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
                 loss = self.loss(batch)
             parts = torch.autograd.grad(loss, self._descent.weights, allow_unused=True)
-            seen.append((loss, torch.cat([part.flatten() for part in parts if part is not None])))
+            seen.append(
+                (
+                    loss,
+                    torch.cat([part.flatten() for part in parts if part is not None]),
+                )
+            )
         raise Killed
 
     monkeypatch.setattr(IterativeModule, "learn", learn)

@@ -30,7 +30,12 @@ from cifnet_pl.iterative import (
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import ExemplarSet
 from cifnet_pl.model.store import load
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, DataError, UsageError
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    DataError,
+    UsageError,
+)
 from tests.command_line import FAST, assert_same_model, make_images
 from tests.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
@@ -46,7 +51,11 @@ class TestStatistics:
     def test_fixed(self, tmp_path):
         before = learner(FinetuneModule).state_dict()
         made, _ = run(
-            FinetuneModule, tmp_path, epochs=1, batch_statistics="fixed", learning_rate=0.01
+            FinetuneModule,
+            tmp_path,
+            epochs=1,
+            batch_statistics="fixed",
+            learning_rate=0.01,
         )
         moved = {
             k
@@ -76,7 +85,9 @@ class TestExemplars:
         made, _ = run(ReplayModule, tmp_path, epochs=1)
         assert torch.bincount(made.exemplars.label).tolist() == [15] * 4
         images = data().source.train
-        for image, label in zip(made.exemplars.image, made.exemplars.label, strict=True):
+        for image, label in zip(
+            made.exemplars.image, made.exemplars.label, strict=True
+        ):
             class_rows = images.rows_of[images_class(made, int(label))]
             assert any(
                 np.array_equal(images.image(row).square(SIDE), image.permute(1, 2, 0))
@@ -90,11 +101,15 @@ class TestExemplars:
     def test_prediction_is_the_nearest_mean(self, tmp_path):
         made, _ = run(ICaRLModule, tmp_path, epochs=2)
         z = functional.normalize(made.embed(made.exemplars.image), dim=1).double()
-        means = torch.stack([z[made.exemplars.label == c].mean(dim=0) for c in range(4)])
+        means = torch.stack(
+            [z[made.exemplars.label == c].mean(dim=0) for c in range(4)]
+        )
         distance = torch.cdist(z, functional.normalize(means, dim=1))
         probabilities = made(made.exemplars.image)
         assert torch.equal(probabilities.argmax(dim=1), distance.argmin(dim=1))
-        assert torch.allclose(probabilities, (-distance.square()).softmax(dim=1), atol=1e-5)
+        assert torch.allclose(
+            probabilities, (-distance.square()).softmax(dim=1), atol=1e-5
+        )
 
     def test_set(self):
         kept = ExemplarSet()
@@ -121,7 +136,9 @@ class TestMemoryShare:
 
     def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
         steps = watch(
-            FOSTERModule, "steps", lambda self, rows, task: (task, len(rows), len(self.exemplars))
+            FOSTERModule,
+            "steps",
+            lambda self, rows, task: (task, len(rows), len(self.exemplars)),
         )
         run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
         new = len(data().plan.rows(1, [["0", "1"]]))
@@ -131,7 +148,12 @@ class TestMemoryShare:
 
     def test_new_images_are_left_out_evenly(self, tmp_path):
         made, _ = run(
-            FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.5, given={"max_tasks": 1}
+            FOSTERModule,
+            tmp_path,
+            epochs=1,
+            exemplars=20,
+            memory_rate=0.5,
+            given={"max_tasks": 1},
         )
         source = data().source.train
         rows = np.concatenate([source.rows_of[2], source.rows_of[3]])
@@ -158,7 +180,9 @@ class TestParameters:
 
     def test_resnet18(self):
         made = ReplayModule(backbone="random:resnet18_cifar")
-        assert round(sum(p.numel() for p in made.network.parameters()) / 1e6, 2) == 11.17
+        assert (
+            round(sum(p.numel() for p in made.network.parameters()) / 1e6, 2) == 11.17
+        )
         assert made.features(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
         assert made.network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
 
@@ -186,17 +210,35 @@ def test_icarls_binary_loss_is_the_papers(tmp_path):
 
 # ---------------------------------------------------------------------- the command line
 
-OPTIONS = [*FAST, "--data.max_tasks", "2", "--data.batch_size", "32", "--model.backbone", "small"]
+OPTIONS = [
+    *FAST,
+    "--data.max_tasks",
+    "2",
+    "--data.batch_size",
+    "32",
+    "--model.backbone",
+    "small",
+]
 
 
 class TestCommandLine:
     def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
         line = ["--model", "cifnet_pl.iterative.FOSTERModule", *OPTIONS]
-        line += ["--model.epochs", "2", "--seed_everything", "5", "--checkpoint.every_minutes", "0"]
+        line += [
+            "--model.epochs",
+            "2",
+            "--seed_everything",
+            "5",
+            "--checkpoint.every_minutes",
+            "0",
+        ]
         assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
         assert (
-            yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"]["seed"] == 5
+            yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"][
+                "seed"
+            ]
+            == 5
         )
         with monkeypatch.context() as patched:
             patched.setattr(FOSTERModule, "loss", at_call(50, FOSTERModule.loss, die))
@@ -209,12 +251,15 @@ class TestCommandLine:
         calls = []
         real = FOSTERModule.loss
         monkeypatch.setattr(
-            FOSTERModule, "loss", lambda self, batch: (calls.append(1), real(self, batch))[1]
+            FOSTERModule,
+            "loss",
+            lambda self, batch: (calls.append(1), real(self, batch))[1],
         )
         assert main(["fit", *line, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
         assert_same_model(again, whole)
         ours, theirs = (
-            json.loads((folder / "summary.json").read_text()) for folder in (again, whole)
+            json.loads((folder / "summary.json").read_text())
+            for folder in (again, whole)
         )
         assert ours["A_k"] == theirs["A_k"]
         assert load(again).counts == load(whole).counts
@@ -230,10 +275,19 @@ class TestCommandLine:
             "mine",
         ]
         assert main(["fit", *line, "--logs", str(tmp_path)]) == 0
-        summary = json.loads((tmp_path / "default" / "version_0" / "summary.json").read_text())
+        summary = json.loads(
+            (tmp_path / "default" / "version_0" / "summary.json").read_text()
+        )
         small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
-        assert (summary["head"], summary["preset"], summary["epochs"]) == ("DERModule", "mine", 1)
-        assert (summary["network_params"], summary["backbone_params"]) == (small, 2 * small)
+        assert (summary["head"], summary["preset"], summary["epochs"]) == (
+            "DERModule",
+            "mine",
+            1,
+        )
+        assert (summary["network_params"], summary["backbone_params"]) == (
+            small,
+            2 * small,
+        )
 
 
 # ---------------------------------------------------------------------- bad input
@@ -283,18 +337,28 @@ class TestRefused:
     def test_option(self, options, said):
         kind = options.get("kind", FinetuneModule)
         with pytest.raises(UsageError, match=said):
-            learner(kind, **{name: value for name, value in options.items() if name != "kind"})
+            learner(
+                kind,
+                **{name: value for name, value in options.items() if name != "kind"},
+            )
 
     @pytest.mark.parametrize("method", METHODS, ids=NAMES)
     def test_learning_rate_too_high(self, method, tmp_path):
         with pytest.raises(
-            CifnetError, match=r"in task 1: the learning rate 1e\+30 is too high, set a lower"
+            CifnetError,
+            match=r"in task 1: the learning rate 1e\+30 is too high, set a lower",
         ):
             run(method, tmp_path, learning_rate=1e30, epochs=3)
 
     def test_cache(self, tmp_path):
-        with pytest.raises(UsageError, match=r"--data\.cache keeps what a frozen network computes"):
-            run(FinetuneModule, tmp_path, given={"cache": True, "cache_folder": str(tmp_path)})
+        with pytest.raises(
+            UsageError, match=r"--data\.cache keeps what a frozen network computes"
+        ):
+            run(
+                FinetuneModule,
+                tmp_path,
+                given={"cache": True, "cache_folder": str(tmp_path)},
+            )
 
     def test_fewer_exemplars_than_classes(self, tmp_path):
         with pytest.raises(UsageError, match="3 exemplars cannot cover 4 classes"):
@@ -302,12 +366,18 @@ class TestRefused:
 
     def test_cut_passes(self, tmp_path):
         with pytest.raises(UsageError, match="cut off whole passes"):
-            trainer(tmp_path, limit_train_batches=3).fit(learner(FinetuneModule), datamodule=data())
+            trainer(tmp_path, limit_train_batches=3).fit(
+                learner(FinetuneModule), datamodule=data()
+            )
 
-    @pytest.mark.parametrize("where", ["loss", "after_choosing", "probabilities_by_classifier"])
+    @pytest.mark.parametrize(
+        "where", ["loss", "after_choosing", "probabilities_by_classifier"]
+    )
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
         monkeypatch.setattr(PODNetModule, where, FULL)
-        said = r"^the GPU's memory is full: set a smaller --data\.batch_size \(now 32\)$"
+        said = (
+            r"^the GPU's memory is full: set a smaller --data\.batch_size \(now 32\)$"
+        )
         with pytest.raises(CifnetError, match=said):
             run(PODNetModule, tmp_path, epochs=1)
 
@@ -317,19 +387,37 @@ class TestRefused:
         with pytest.raises(
             CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"
         ):
-            trainer(tmp_path).validate(made, datamodule=data(max_tasks=1), verbose=False)
+            trainer(tmp_path).validate(
+                made, datamodule=data(max_tasks=1), verbose=False
+            )
 
-    @pytest.mark.parametrize("tuning", [0.125, 20.0], ids=["last_step", "further_steps"])
+    @pytest.mark.parametrize(
+        "tuning", [0.125, 20.0], ids=["last_step", "further_steps"]
+    )
     def test_rate_of_tuning_too_high(self, tuning, tmp_path):
         said = r"in task 2: the learning rate 1e\+38 is too high, set a lower --model\.tuning_rate$"
         with pytest.raises(CifnetError, match=said):
-            run(PODNetModule, tmp_path, epochs=1, exemplars=4, tuning_rate=1e38, tuning=tuning)
+            run(
+                PODNetModule,
+                tmp_path,
+                epochs=1,
+                exemplars=4,
+                tuning_rate=1e38,
+                tuning=tuning,
+            )
 
     def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
         with pytest.raises(
-            CifnetError, match=r"in task 1: the learning rate 1e\+25 is too high, set a lower"
+            CifnetError,
+            match=r"in task 1: the learning rate 1e\+25 is too high, set a lower",
         ):
-            run(FinetuneModule, tmp_path, epochs=1, learning_rate=1e25, given={"batch_size": 1000})
+            run(
+                FinetuneModule,
+                tmp_path,
+                epochs=1,
+                learning_rate=1e25,
+                given={"batch_size": 1000},
+            )
 
     @pytest.mark.parametrize("method", [FinetuneModule, ReplayModule])
     def test_class_without_a_readable_image(self, method, tmp_path):
@@ -344,7 +432,8 @@ class TestRefused:
         }
         with pytest.raises(DataError, match="no image of class 'b' was learned"):
             trainer(tmp_path).fit(
-                learner(method), datamodule=digits(**images, max_tasks=1, image_size=SIDE)
+                learner(method),
+                datamodule=digits(**images, max_tasks=1, image_size=SIDE),
             )
 
     def test_checkpoint_of_other_settings(self, tmp_path):
@@ -352,11 +441,15 @@ class TestRefused:
         made.trainer.save_checkpoint(tmp_path / "it.ckpt")
         others = {
             "made with epochs = 1, this run has 2": learner(DERModule, epochs=2),
-            "is of a DERModule|made with module = DERModule": learner(WAModule, epochs=1),
+            "is of a DERModule|made with module = DERModule": learner(
+                WAModule, epochs=1
+            ),
         }
         for sentence, other in others.items():
             with pytest.raises(CheckpointError, match=sentence):
-                trainer(tmp_path).fit(other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt")
+                trainer(tmp_path).fit(
+                    other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt"
+                )
 
     def test_damaged_checkpoint(self, tmp_path):
         made, _ = run(DERModule, tmp_path, epochs=1)
@@ -388,18 +481,25 @@ class TestLossScaling:
     def test_it_learns_and_goes_on_with_the_same_bits(self, tmp_path):
         whole, again = (learner(FinetuneModule, epochs=2) for _ in range(2))
         save = Act(
-            "on_train_batch_end", 0, lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"), batches=12
+            "on_train_batch_end",
+            0,
+            lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"),
+            batches=12,
         )
-        trainer(tmp_path, save, plugins=[self.half()]).fit(whole, datamodule=data(max_tasks=1))
+        trainer(tmp_path, save, plugins=[self.half()]).fit(
+            whole, datamodule=data(max_tasks=1)
+        )
         assert whole.evaluation.accuracy > 80
         assert all(p.dtype == torch.float32 for p in whole.parameters())
-        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"]["descent"][
-            "scaler"
-        ]
+        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"][
+            "descent"
+        ]["scaler"]
         assert scaler["scale"] > 1
         assert scaler["_growth_tracker"] > 0
         run_again = trainer(tmp_path, plugins=[self.half()])
-        run_again.fit(again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt")
+        run_again.fit(
+            again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt"
+        )
         assert_same_weights(again, whole)
 
     def test_a_step_whose_gradients_overflow_changes_no_weight(self, tmp_path):
@@ -408,7 +508,10 @@ class TestLossScaling:
         def look(run):
             scaler = run.precision_plugin.scaler
             seen.append(
-                ([p.clone() for p in run.lightning_module.parameters()], scaler.get_scale())
+                (
+                    [p.clone() for p in run.lightning_module.parameters()],
+                    scaler.get_scale(),
+                )
             )
             return scaler
 
@@ -421,7 +524,9 @@ class TestLossScaling:
             for count, act in ((2, overflow), (3, look))
         ]
         made = learner(FinetuneModule, epochs=1)
-        trainer(tmp_path, *acts, plugins=[self.half()]).fit(made, datamodule=data(max_tasks=1))
+        trainer(tmp_path, *acts, plugins=[self.half()]).fit(
+            made, datamodule=data(max_tasks=1)
+        )
         (before, _), (after, scale) = seen
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert scale == 2.0**126  # halved, until gradients are finite again

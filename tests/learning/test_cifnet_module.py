@@ -33,7 +33,9 @@ class Recorder(Callback):
     def __init__(self):
         self.seen = []
         for hook in self.HOOKS:
-            setattr(self, hook, lambda trainer, module, hook=hook: self.note(hook, module))
+            setattr(
+                self, hook, lambda trainer, module, hook=hook: self.note(hook, module)
+            )
 
     def note(self, hook, module):
         self.seen.append(hook)
@@ -60,7 +62,9 @@ class LastSeen(Callback):
 
 class TestMonitor:
     def test_model_checkpoint(self, tmp_path):
-        best = ModelCheckpoint(tmp_path, "{A_k:.2f}", monitor="A_k", mode="max", save_top_k=-1)
+        best = ModelCheckpoint(
+            tmp_path, "{A_k:.2f}", monitor="A_k", mode="max", save_top_k=-1
+        )
         metrics = TaskMetrics()
         run = trainer(tmp_path, metrics, best)
         run.fit(module(), datamodule=digits())
@@ -69,10 +73,17 @@ class TestMonitor:
         assert float(best.best_model_score) == pytest.approx(
             max(row.A_k for row in metrics.record.rows)
         )
-        assert float(run.callback_metrics["A_k"]) == pytest.approx(metrics.record.rows[-1].A_k)
+        assert float(run.callback_metrics["A_k"]) == pytest.approx(
+            metrics.record.rows[-1].A_k
+        )
 
     def test_from_the_command_line(self, tmp_path):
-        options = ["--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.monitor", "A_k"]
+        options = [
+            "--trainer.callbacks",
+            "ModelCheckpoint",
+            "--trainer.callbacks.monitor",
+            "A_k",
+        ]
         options += [
             "--trainer.callbacks.mode",
             "max",
@@ -87,7 +98,9 @@ class TestMonitor:
 
     def test_early_stopping(self, tmp_path):
         metrics = TaskMetrics()
-        stop = EarlyStopping("A_k", stopping_threshold=1.0, mode="max")  # reached at once
+        stop = EarlyStopping(
+            "A_k", stopping_threshold=1.0, mode="max"
+        )  # reached at once
         trainer(tmp_path, metrics, stop).fit(module(), datamodule=digits())
         assert len(metrics.record.rows) == 1
 
@@ -100,15 +113,21 @@ class TestBackbone:
         """
         torch.manual_seed(0)
         first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
-        network = nn.Sequential(*first, nn.Dropout(0.5), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        network = nn.Sequential(
+            *first, nn.Dropout(0.5), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        )
         shape = Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
         monkeypatch.setitem(
-            cifnet_pl.backbones.BACKBONES, "convolutional", lambda *_: (network, 32, shape)
+            cifnet_pl.backbones.BACKBONES,
+            "convolutional",
+            lambda *_: (network, 32, shape),
         )
         return network
 
     def test_never_moves(self, convolutional, tmp_path):
-        before = {key: value.clone() for key, value in convolutional.state_dict().items()}
+        before = {
+            key: value.clone() for key, value in convolutional.state_dict().items()
+        }
         learner = module(backbone="convolutional")
         recorder = Recorder()
         digest = learner.backbone.sha256
@@ -149,7 +168,9 @@ class TestWithoutTheCommandLine:
     def test_defaults_of_the_trainer_are_put_right(self, tmp_path):
         learner = module(head=RidgeHead, buffer=None)
         data = digits()
-        run = trainer(tmp_path, max_epochs=1, num_sanity_val_steps=2, check_val_every_n_epoch=1)
+        run = trainer(
+            tmp_path, max_epochs=1, num_sanity_val_steps=2, check_val_every_n_epoch=1
+        )
         run.fit(learner, datamodule=data)
         assert len(learner.learned_tasks) == 5
         learned = learner.evaluation
@@ -168,7 +189,8 @@ class TestWithoutTheCommandLine:
         for key, value in learner.state_dict().items():
             assert torch.equal(value, whole.state_dict()[key]), key
         with pytest.raises(
-            CheckpointError, match="5 tasks are learned, but the record holds measurements of 0"
+            CheckpointError,
+            match="5 tasks are learned, but the record holds measurements of 0",
         ):
             trainer(tmp_path, TaskMetrics()).fit(learner, datamodule=digits())
 
@@ -186,7 +208,8 @@ class TestWithoutTheCommandLine:
         images = data.source.train
         for task, names in enumerate(learner.learned_tasks):
             labels = {
-                data.source.class_names.index(name): 2 * task + i for i, name in enumerate(names)
+                data.source.class_names.index(name): 2 * task + i
+                for i, name in enumerate(names)
             }
             rows = [row for position in labels for row in images.rows_of[position]]
             head.begin_task(list(labels.values()))
@@ -198,17 +221,27 @@ class TestWithoutTheCommandLine:
                 )
                 z = learner.backbone(pixels.permute(0, 3, 1, 2))
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
-                buffer.add(z, y, torch.tensor([images.content_hash(row) for row in batch]))
-                waiting.append((z, y))  # sums over the same samples at once have the same bits
+                buffer.add(
+                    z, y, torch.tensor([images.content_hash(row) for row in batch])
+                )
+                waiting.append(
+                    (z, y)
+                )  # sums over the same samples at once have the same bits
                 count = sum(len(labels) for _, labels in waiting)
                 if count >= EMBEDDINGS_PER_UPDATE or start + 50 >= len(rows):
-                    head.observe(*(torch.cat(parts) for parts in zip(*waiting, strict=True)))
+                    head.observe(
+                        *(torch.cat(parts) for parts in zip(*waiting, strict=True))
+                    )
                     waiting = []
             past, y = buffer.items()
             if task:
                 counts = head.class_counts()
                 head.observe_past(
-                    past, y, buffer.oversampling(max(counts[label] for label in labels.values()))
+                    past,
+                    y,
+                    buffer.oversampling(
+                        max(counts[label] for label in labels.values())
+                    ),
                 )
             buffer.commit()
             head.solve()
@@ -233,7 +266,9 @@ def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
         module(head=learner.head)
 
 
-def test_a_trainer_of_fewer_epochs_than_there_are_tasks_says_what_is_learned(tmp_path, caplog):
+def test_a_trainer_of_fewer_epochs_than_there_are_tasks_says_what_is_learned(
+    tmp_path, caplog
+):
     learner = module(head=RidgeHead, buffer=None)
     trainer(tmp_path, max_epochs=1).fit(learner, datamodule=digits(max_tasks=2))
     assert (

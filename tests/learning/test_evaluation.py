@@ -22,7 +22,9 @@ def test_whatever_the_batches(batch: int):
     probabilities, label = drawn()
     counts = EvaluationCounts([3, 4])
     for start in range(0, 500, batch):
-        counts.update(probabilities[start : start + batch], label[start : start + batch])
+        counts.update(
+            probabilities[start : start + batch], label[start : start + batch]
+        )
     evaluation = counts.compute()
     ece = multiclass_calibration_error(probabilities, label, 7, n_bins=15)
     assert evaluation.ece == pytest.approx(100 * float(ece), abs=1e-4)
@@ -33,7 +35,9 @@ def test_whatever_the_batches(batch: int):
     by_task = [100 * float(right[part].mean()) for part in (label < 3, label >= 3)]
     assert evaluation.task_accuracy == pytest.approx(by_task)
     expected = torch.zeros(7, 7, dtype=torch.int64).index_put_(
-        (label, probabilities.argmax(1)), torch.ones(500, dtype=torch.int64), accumulate=True
+        (label, probabilities.argmax(1)),
+        torch.ones(500, dtype=torch.int64),
+        accumulate=True,
     )
     assert torch.equal(torch.from_numpy(evaluation.confusion), expected)
     among_first = (probabilities.topk(5).indices == label[:, None]).any(dim=1)
@@ -45,7 +49,10 @@ def test_by_domain_and_by_way():
     domain = torch.arange(90) % 3
     counts = EvaluationCounts([3, 4], domains=3, classifiers=("one", "other"))
     counts.update(
-        probabilities, label, domain, {"one": probabilities, "other": probabilities.roll(1, dims=1)}
+        probabilities,
+        label,
+        domain,
+        {"one": probabilities, "other": probabilities.roll(1, dims=1)},
     )
     evaluation = counts.compute()
     right = (probabilities.argmax(1) == label).double()
@@ -54,11 +61,15 @@ def test_by_domain_and_by_way():
     )
     assert evaluation.accuracy_by_classifier["one"] == evaluation.accuracy
     shifted = ((probabilities.argmax(1) + 1) % 7 == label).double()
-    assert evaluation.accuracy_by_classifier["other"] == pytest.approx(100 * float(shifted.mean()))
+    assert evaluation.accuracy_by_classifier["other"] == pytest.approx(
+        100 * float(shifted.mean())
+    )
 
 
 def test_of_equal_probabilities_the_first_column_is_the_answer():
-    probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    probabilities = torch.tensor(
+        [[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64
+    )
     target = torch.tensor([5, 5])
     whole = EvaluationCounts([6])
     parts = [EvaluationCounts([6]), EvaluationCounts([6])]

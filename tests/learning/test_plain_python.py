@@ -35,7 +35,9 @@ def run_page(text: str, folder: Path) -> dict[str, Any]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder where the script of docs/plain_python.md ran, and its variables."""
     folder = tmp_path_factory.mktemp("page")
-    return folder, run_page((DOCS / "plain_python.md").read_text(encoding="utf-8"), folder)
+    return folder, run_page(
+        (DOCS / "plain_python.md").read_text(encoding="utf-8"), folder
+    )
 
 
 def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
@@ -68,7 +70,14 @@ def test_the_command_line_runs_its_configuration_again(
 ):
     folder, _ = page
     run = folder / "runs" / "version_0"
-    more = ["--logs", str(tmp_path), "--energy.enabled", "false", "--model.engine", "torch"]
+    more = [
+        "--logs",
+        str(tmp_path),
+        "--energy.enabled",
+        "false",
+        "--model.engine",
+        "torch",
+    ]
     assert main(["fit", "--config", str(run / "config.yaml"), *more]) == 0
     again = tmp_path / "default" / "version_0"
     ours = read_run(run)
@@ -79,7 +88,11 @@ def test_the_command_line_runs_its_configuration_again(
 
 def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
     data = CIFNetDataModule(
-        "digits", classes_per_task=5, image_size=8, num_workers=0, stream=Blurry(0, 50, 3)
+        "digits",
+        classes_per_task=5,
+        image_size=8,
+        num_workers=0,
+        stream=Blurry(0, 50, 3),
     )
     learner = module()
     run = trainer(tmp_path)
@@ -98,7 +111,12 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
 def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
     text = (DOCS / "arrays_to_figure.md").read_text(encoding="utf-8")
     assert (
-        sum(bool(line.strip()) for code in CODE.findall(text) for line in code.splitlines()) <= 30
+        sum(
+            bool(line.strip())
+            for code in CODE.findall(text)
+            for line in code.splitlines()
+        )
+        <= 30
     )
     run_page(text, tmp_path)
     table = (tmp_path / "report" / "tables" / "accuracy.md").read_text(encoding="utf-8")

@@ -45,7 +45,15 @@ from tests.command_line import (
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
 
-OPTIONS = [*BUFFER, "--data.batch_size", "16", "--seed_everything", "5", "--data.max_tasks", "3"]
+OPTIONS = [
+    *BUFFER,
+    "--data.batch_size",
+    "16",
+    "--seed_everything",
+    "5",
+    "--data.max_tasks",
+    "3",
+]
 LAST = ["--ckpt_path", "last"]
 
 
@@ -54,7 +62,9 @@ def quick_picture():
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patched:
         figures = cifnet_pl.learning.callbacks.figures
-        patched.setattr(figures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20))
+        patched.setattr(
+            figures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20)
+        )
         yield
 
 
@@ -81,7 +91,12 @@ def assert_same_run(run: Path, reference: Path) -> None:
 # What a run is doing → where it does it, which call of it, and whether it dies before or after
 # that; in their order.
 MOMENTS = {
-    "writing its configuration": (cifnet_pl.cli.lightning_cli, "write_text", 1, "before"),
+    "writing its configuration": (
+        cifnet_pl.cli.lightning_cli,
+        "write_text",
+        1,
+        "before",
+    ),
     "its first batch": (CIFNetModule, "training_step", 1, "before"),
     "its first solve": (CIFNetHead, "_solve", 1, "after"),
     "its first checkpoint": (torch, "save", 1, "before"),
@@ -95,11 +110,27 @@ MOMENTS = {
     "having written its tables": (RunRecord, "write_tables", 2, "after"),
     "writing a checkpoint": (torch, "save", 2, "after"),
     "having written a checkpoint": (TaskCheckpoint, "on_train_epoch_end", 2, "after"),
-    "having written the last checkpoint": (TaskCheckpoint, "on_train_epoch_end", 3, "after"),
-    "writing its summary": (cifnet_pl.learning.callbacks.task_metrics, "write_json", 1, "before"),
+    "having written the last checkpoint": (
+        TaskCheckpoint,
+        "on_train_epoch_end",
+        3,
+        "after",
+    ),
+    "writing its summary": (
+        cifnet_pl.learning.callbacks.task_metrics,
+        "write_json",
+        1,
+        "before",
+    ),
     "drawing": (TrajectoryPlot, "on_fit_end", 1, "before"),
 }
-CALLS = {"training_step": 18, "probabilities": 0, "write_text": 0, "write_json": 0, "on_fit_end": 0}
+CALLS = {
+    "training_step": 18,
+    "probabilities": 0,
+    "write_text": 0,
+    "write_json": 0,
+    "on_fit_end": 0,
+}
 """Calls in each task, where it is not one; those that are made once in a run, or count from any
 task on, are 0.
 """
@@ -108,7 +139,9 @@ task on, are 0.
 def killed(moment: str, logs: Path, *options: str) -> int:
     """A run that dies at a moment; the next four are such runs too, each with its own death."""
     owner, name, number, when = MOMENTS[moment]
-    setattr(owner, name, at_call(number, getattr(owner, name), kill_self, when == "after"))
+    setattr(
+        owner, name, at_call(number, getattr(owner, name), kill_self, when == "after")
+    )
     return fit(logs, *options)
 
 
@@ -138,7 +171,9 @@ def with_callbacks(*callbacks: Callback) -> None:
 
 
 def asked_to_stop(logs: Path) -> int:
-    with_callbacks(Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3))
+    with_callbacks(
+        Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3)
+    )
     return fit(logs, *OPTIONS)
 
 
@@ -147,7 +182,14 @@ STOPPED = "stopped after task 2"
 
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
     """As the job scheduler starts it."""
-    job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
+    job = {
+        "NTASKS": 1,
+        "JOB_NAME": "job",
+        "JOB_ID": 7,
+        "PROCID": 0,
+        "LOCALID": 0,
+        "NODEID": 0,
+    }
     os.environ.update(
         {f"SLURM_{name}": str(value) for name, value in job.items()}, PATH=""
     )  # no scontrol here
@@ -155,7 +197,9 @@ def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
 
 
 def near_its_time_limit(logs: Path, *options: str) -> int:
-    usr1 = Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3)
+    usr1 = Act(
+        "on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3
+    )
     with_callbacks(usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
     return fit(logs, *options)
 
@@ -190,7 +234,9 @@ class TestKill:
     @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint"])
     def test_by_the_system(self, moment, reference, tmp_path):
         """In another process, with SIGKILL."""
-        code = in_a_process(partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output")
+        code = in_a_process(
+            partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output"
+        )
         assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
@@ -199,11 +245,15 @@ class TestKill:
         """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter
         in the end.
         """
-        code = in_a_process(partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output")
+        code = in_a_process(
+            partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output"
+        )
         assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
         folder = tmp_path / "default" / "version_0" / "checkpoints"
         assert len(list(folder.iterdir())) == 2
-        assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"]["task_sizes"] == [2, 2]
+        assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"][
+            "task_sizes"
+        ] == [2, 2]
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
         assert_same_run(folder.parent, reference)
 
@@ -222,9 +272,14 @@ class TestKill:
     def test_with_another_precision_it_does_not_go_on(self, tmp_path, capsys):
         """Its later tasks would have other embeddings than its first ones."""
         folder = learned(tmp_path, "--data.max_tasks", "1")
-        assert json.loads((folder / "summary.json").read_text())["precision"] == "32-true"
+        assert (
+            json.loads((folder / "summary.json").read_text())["precision"] == "32-true"
+        )
         assert fit(tmp_path, *LAST, "--trainer.precision", "bf16-mixed") == 1
-        assert "made with precision = 32-true, this run has bf16-mixed" in capsys.readouterr().err
+        assert (
+            "made with precision = 32-true, this run has bf16-mixed"
+            in capsys.readouterr().err
+        )
         assert (
             main(
                 [
@@ -273,11 +328,16 @@ def saved(reference, tmp_path_factory) -> Path:
     def save(moment: tuple[str, int, int]) -> Act:
         hook, task, batches = moment
         return Act(
-            hook, task, lambda trainer: trainer.save_checkpoint(folder / str(moment)), batches
+            hook,
+            task,
+            lambda trainer: trainer.save_checkpoint(folder / str(moment)),
+            batches,
         )
 
     weights = Act(
-        "on_validation_end", 2, lambda t: t.save_checkpoint(folder / "weights", weights_only=True)
+        "on_validation_end",
+        2,
+        lambda t: t.save_checkpoint(folder / "weights", weights_only=True),
     )
     with callbacks(*map(save, SAVED), weights):
         assert_same_run(learned(tmp_path_factory.mktemp("logs"), *OPTIONS), reference)
@@ -289,7 +349,9 @@ class TestOtherCheckpoints:
     """Checkpoints that something else than the end of a task wrote."""
 
     @pytest.mark.parametrize("moment", SAVED, ids=str)
-    def test_go_on_with_the_task_started_again_clean(self, moment, saved, reference, tmp_path):
+    def test_go_on_with_the_task_started_again_clean(
+        self, moment, saved, reference, tmp_path
+    ):
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
@@ -297,11 +359,18 @@ class TestOtherCheckpoints:
         path = tmp_path / "mine.ckpt"
         options = [*OPTIONS, "--model.head", "RidgeHead"]
         with callbacks(
-            Act("on_train_batch_end", 2, lambda trainer: trainer.save_checkpoint(path), 4)
+            Act(
+                "on_train_batch_end",
+                2,
+                lambda trainer: trainer.save_checkpoint(path),
+                4,
+            )
         ):
             learned(tmp_path, *options)
         assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
-        assert_same_run(tmp_path / "default" / "version_1", tmp_path / "default" / "version_0")
+        assert_same_run(
+            tmp_path / "default" / "version_1", tmp_path / "default" / "version_0"
+        )
 
     def test_that_cannot_be_gone_on_from(self, tmp_path, monkeypatch, capsys):
         """Written while a task was being solved (a signal): neither the old state nor the new
@@ -309,9 +378,15 @@ class TestOtherCheckpoints:
         """
         path = tmp_path / "mine.ckpt"
         trainers = []
-        with callbacks(Act("on_train_start", 0, trainers.append)), monkeypatch.context() as patched:
+        with (
+            callbacks(Act("on_train_start", 0, trainers.append)),
+            monkeypatch.context() as patched,
+        ):
             save = at_call(
-                2, CIFNetHead._solve, lambda: trainers[0].save_checkpoint(path), after=True
+                2,
+                CIFNetHead._solve,
+                lambda: trainers[0].save_checkpoint(path),
+                after=True,
             )
             patched.setattr(CIFNetHead, "_solve", save)
             learned(tmp_path, *OPTIONS)
@@ -322,15 +397,38 @@ class TestOtherCheckpoints:
     def test_evaluation_of_half_a_task_is_refused(self, saved, tmp_path, capsys):
         path = saved / str(("on_train_batch_end", 1, 7))
         assert (
-            main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)])
+            main(
+                [
+                    "validate",
+                    *FAST,
+                    *OPTIONS,
+                    "--logs",
+                    str(tmp_path),
+                    "--ckpt_path",
+                    str(path),
+                ]
+            )
             == 1
         )
-        assert "does not hold task 2, it was written in its middle" in capsys.readouterr().err
+        assert (
+            "does not hold task 2, it was written in its middle"
+            in capsys.readouterr().err
+        )
 
     def test_weights_alone_are_for_evaluation(self, saved, tmp_path, capsys):
         path = saved / "weights"
         assert (
-            main(["validate", *FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)])
+            main(
+                [
+                    "validate",
+                    *FAST,
+                    *OPTIONS,
+                    "--logs",
+                    str(tmp_path),
+                    "--ckpt_path",
+                    str(path),
+                ]
+            )
             == 0
         )
         capsys.readouterr()
@@ -346,9 +444,9 @@ class TestOtherCheckpoints:
         work = partial(under_slurm, near_its_time_limit, tmp_path, *OPTIONS)
         assert in_a_process(work, output) == -signal.SIGKILL
         assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file(), output.read_text()
-        assert in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0, (
-            again.read_text()
-        )
+        assert (
+            in_a_process(partial(under_slurm, fit, tmp_path, *OPTIONS), again) == 0
+        ), again.read_text()
         assert "resumed after task 2" in again.read_text()
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
@@ -359,7 +457,9 @@ class TestMore:
     def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         before = (
-            (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+            (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
+            .stat()
+            .st_mtime_ns
         )
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
@@ -389,7 +489,14 @@ class TestMore:
     )
     def test_classes_that_sort_first(self, order, tmp_path):
         images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
-        options = [*BUFFER, "--data.source", "folder", "--data.root", str(images), *order]
+        options = [
+            *BUFFER,
+            "--data.source",
+            "folder",
+            "--data.root",
+            str(images),
+            *order,
+        ]
         folder = learned(tmp_path, *options)
         first = checkpoint(folder)
         sizes = first["cifnet"]["task_sizes"]
@@ -408,7 +515,9 @@ class TestMore:
         assert json.loads((folder / "summary.json").read_text())["A_K"] > 80
         # Sums of the first tasks' own samples are as they were: the new classes are only negatives
         # for them.
-        counts = [state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)]
+        counts = [
+            state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)
+        ]
         assert torch.equal(*counts)
 
     def test_summary_is_gone_while_more_is_learned(self, tmp_path):
@@ -447,7 +556,9 @@ class TestMore:
         )
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    def test_a_run_that_never_began_is_not_the_last_one(self, reference, tmp_path, capsys):
+    def test_a_run_that_never_began_is_not_the_last_one(
+        self, reference, tmp_path, capsys
+    ):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
         capsys.readouterr()
@@ -460,11 +571,17 @@ class TestMore:
 
 
 OTHER = {
-    "backbone": (["--model.backbone", "pixels:4", "--data.image_size", "4"], ["backbone"]),
+    "backbone": (
+        ["--model.backbone", "pixels:4", "--data.image_size", "4"],
+        ["backbone"],
+    ),
     "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
     "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
     "epsilon": (["--model.head.epsilon", "0.1"], ["head.epsilon = 0.05", "0.1"]),
-    "locked": (["--model.head.update_past", "false"], ["head.update_past = True", "False"]),
+    "locked": (
+        ["--model.head.update_past", "false"],
+        ["head.update_past = True", "False"],
+    ),
     "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
     "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
     "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
@@ -483,7 +600,9 @@ class TestRefused:
         path = reference / "checkpoints" / "last.ckpt"
         assert fit(tmp_path, *OPTIONS, *options, "--ckpt_path", str(path)) == 1
         shown = one_sentence(capsys)
-        assert [fragment for fragment in fragments if fragment not in shown] == [], shown
+        assert [fragment for fragment in fragments if fragment not in shown] == [], (
+            shown
+        )
 
     @pytest.mark.parametrize(
         ("sub_command", "size"),
@@ -561,7 +680,14 @@ def _state(key, value):
 HOSTILE = {
     **{
         f"no {key}": _without(key)
-        for key in ("format", "class_names", "task_sizes", "settings", "under_way", "solving")
+        for key in (
+            "format",
+            "class_names",
+            "task_sizes",
+            "settings",
+            "under_way",
+            "solving",
+        )
     },
     "format": _with("format", 99),
     "names are a text": _with("class_names", "012345"),
@@ -571,7 +697,9 @@ HOSTILE = {
     "sizes are texts": _with("task_sizes", ["2"] * 3),
     "negative size": _with("task_sizes", [8, -2]),
     "settings are a list": _with("settings", [1, 2]),
-    "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(ridge=torch.rand(4)),
+    "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(
+        ridge=torch.rand(4)
+    ),
     "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
     "under way is a text": _with("under_way", "no"),
     "under way before any task": (

@@ -17,13 +17,20 @@ from hypothesis import strategies as st
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
-from cifnet_pl.learning.run_description import fingerprint, machine, package_commit, processor
+from cifnet_pl.learning.run_description import (
+    fingerprint,
+    machine,
+    package_commit,
+    processor,
+)
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images
 
 
-def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -> TaskRow:
+def row(
+    task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4
+) -> TaskRow:
     forgotten = None if task == 1 else 5.0
     nll = None if accuracy is None else 0.5
     measured = {
@@ -33,13 +40,23 @@ def row(task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4) -
         "ece": accuracy,
         "nll": nll,
     }
-    costs = {"train_seconds": 2.0, "solve_seconds": 0.5, "eval_seconds": 1.0, "energy_kwh": energy}
+    costs = {
+        "train_seconds": 2.0,
+        "solve_seconds": 0.5,
+        "eval_seconds": 1.0,
+        "energy_kwh": energy,
+    }
     costs |= {
         "eval_energy_kwh": energy,
         "energy_source": None if energy is None else "cpu estimated",
     }
     return TaskRow(
-        task, 2 * task, **measured, **costs, state_elements=100 * task, buffer_elements=10
+        task,
+        2 * task,
+        **measured,
+        **costs,
+        state_elements=100 * task,
+        buffer_elements=10,
     )
 
 
@@ -50,7 +67,9 @@ def record() -> RunRecord:
 
 
 def unmeasured() -> RunRecord:
-    return RunRecord([row(1, None, None), row(2, None, None)], [[None], [None, None]], {})
+    return RunRecord(
+        [row(1, None, None), row(2, None, None)], [[None], [None, None]], {}
+    )
 
 
 def read(path: Path) -> list[list[str]]:
@@ -66,11 +85,25 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
         "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh"
         " energy_gpu_kwh"
     )
-    for key in [*nothing.split(), "energy_ram_kwh", "co2_kg", "eval_energy_kwh", "A_K_per_kwh"]:
+    for key in [
+        *nothing.split(),
+        "energy_ram_kwh",
+        "co2_kg",
+        "eval_energy_kwh",
+        "A_K_per_kwh",
+    ]:
         assert written[key] is None, key
     assert written["A_k"] == [None, None]
     table = read(tmp_path / "tasks.csv")
-    for name in ("A_k", "average", "ece", "nll", "energy_kwh", "energy_source", "eval_energy_kwh"):
+    for name in (
+        "A_k",
+        "average",
+        "ece",
+        "nll",
+        "energy_kwh",
+        "energy_source",
+        "eval_energy_kwh",
+    ):
         assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
     assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
     assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()
@@ -137,7 +170,9 @@ def test_the_machine_is_named(tmp_path: Path) -> None:
     assert result["machine"].startswith(f"{result['processor']}, {usable_cores()} core")
 
 
-def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_the_packages_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     package = tmp_path / "package"
     package.mkdir()
@@ -155,7 +190,9 @@ def test_the_commit_is_the_packages_own(tmp_path: Path, monkeypatch: pytest.Monk
             "user.email=a@b",
             *arguments,
         ]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
 
     git("init", "-q")
     (tmp_path / "other").write_text("")

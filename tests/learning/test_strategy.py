@@ -21,7 +21,11 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.strategy import StatisticsDDPStrategy, check_strategy, check_trainer
+from cifnet_pl.learning.strategy import (
+    StatisticsDDPStrategy,
+    check_strategy,
+    check_trainer,
+)
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import (
     BUFFER,
@@ -37,7 +41,14 @@ from tests.command_line import (
 )
 from tests.killing import ended, start
 
-TWO = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
+TWO = [
+    "--trainer.devices",
+    "2",
+    "--trainer.accelerator",
+    "cpu",
+    "--trainer.strategy",
+    "ddp",
+]
 LAST = ["--ckpt_path", "last"]
 KEEP = ["--predictions.every_task", "true"]
 
@@ -50,7 +61,9 @@ def free_port() -> int:
     return port
 
 
-def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tuple[list[int], str]:
+def several(
+    count: int, folder: Path, *words: str, timeout: float = 240
+) -> tuple[list[int], str]:
     """Exit codes of processes that another program started (as torchrun does), and all that they
     wrote.
     """
@@ -68,7 +81,10 @@ def several(count: int, folder: Path, *words: str, timeout: float = 240) -> tupl
 def rank(number: int, count: int, port: int, words: Sequence[str]) -> int:
     """One of the processes."""
     os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), NODE_RANK="0"
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        WORLD_SIZE=str(count),
+        NODE_RANK="0",
     )
     os.environ.update(LOCAL_RANK=str(number))
     code = main(
@@ -98,7 +114,9 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
     assert ours["state_dict"].keys() == theirs["state_dict"].keys()
     for key, tensor in ours["state_dict"].items():
         wanted = theirs["state_dict"][key]
-        if (key.startswith("buffer") and tolerance <= 1e-9) or not tensor.is_floating_point():
+        if (
+            key.startswith("buffer") and tolerance <= 1e-9
+        ) or not tensor.is_floating_point():
             assert torch.equal(tensor, wanted), key
         else:
             assert tensor.shape == wanted.shape
@@ -106,7 +124,8 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
                 tensor - wanted
             ) <= tolerance * torch.linalg.vector_norm(wanted), key
     ours, theirs = (
-        [cell for row in measurements(folder) for cell in row] for folder in (run, other)
+        [cell for row in measurements(folder) for cell in row]
+        for folder in (run, other)
     )
     assert len(ours) == len(theirs)
     for cell, wanted in zip(ours, theirs, strict=True):
@@ -119,7 +138,9 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
 
 def assert_equal_predictions(run: Path, other: Path) -> None:
     """The same images in the same order, with the same classes."""
-    ours, theirs = (pq.read_table(folder / "predictions.parquet") for folder in (run, other))
+    ours, theirs = (
+        pq.read_table(folder / "predictions.parquet") for folder in (run, other)
+    )
     for name in ours.column_names:
         values = [table[name].to_pylist() for table in (ours, theirs)]
         if name.startswith("probability"):
@@ -152,15 +173,29 @@ class TestTorchrun:
     """As docs/scale_out.md has it."""
 
     def test_learns(self, alone, tmp_path):
-        words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, "--logs", str(tmp_path), *TWO[:4]]
+        words = [
+            "-m",
+            "--",
+            "cifnet_pl",
+            "fit",
+            *FAST,
+            *BUFFER,
+            "--logs",
+            str(tmp_path),
+            *TWO[:4],
+        ]
         line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
         line += ["--master_port", str(free_port()), *words]
-        done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            line, env=environment(), capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
         assert_equal_models(tmp_path / "default" / "version_0", alone)
 
     @pytest.mark.parametrize("devices", ["1", "3"])
-    def test_another_number_of_processes_is_refused(self, devices, tmp_path, monkeypatch, capsys):
+    def test_another_number_of_processes_is_refused(
+        self, devices, tmp_path, monkeypatch, capsys
+    ):
         for name, value in {
             "TORCHELASTIC_RUN_ID": "x",
             "WORLD_SIZE": "2",
@@ -185,9 +220,13 @@ class TestTorchrun:
 
 @pytest.mark.system
 class TestSeveral:
-    def test_one_goes_on_where_two_stopped_and_both_predict_the_same(self, alone, tmp_path):
+    def test_one_goes_on_where_two_stopped_and_both_predict_the_same(
+        self, alone, tmp_path
+    ):
         words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
-        codes, shown = several(2, tmp_path, "fit", *words, *KEEP, "--data.max_tasks", "3")
+        codes, shown = several(
+            2, tmp_path, "fit", *words, *KEEP, "--data.max_tasks", "3"
+        )
         assert codes == [0, 0], shown
         assert fit(tmp_path, *BUFFER, *KEEP, *LAST) == 0
         folder = tmp_path / "default" / "version_0"
@@ -215,13 +254,22 @@ class TestSeveral:
         ]
         options += [*BUFFER, "--model.head", head]
         one = learned(tmp_path / "one", *options)
-        codes, shown = several(2, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two"))
+        codes, shown = several(
+            2, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two")
+        )
         assert codes == [0, 0], shown
         assert_equal_models(tmp_path / "two" / "default" / "version_0", one)
 
     def test_a_head_that_keeps_samples_is_refused_at_the_start(self, tmp_path):
         codes, shown = several(
-            2, tmp_path, "fit", *FAST, "--logs", str(tmp_path), "--model.head", "KNNHead"
+            2,
+            tmp_path,
+            "fit",
+            *FAST,
+            "--logs",
+            str(tmp_path),
+            "--model.head",
+            "KNNHead",
         )
         assert codes == [2, 2], shown
         assert "KNNHead learns in one process, not in 2: --trainer.devices 1" in shown
@@ -234,7 +282,9 @@ class TestSeveral:
         one = learned(tmp_path / "one", *options)
         words = ["fit", *FAST, *options, "--logs", str(tmp_path / "more")]
         for count, tasks in ((2, "2"), (3, "4")):
-            codes, shown = several(count, tmp_path, *words, "--data.max_tasks", tasks, *LAST)
+            codes, shown = several(
+                count, tmp_path, *words, "--data.max_tasks", tasks, *LAST
+            )
             assert codes == [0] * count, shown
         codes, shown = several(2, tmp_path, *words, *LAST)
         assert codes == [0, 0], shown
@@ -253,7 +303,14 @@ class TestSeveral:
             "folder",
             "--data.root",
         ]
-        options += [str(images), "--data.image_size", "32", *BUFFER, "--model.head.ridge", "1.0"]
+        options += [
+            str(images),
+            "--data.image_size",
+            "32",
+            *BUFFER,
+            "--model.head.ridge",
+            "1.0",
+        ]
         options += ["--model.engine", engine]
         one = learned(tmp_path / "one", *options)
         codes, shown = several(
@@ -263,7 +320,8 @@ class TestSeveral:
         more = tmp_path / "more" / "default" / "version_0"
         assert_equal_models(more, one, 1e-5)
         assert {
-            json.loads((run / "summary.json").read_text())["engine"] for run in (one, more)
+            json.loads((run / "summary.json").read_text())["engine"]
+            for run in (one, more)
         } == {engine}
 
     def test_an_error_of_one_ends_both(self, tmp_path):
@@ -303,7 +361,9 @@ class TestSeveral:
             "--data.cache",
             "true",
         ]
-        codes, shown = several(2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache"))
+        codes, shown = several(
+            2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache")
+        )
         assert codes == [0, 0], shown
         assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
 
@@ -332,12 +392,22 @@ class TestSeveral:
         assert f"unreadable images left out: {len(unreadable)}, the first: " in shown
 
     def test_copies_are_left_out_as_one_process_does(self, tmp_path):
-        images = make_images(tmp_path / "images", ["ant", "bee", "cow", "dog"], per_class=15)
+        images = make_images(
+            tmp_path / "images", ["ant", "bee", "cow", "dog"], per_class=15
+        )
         for i in range(4):
             shutil.copy(images / "bee" / "4.png", images / "bee" / f"x {i}.png")
         for i in range(5):  # one of them at least is not held out
             shutil.copy(images / "ant" / f"{i}.png", images / "cow" / f"wrong {i}.png")
-        words = ["fit", *FAST, *BUFFER, "--data.source", "folder", "--data.root", str(images)]
+        words = [
+            "fit",
+            *FAST,
+            *BUFFER,
+            "--data.source",
+            "folder",
+            "--data.root",
+            str(images),
+        ]
         words += [
             "--data.classes_per_task",
             "2",
@@ -349,10 +419,16 @@ class TestSeveral:
         codes, shown = several(2, tmp_path, *words, "--logs", str(tmp_path / "two"))
         assert codes == [0, 0], shown
         assert shown.count("learned already or twice in the folder: left out") == 1
-        assert shown.count("in two classes: not learned until each is in one alone") == 1
+        assert (
+            shown.count("in two classes: not learned until each is in one alone") == 1
+        )
         assert main([*words, "--logs", str(tmp_path / "one")]) == 0
-        two, one = (tmp_path / name / "default" / "version_0" for name in ("two", "one"))
-        assert (two / "duplicates.csv").read_text() == (one / "duplicates.csv").read_text()
+        two, one = (
+            tmp_path / name / "default" / "version_0" for name in ("two", "one")
+        )
+        assert (two / "duplicates.csv").read_text() == (
+            one / "duplicates.csv"
+        ).read_text()
         assert_equal_models(two, one)
         kept = cifnet_pl.load(two)
         assert kept.counts == cifnet_pl.load(one).counts
@@ -367,7 +443,9 @@ class TestStrategies:
             check_strategy(name)
 
     @pytest.mark.parametrize(
-        "strategy", ["auto", "ddp", StatisticsDDPStrategy()], ids=["auto", "ddp", "ours"]
+        "strategy",
+        ["auto", "ddp", StatisticsDDPStrategy()],
+        ids=["auto", "ddp", "ours"],
     )
     def test_fine(self, strategy):
         check_strategy(strategy)
@@ -375,11 +453,16 @@ class TestStrategies:
     def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
         one = Trainer(accelerator="cpu", devices=1, logger=False)
         own = StatisticsDDPStrategy()
-        for trainer in (one, Trainer(accelerator="cpu", devices=2, strategy=own, logger=False)):
+        for trainer in (
+            one,
+            Trainer(accelerator="cpu", devices=2, strategy=own, logger=False),
+        ):
             check_trainer(trainer)
         for wrong, why in (
             (DDPStrategy(), "waits for gradients"),
             (DDPStrategy(start_method="spawn"), "spawn"),
         ):
             with pytest.raises(UsageError, match=why):
-                check_trainer(Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False))
+                check_trainer(
+                    Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False)
+                )

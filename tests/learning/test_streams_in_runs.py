@@ -22,10 +22,14 @@ RIDGE = ["--model.head", "RidgeHead"]
 
 
 @pytest.mark.parametrize(
-    "kind", [Returning(0.5), Blurry(40, 30), TaskFree(400)], ids=lambda kind: type(kind).__name__
+    "kind",
+    [Returning(0.5), Blurry(40, 30), TaskFree(400)],
+    ids=lambda kind: type(kind).__name__,
 )
 @pytest.mark.parametrize(
-    "head", [RidgeHead, NCMHead, SLDAHead, KNNHead, partial(ACILHead, width=64)], ids=str
+    "head",
+    [RidgeHead, NCMHead, SLDAHead, KNNHead, partial(ACILHead, width=64)],
+    ids=str,
 )
 def test_what_returns_is_learned_as_if_it_had_come_at_once(
     kind: Stream, head: Any, tmp_path: Path
@@ -60,17 +64,19 @@ def test_heads_that_cannot_say_so_before_anything_is_embedded(head, tmp_path, ca
     assert not list(tmp_path.glob("default/*/tasks.csv"))
 
 
-def test_trained_networks_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_networks_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = ["--model", "cifnet_pl.iterative.FinetuneModule", "--data.stream", "Blurry"]
     assert fit(tmp_path, *line) == 2
-    sentence = (
-        "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
-    )
+    sentence = "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
     assert sentence in capsys.readouterr().err
 
 
 def test_options_of_a_stream_and_its_files(tmp_path: Path) -> None:
-    run = learned(tmp_path, *RIDGE, "--data.stream", "TaskFree", "--data.stream.every", "300")
+    run = learned(
+        tmp_path, *RIDGE, "--data.stream", "TaskFree", "--data.stream.every", "300"
+    )
     online = rows(run / "prequential.csv")
     assert [row["task"] for row in online] == ["2", "3", "4", "5"]
     assert sum(int(row["samples"]) for row in online) == 1438 - 300
@@ -92,14 +98,20 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert fit(tmp_path / "parts", *options, "--ckpt_path", "last") == 0
     assert_same_model(whole, first)
     assert measurements(whole) == measurements(first)
-    assert (whole / "prequential.csv").read_text() == (first / "prequential.csv").read_text()
+    assert (whole / "prequential.csv").read_text() == (
+        first / "prequential.csv"
+    ).read_text()
 
 
-def test_domains_have_an_accuracy_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_domains_have_an_accuracy_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "images"
     domain_folders(root, monkeypatch)
     model = module(head=RidgeHead, buffer=None)
-    data = digits(source="domains", root=str(root), stream=Domains(), classes_per_task=3)
+    data = digits(
+        source="domains", root=str(root), stream=Domains(), classes_per_task=3
+    )
     trainer(tmp_path).fit(model, datamodule=data)
     assert [len(names) for names in model.learned_tasks] == [3, 0]
     assert model.evaluation.task_accuracy == [100.0, 100.0]

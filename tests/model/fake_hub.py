@@ -23,7 +23,9 @@ class FakeHub:
     address: str = ""
 
     def commit(self, name: str) -> str:
-        return hashlib.sha1(repr(sorted(self.repositories[name].items())).encode()).hexdigest()
+        return hashlib.sha1(
+            repr(sorted(self.repositories[name].items())).encode()
+        ).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -37,7 +39,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.hub.asked.append(f"{self.command} {path}")
-        if result := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.]+))?", path):
+        if result := re.fullmatch(
+            r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.]+))?", path
+        ):
             self._about(result[1], result[2])
         elif result := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
             self._file(*result.groups())
@@ -62,14 +66,18 @@ class Handler(BaseHTTPRequestHandler):
             fresh = name not in self.hub.repositories
             self.hub.repositories.setdefault(name, {".gitattributes": b""})
             return self._json(
-                200 if fresh else 409, {"url": f"{self.hub.address}/{name}", "name": name}
+                200 if fresh else 409,
+                {"url": f"{self.hub.address}/{name}", "name": name},
             )
-        result = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path)
+        result = re.fullmatch(
+            r"/api/models/([\w.-]+/[\w.-]+)/(preupload|commit)/main", self.path
+        )
         assert result, self.path
         if result[2] == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
             files = [
-                {"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths
+                {"path": path, "uploadMode": "regular", "shouldIgnore": False}
+                for path in paths
             ]
             return self._json(200, {"files": files})
         return self._commit(result[1], [json.loads(line) for line in body.splitlines()])
@@ -78,7 +86,9 @@ class Handler(BaseHTTPRequestHandler):
         files = self.hub.repositories[name]
         for line in lines:
             if line["key"] == "file":
-                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                files[line["value"]["path"]] = base64.b64decode(
+                    line["value"]["content"]
+                )
             elif line["key"] == "deletedFile":
                 del files[line["value"]["path"]]
         commit = self.hub.commit(name)
@@ -91,7 +101,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._json(401, {"error": "Repository not found"}, "RepoNotFound")
         if revision not in (None, "main", self.hub.commit(name)):
             return self._json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
-        siblings = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
+        siblings = [
+            {"rfilename": file, "size": len(content)} for file, content in files.items()
+        ]
         about = {
             "id": name,
             "modelId": name,
@@ -127,7 +139,9 @@ class Handler(BaseHTTPRequestHandler):
 def fake_hub() -> Iterator[FakeHub]:
     """Serve a hub without models on a port of this machine."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub})
+    )
     hub.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

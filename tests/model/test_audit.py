@@ -26,9 +26,9 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     """Embeddings of four classes, one of them with a wrong label, one far from all."""
     draw = np.random.default_rng(0)
     labels = np.repeat(np.arange(CLASSES), EACH)
-    z = (4 * np.eye(CLASSES, WIDTH)[labels] + draw.normal(0, 0.6, (len(labels), WIDTH))).astype(
-        np.float32
-    )
+    z = (
+        4 * np.eye(CLASSES, WIDTH)[labels] + draw.normal(0, 0.6, (len(labels), WIDTH))
+    ).astype(np.float32)
     planted = labels.copy()
     planted[5] = 2
     z[20, 5] += 9
@@ -40,7 +40,9 @@ def test_each_image_is_judged_by_all_others(images):
     found = audit(z, labels, NAMES)
     for row in (0, 5, 20, 47):
         others = np.arange(len(labels)) != row
-        head = RidgeHead(WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item())
+        head = RidgeHead(
+            WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item()
+        )
         teach(
             head,
             torch.from_numpy(z[others]),
@@ -81,9 +83,9 @@ def test_calibration_error_is_that_of_all_probabilities():
     y = torch.randint(0, 5, (200,), generator=draw)
     expected = 100 * float(multiclass_calibration_error(p, y, 5, n_bins=15))
     best = p.max(dim=1)
-    assert calibration_error(best.values.numpy(), (best.indices == y).numpy()) == pytest.approx(
-        expected, abs=1e-4
-    )
+    assert calibration_error(
+        best.values.numpy(), (best.indices == y).numpy()
+    ) == pytest.approx(expected, abs=1e-4)
 
 
 def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
@@ -130,14 +132,18 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     """
     draw = np.random.default_rng(4)
     labels = np.repeat(np.arange(10), [60] * 7 + [4] * 3)
-    z = (4 * np.eye(10, 20)[labels] + draw.normal(0, 1.2, (len(labels), 20))).astype(np.float32)
+    z = (4 * np.eye(10, 20)[labels] + draw.normal(0, 1.2, (len(labels), 20))).astype(
+        np.float32
+    )
     large = labels < 7
     z[~large] = draw.normal(0, 1, z[~large].shape)
     curve = learning_curve(z, labels, 10)
     assert [size for size, _ in curve.points] == [3, 7, 15, 30, 60]
     assert curve.short == (7, 8, 9)
     found = audit(z, labels, list("abcdefghij"))
-    means = [100 * found.evaluation.correct[labels == label].mean() for label in range(10)]
+    means = [
+        100 * found.evaluation.correct[labels == label].mean() for label in range(10)
+    ]
     assert curve.points[-1][1] == pytest.approx(np.mean(means[:7]))
     assert np.mean(means[7:]) < 50
     assert learning_curve(z[large], labels[large], 7).short == ()

@@ -44,9 +44,14 @@ def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
     model = read_bundle(Path(__file__).parent / "format_1")
     gave = json.loads((Path(__file__).parent / "format_1_scores.json").read_text())
     z = torch.tensor(gave["embeddings"])
-    torch.testing.assert_close(model.head(z).tolist(), gave["scores"], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(
-        model.head.probabilities(z).tolist(), gave["probabilities"], rtol=1e-9, atol=1e-9
+        model.head(z).tolist(), gave["scores"], rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(
+        model.head.probabilities(z).tolist(),
+        gave["probabilities"],
+        rtol=1e-9,
+        atol=1e-9,
     )
     assert model.tasks == [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
     assert set(model.counts.values()) == {7}
@@ -57,7 +62,9 @@ def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
 def test_content_decides_the_file(tmp_path: Path):
     for name in ("a", "b"):
         learned().save(tmp_path / name)
-    assert (tmp_path / "a" / CONFIG).read_bytes() == (tmp_path / "b" / CONFIG).read_bytes()
+    assert (tmp_path / "a" / CONFIG).read_bytes() == (
+        tmp_path / "b" / CONFIG
+    ).read_bytes()
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(
         p.name for p in (tmp_path / "b").iterdir()
     )
@@ -66,9 +73,7 @@ def test_content_decides_the_file(tmp_path: Path):
 def test_two_lines_without_lightning(tmp_path: Path):
     learned().save(tmp_path / "b")
     lines = f"import cifnet_pl, sys\nmodel = cifnet_pl.load({str(tmp_path / 'b')!r})\n"
-    lines += (
-        "print(model.class_names, 'lightning' in sys.modules, 'pytorch_lightning' in sys.modules)"
-    )
+    lines += "print(model.class_names, 'lightning' in sys.modules, 'pytorch_lightning' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", lines], capture_output=True, text=True, env=environment()
     )
@@ -98,7 +103,18 @@ def test_foreign_folders_are_never_overwritten(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "name",
-    ["../up", "/root", "a/../b", "a\nb", "nul\0", "a\x1b[31m", "", "x" * 1001, "a//b", "a\\..\\b"],
+    [
+        "../up",
+        "/root",
+        "a/../b",
+        "a\nb",
+        "nul\0",
+        "a\x1b[31m",
+        "",
+        "x" * 1001,
+        "a//b",
+        "a\\..\\b",
+    ],
 )
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match="class name"):
@@ -112,7 +128,10 @@ def test_missing_parts(tmp_path: Path):
     content = tensors.read_bytes()
     damages = [
         (lambda: tensors.write_bytes(content[:-1]), "not whole"),
-        (lambda: tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1])), "checksum is wrong"),
+        (
+            lambda: tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1])),
+            "checksum is wrong",
+        ),
         (tensors.unlink, "not whole"),
         ((tmp_path / "b" / CONFIG).unlink, "not a bundle"),
     ]

@@ -28,14 +28,20 @@ EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
 
 
-def images(seed: int, spread: float = 0.7, days: int = DAYS) -> tuple[Tensor, Tensor, Tensor]:
+def images(
+    seed: int, spread: float = 0.7, days: int = DAYS
+) -> tuple[Tensor, Tensor, Tensor]:
     """Embeddings of five classes, labels and days: images of a day share what was there."""
     draw = torch.Generator().manual_seed(seed)
-    y, day = (torch.arange(CLASSES * days * EACH) // each for each in (days * EACH, EACH))
+    y, day = (
+        torch.arange(CLASSES * days * EACH) // each for each in (days * EACH, EACH)
+    )
     scenes = torch.randn(CLASSES * days, WIDTH, generator=draw)
     classes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     return (
-        classes[y] + 1.2 * scenes[day] + spread * torch.randn(len(y), WIDTH, generator=draw),
+        classes[y]
+        + 1.2 * scenes[day]
+        + spread * torch.randn(len(y), WIDTH, generator=draw),
         y,
         day,
     )
@@ -53,10 +59,14 @@ def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Cla
     )
 
 
-def learned(spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead) -> Classifier:
+def learned(
+    spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead
+) -> Classifier:
     """A model that learned images with content hashes 0, 1, …, day after day."""
     z, y, _ = images(1, spread, days)
-    return take_in(empty(CalibrationBuffer() if head is RidgeHead else None, head), NAMES, z, y)
+    return take_in(
+        empty(CalibrationBuffer() if head is RidgeHead else None, head), NAMES, z, y
+    )
 
 
 def calibrated_by(model: Classifier) -> tuple[float, float]:
@@ -91,9 +101,13 @@ def test_images_of_one_day_do_not_vouch_for_each_other() -> None:
     )
     assert model.calibration.loo_accuracy > model.calibration.new_group_accuracy + 3
     judge = model.judge(0.05, 0.9)
-    hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(1, labels[:, None])
+    hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(
+        1, labels[:, None]
+    )
     assert hit.double().mean() > 0.85
-    assert (judge.reference.p_values(model.head.novelty(new)) <= 0.05).double().mean() < 0.1
+    assert (
+        judge.reference.p_values(model.head.novelty(new)) <= 0.05
+    ).double().mean() < 0.1
 
 
 def test_independent_images_have_one_number_and_few_images_none() -> None:
@@ -111,9 +125,14 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     rows = (y > 0) | (torch.arange(len(y)) < 8)
     model = take_in(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
     stored, labels = model.buffer.items()
-    right = model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1) == labels
+    right = (
+        model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1)
+        == labels
+    )
     each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
-    assert model.calibration.new_group_accuracy == pytest.approx(100 * each.mean().item())
+    assert model.calibration.new_group_accuracy == pytest.approx(
+        100 * each.mean().item()
+    )
     assert model.calibration.new_group_accuracy < 100 * right.double().mean().item() - 1
 
 
@@ -121,7 +140,10 @@ def test_of_one_class_nothing_is_promised() -> None:
     """Every image is named right, whatever it shows."""
     model = learned()
     model.remove_classes(NAMES[1:])
-    assert (model.calibration.loo_accuracy, model.calibration.new_group_accuracy) == (None, None)
+    assert (model.calibration.loo_accuracy, model.calibration.new_group_accuracy) == (
+        None,
+        None,
+    )
     assert model.accuracy_sentences() == []
 
 
@@ -143,27 +165,38 @@ def new_place(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("head", [RidgeHead, NCMHead])
-def test_labelled_images_of_a_new_place_calibrate_instead(head: type[Head], tmp_path: Path) -> None:
+def test_labelled_images_of_a_new_place_calibrate_instead(
+    head: type[Head], tmp_path: Path
+) -> None:
     old = learned(head=head)
     before, (z, y, key) = old.identity, new_place()
     model = old.recalibrated(z, y, key)
     assert old.identity == before != model.identity
     assert torch.equal(model.head(z), old.head(z))
-    assert calibrated_by(model) == pytest.approx(fit_probabilities(old.head(z), y), rel=1e-9)
+    assert calibrated_by(model) == pytest.approx(
+        fit_probabilities(old.head(z), y), rel=1e-9
+    )
     assert model.calibration.known == "measured"
     assert model.calibration.new_group_accuracy == pytest.approx(share_right(old, z, y))
     assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
-    assert (model.history[-1].kind, model.history[-1].parents) == ("recalibrate", [before])
+    assert (model.history[-1].kind, model.history[-1].parents) == (
+        "recalibrate",
+        [before],
+    )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
     judge = again.judge(None, 0.9)
-    expected = PredictionSets.of(CalibrationSamples(model.head, z, y, learned=False), 0.9)
+    expected = PredictionSets.of(
+        CalibrationSamples(model.head, z, y, learned=False), 0.9
+    )
     assert judge.sets.limit == expected.limit
     if head is RidgeHead:
         reference = again.judge(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
-        assert torch.equal(reference.scores, Reference.of(model.head.novelty(z), weights).scores)
+        assert torch.equal(
+            reference.scores, Reference.of(model.head.novelty(z), weights).scores
+        )
 
 
 def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
@@ -171,7 +204,9 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
     model = learned().recalibrated(z, y, key)
     model.begin_task([*NAMES, "a new class"])
     model.observe(z[:50], y[:50], key[:50])
-    model.observe(images(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020))
+    model.observe(
+        images(4)[0][:20], torch.full((20,), CLASSES), torch.arange(20_000, 20_020)
+    )
     model.finish_task()
     assert torch.equal(model.calibration.key, key[50:])
     assert calibrated_by(model) == pytest.approx(
@@ -181,7 +216,9 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
     with pytest.raises(UsageError, match="at least 20"):
         learned().recalibrated(z[:19], y[:19], key[:19])
-    with pytest.raises(UsageError, match="0 labelled images that the model has not learned"):
+    with pytest.raises(
+        UsageError, match="0 labelled images that the model has not learned"
+    ):
         learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * DAYS * EACH))
 
 
@@ -207,7 +244,13 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    take_in(again, ["new"], images(5)[0][:10], torch.full((10,), CLASSES), torch.arange(5000, 5010))
+    take_in(
+        again,
+        ["new"],
+        images(5)[0][:10],
+        torch.full((10,), CLASSES),
+        torch.arange(5000, 5010),
+    )
     assert again.calibration.known == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
 
@@ -261,9 +304,13 @@ def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     model.calibration.exclude_selected(chosen)
     model.solve()
     assert len(chosen) > 3
-    assert (model.calibration.new_group_accuracy or 0) > (plain.calibration.new_group_accuracy or 0)
+    assert (model.calibration.new_group_accuracy or 0) > (
+        plain.calibration.new_group_accuracy or 0
+    )
     assert torch.equal(model.calibration.groups, plain.calibration.groups)
-    assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(len(samples.y))
+    assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(
+        len(samples.y)
+    )
     scores = model.head.leave_one_out(*model.buffer.items(), model.calibration.groups)  # type: ignore[union-attr]
     counted = ~torch.isin(plain.buffer.key, chosen)
     assert calibrated_by(model) == pytest.approx(
@@ -278,7 +325,9 @@ def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) 
     )  # of all but one class nothing else would be left
     again.solve()
     assert again.calibration.counted(plain.buffer.y, plain.buffer.key).all()
-    assert (again.calibration_samples() or samples).weights().sum() == len(plain.buffer.y)
+    assert (again.calibration_samples() or samples).weights().sum() == len(
+        plain.buffer.y
+    )
     again.calibration.exclude_selected(chosen[:0])
     again.solve()
     assert again.calibration.new_group_accuracy == plain.calibration.new_group_accuracy

@@ -70,7 +70,10 @@ def test_very_many_classes_take_little_memory():
 def test_classes_without_images_and_answers_are_left_out():
     matrix = np.diag([5, 0, 5])
     figure = draw_confusion(matrix, ["a", "b", "c"], "title")
-    assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == ["a", "c"]
+    assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == [
+        "a",
+        "c",
+    ]
 
 
 def test_calibration_bins():
@@ -108,7 +111,9 @@ def confusions(classes: int) -> Axes:
 def test_numbers_fit_their_cells_and_can_be_read(axes: Callable[[], Axes]):
     drawn = axes()
     renderer = FigureCanvasAgg(drawn.figure).get_renderer()
-    width, height = np.abs(drawn.transData.transform((1, 1)) - drawn.transData.transform((0, 0)))
+    width, height = np.abs(
+        drawn.transData.transform((1, 1)) - drawn.transData.transform((0, 0))
+    )
     for text in drawn.texts:
         box = text.get_window_extent(renderer)
         assert box.width < width

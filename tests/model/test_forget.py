@@ -15,7 +15,9 @@ from tests.command_line import make_images
 from tests.models import learned, tensors_equal
 
 
-@pytest.mark.parametrize("head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"])
+@pytest.mark.parametrize(
+    "head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"]
+)
 def test_removal_leaves_the_others_alone(head: str):
     model = learned(head)
     kept = [i for i, name in enumerate(model.class_names) if name != "dog"]
@@ -47,6 +49,8 @@ def test_merge_changes_none_of_its_models():
     result = merge([a, b])
     assert result.model.class_names == ["ant", "bee", "cat"]
     assert result.images == 21
-    assert all(tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True))
+    assert all(
+        tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True)
+    )
     with pytest.raises(UsageError, match="model 2 holds the same model as model 1"):
         merge([a, a.clone()])

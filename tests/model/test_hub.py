@@ -49,14 +49,17 @@ def test_a_model_comes_back_as_it_was(head: str, hub: FakeHub):
     result = cifnet_pl.load(f"hf:{NAME}", device="cpu", download=True)
     assert result.class_names == model.class_names
     assert tensors_equal(result.tensors(), model.tensors())
-    z = torch.randn(5, model.head.in_features, generator=torch.Generator().manual_seed(0))
+    z = torch.randn(
+        5, model.head.in_features, generator=torch.Generator().manual_seed(0)
+    )
     assert torch.equal(result.head.probabilities(z), model.head.probabilities(z))
 
 
 def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
     push(learned("ridge"), HubName.of(f"hf:{NAME}"))
     with pytest.raises(
-        CheckpointError, match="is not on this machine: allow the download with --download true"
+        CheckpointError,
+        match="is not on this machine: allow the download with --download true",
     ):
         cifnet_pl.load(f"hf:{NAME}")
     cifnet_pl.load(f"hf:{NAME}", download=True)
@@ -67,12 +70,26 @@ def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
 
 def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned("ridge").save(tmp_path / "bundle")
-    assert main(["export", "--model", str(tmp_path / "bundle"), "--push", f"hf:{NAME}"]) == 0
+    assert (
+        main(["export", "--model", str(tmp_path / "bundle"), "--push", f"hf:{NAME}"])
+        == 0
+    )
     assert f"6 classes on the hub, {hub.address}/{NAME}" in capsys.readouterr().out
-    assert main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m")]) == 1
+    assert (
+        main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m")]) == 1
+    )
     assert "not on this machine" in capsys.readouterr().err
     assert (
-        main(["export", "--model", f"hf:{NAME}", "--output", str(tmp_path / "m"), "--download"])
+        main(
+            [
+                "export",
+                "--model",
+                f"hf:{NAME}",
+                "--output",
+                str(tmp_path / "m"),
+                "--download",
+            ]
+        )
         == 0
     )
     assert (
@@ -82,7 +99,17 @@ def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["info", "--model", f"hf:{NAME}"]) == 0
     assert main(["export", "--model", str(tmp_path / "m")]) == 2
     assert (
-        main(["export", "--model", str(tmp_path / "m"), "--push", f"hf:{NAME}", "--format", "onnx"])
+        main(
+            [
+                "export",
+                "--model",
+                str(tmp_path / "m"),
+                "--push",
+                f"hf:{NAME}",
+                "--format",
+                "onnx",
+            ]
+        )
         == 2
     )
 
@@ -104,15 +131,20 @@ def test_the_card(hub: FakeHub):
 
 
 @pytest.mark.parametrize(
-    "name", ["hf:", "hf:model", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c"]
+    "name",
+    ["hf:", "hf:model", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c"],
 )
 def test_a_wrong_name(name: str):
-    with pytest.raises(UsageError, match="names no model of the hub, expected hf:user/model"):
+    with pytest.raises(
+        UsageError, match="names no model of the hub, expected hf:user/model"
+    ):
         cifnet_pl.load(name)
 
 
 def test_no_such_model_or_revision(hub: FakeHub):
-    with pytest.raises(CheckpointError, match=r"cannot read hf:no/body: .*check the name"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot read hf:no/body: .*check the name"
+    ):
         cifnet_pl.load("hf:no/body", download=True)
     push(learned("ridge"), HubName.of(f"hf:{NAME}"))
     with pytest.raises(CheckpointError, match=f"cannot read hf:{NAME}@v2: "):
@@ -122,7 +154,8 @@ def test_no_such_model_or_revision(hub: FakeHub):
 def test_no_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(
-        CifnetError, match=r"cannot write hf:someone/animals: .*log in with `hf auth login`"
+        CifnetError,
+        match=r"cannot write hf:someone/animals: .*log in with `hf auth login`",
     ):
         push(learned("ridge"), HubName.of(f"hf:{NAME}"))
 
@@ -136,9 +169,12 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "files", [{"model.safetensors": b"x"}, {"config.json": b"{}"}, {"pytorch_model.bin": b"x"}]
+    "files",
+    [{"model.safetensors": b"x"}, {"config.json": b"{}"}, {"pytorch_model.bin": b"x"}],
 )
-def test_models_of_others_are_neither_read_nor_replaced(files: dict[str, bytes], hub: FakeHub):
+def test_models_of_others_are_neither_read_nor_replaced(
+    files: dict[str, bytes], hub: FakeHub
+):
     hub.repositories[NAME] = files
     with pytest.raises(CheckpointError, match="is no model of this package"):
         cifnet_pl.load(f"hf:{NAME}", download=True)

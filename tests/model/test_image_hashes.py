@@ -18,7 +18,9 @@ NAMES = ["ant", "bee", "cat"]
 
 
 def queries(model: Classifier) -> torch.Tensor:
-    return torch.randn(30, model.head.in_features, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        30, model.head.in_features, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def distinct(model: Classifier) -> int:
@@ -33,7 +35,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("base")
     make_images(root / "images" / "train", NAMES, 6)
     make_images(root / "images" / "val", NAMES, 2)
-    fit(root / "images", root / "logs", "--model.head", "RidgeHead", "--data.classes_per_task", "2")
+    fit(
+        root / "images",
+        root / "logs",
+        "--model.head",
+        "RidgeHead",
+        "--data.classes_per_task",
+        "2",
+    )
     return root
 
 
@@ -59,7 +68,8 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     shutil.copy(images / "ant" / "new100.png", images / "ant" / "twice.png")
     for i in range(3):
         shutil.copy(
-            base / "images" / "train" / "ant" / f"{i}.png", images / "ant" / f"again{i}.png"
+            base / "images" / "train" / "ant" / f"{i}.png",
+            images / "ant" / f"again{i}.png",
         )
     expected = cifnet_pl.extend(model, extra(tmp_path / "clean", "ant", 2), more=True)
     result = cifnet_pl.extend(model, images, more=True)
@@ -70,7 +80,10 @@ def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
         "again2.png",
         "twice.png",
     ]
-    assert any("ant/again0.png" in warning and "left out" in warning for warning in result.warnings)
+    assert any(
+        "ant/again0.png" in warning and "left out" in warning
+        for warning in result.warnings
+    )
     assert_same_scores(result.model, expected.model, queries(model))
     kept = cifnet_pl.extend(model, images, more=True, duplicates="keep")
     assert kept.learned == {"ant": 6}
@@ -100,16 +113,21 @@ def test_forgetting_after_more_picks_the_learned_images(
     assert result.ignored == 16  # two held-out images are copies of learned ones
     never = cifnet_pl.forget(model, "bee", base / "images" / "train").model
     assert_same_scores(result.model, never, queries(model), 1e-8)
-    twice = cifnet_pl.extend(model, base / "images" / "train", more=True, duplicates="keep").model
+    twice = cifnet_pl.extend(
+        model, base / "images" / "train", more=True, duplicates="keep"
+    ).model
     assert distinct(twice) == distinct(model) == 18
     less = cifnet_pl.forget(twice, "bee", folder).model
     assert distinct(less) == 12
     assert_same_scores(
-        less, cifnet_pl.forget(twice, "bee", base / "images" / "train").model, queries(model)
+        less,
+        cifnet_pl.forget(twice, "bee", base / "images" / "train").model,
+        queries(model),
     )
     (folder / "new" / "bee" / "new100.png").unlink()
     with pytest.raises(
-        DataError, match="learned from 10 images, 9 of them are there: give all of them, or"
+        DataError,
+        match="learned from 10 images, 9 of them are there: give all of them, or",
     ):
         cifnet_pl.forget(whole, "bee", folder)
 
@@ -137,7 +155,9 @@ def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Pa
     old = cifnet_pl.extend(
         model, extra(tmp_path / "x", "ant", 3), more=True, duplicates="keep"
     ).model
-    old = cifnet_pl.extend(old, tmp_path / "x" / "more", more=True, duplicates="keep").model
+    old = cifnet_pl.extend(
+        old, tmp_path / "x" / "more", more=True, duplicates="keep"
+    ).model
     dog = extra(tmp_path / "y", "dog", 5)
     elk = extra(tmp_path / "z", "elk", 4)
     shutil.copy(dog / "dog" / "new100.png", elk / "elk" / "same.png")

@@ -67,11 +67,17 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     before = model.tensors()
     images = make_images(tmp_path / "new", ["gnu", "hen"], 10)
     (images / "gnu" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
-    result = cifnet_pl.extend(model, images, check=make_images(tmp_path / "old", ["ant"], 3))
+    result = cifnet_pl.extend(
+        model, images, check=make_images(tmp_path / "old", ["ant"], 3)
+    )
     assert result.learned == {"gnu": 10, "hen": 10}
     assert result.model.class_names == [*model.class_names, "gnu", "hen"]
     assert isinstance(result.model, Classifier)
-    assert (result.score.total, result.old_before.total, result.old_after.total) == (4, 3, 3)
+    assert (result.score.total, result.old_before.total, result.old_after.total) == (
+        4,
+        3,
+        3,
+    )
     assert [image.file.name for image in result.unreadable] == ["broken.jpg"]
     assert result.model.history[-1].images == 20
     assert result.rarely_predicted == []
@@ -100,23 +106,31 @@ def model(tmp_path: Path) -> Classifier:
 
 
 def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
-    result = cifnet_pl.extend(model, save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz")
+    result = cifnet_pl.extend(
+        model, save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz"
+    )
     assert result.learned == {"3": 12, "4": 12}
     assert result.old_before.total == 36
-    whole = cifnet_pl.extend(of_embeddings(), save(tmp_path / "all.npz", [0, 1, 2, 3, 4])).model
+    whole = cifnet_pl.extend(
+        of_embeddings(), save(tmp_path / "all.npz", [0, 1, 2, 3, 4])
+    ).model
     z, _ = vectors(20, classes=5, seed=7)
 
     torch.testing.assert_close(
         result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z))
     )
     result.model.save(tmp_path / "bundle")
-    actual = list(cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz"))
+    actual = list(
+        cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz")
+    )
     assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
 def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
     np.savez(
-        tmp_path / "w.npz", embeddings=np.ones((4, 5), np.float32), labels=np.array([7, 7, 8, 8])
+        tmp_path / "w.npz",
+        embeddings=np.ones((4, 5), np.float32),
+        labels=np.array([7, 7, 8, 8]),
     )
     with pytest.raises(DataError, match="width 5, expected the model's 4"):
         cifnet_pl.extend(model, tmp_path / "w.npz")
@@ -134,7 +148,9 @@ def test_a_image_is_opened_once_and_one_that_is_known_is_not_decoded(
     decoded = []
     read = image.read_bytes
     square = image.EncodedImage.square
-    monkeypatch.setattr(image, "read_bytes", lambda path: opened.append(path) or read(path))
+    monkeypatch.setattr(
+        image, "read_bytes", lambda path: opened.append(path) or read(path)
+    )
     monkeypatch.setattr(
         image.EncodedImage,
         "square",

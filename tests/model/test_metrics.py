@@ -33,7 +33,9 @@ def test_forgetting_is_measured_from_the_best_moment_of_each_task() -> None:
     # Task 0: best 90, last 75; task 1: best 70, last 65; task 2: best 50, last 40.
     assert forgetting(MATRIX) == pytest.approx((15 + 5 + 10) / 3)
     # The best moment need not be the first.
-    assert forgetting([[50.0], [80.0, 10.0], [60.0, 30.0, 90.0]]) == pytest.approx((20 + 0) / 2)
+    assert forgetting([[50.0], [80.0, 10.0], [60.0, 30.0, 90.0]]) == pytest.approx(
+        (20 + 0) / 2
+    )
     # A task that is best at the end is not forgotten at all, rather than less than not at all.
     assert forgetting([[50.0], [80.0, 10.0]]) == 0
 
@@ -93,7 +95,9 @@ def evaluation(
 
 
 def test_scores_confusions_and_pairs():
-    result = evaluation([0] * 6 + [1] * 6 + [2] * 2, [0, 0, 0, 1, 1, 2] + [1] * 6 + [2, 0])
+    result = evaluation(
+        [0] * 6 + [1] * 6 + [2] * 2, [0, 0, 0, 1, 1, 2] + [1] * 6 + [2, 0]
+    )
     assert result.accuracy == pytest.approx(100 * 10 / 14)
     assert result.confusion().tolist() == [[3, 2, 1], [0, 6, 0], [1, 0, 1]]
     scores = result.class_scores()
@@ -109,8 +113,12 @@ def test_scores_confusions_and_pairs():
 
 def test_rarely_predicted_classes():
     """At least five images, and an accuracy below a quarter."""
-    result = evaluation([0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0])
-    scores = {score.name: (score.correct, score.images) for score in result.class_scores()}
+    result = evaluation(
+        [0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0]
+    )
+    scores = {
+        score.name: (score.correct, score.images) for score in result.class_scores()
+    }
     assert scores == {"ant": (2, 9), "bee": (2, 8), "cat": (0, 4)}
     assert result.rarely_predicted == ["ant"]
     assert rarely_predicted_message([]) is None

@@ -116,7 +116,19 @@ def run(parts: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(run: Path, parts: Path) -> Path:
-    assert main(["export", "--model", str(run), "--output", str(parts / "bundle"), "--trust"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "--model",
+                str(run),
+                "--output",
+                str(parts / "bundle"),
+                "--trust",
+            ]
+        )
+        == 0
+    )
     return parts / "bundle"
 
 
@@ -126,15 +138,24 @@ def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts:
     code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
     assert summary["plugin_hashes"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
     config = config_of(bundle)
-    assert config["head"] == {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
+    assert config["head"] == {
+        "class": "my_parts.MyHead",
+        "in_features": 384,
+        "share": 0.1,
+    }
     assert config["backbone"]["name"] == "import:my_parts.MyNet"
 
 
 @pytest.mark.parametrize(
-    "command", ["export", "info", "classify", "extend", "forget", "merge", "evaluate", "audit"]
+    "command",
+    ["export", "info", "classify", "extend", "forget", "merge", "evaluate", "audit"],
 )
 def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
-    command: str, bundle: Path, parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    bundle: Path,
+    parts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
     images = make_images(tmp_path / "images", ["ant", "bee"], 3)
     options = {
@@ -157,7 +178,10 @@ def test_without_trust_nothing_is_imported_and_one_sentence_says_what_would_be(
     finally:
         if loaded is not None:
             sys.modules["my_parts"] = loaded
-    assert "would import my_parts.MyHead and my_parts.MyNet: add --trust" in one_sentence(capsys)
+    assert (
+        "would import my_parts.MyHead and my_parts.MyNet: add --trust"
+        in one_sentence(capsys)
+    )
 
 
 def test_trusted_it_is_a_model_like_any_other(
@@ -169,7 +193,16 @@ def test_trusted_it_is_a_model_like_any_other(
     extended = str(tmp_path / "extended")
     assert (
         main(
-            ["extend", "--model", str(bundle), "--images", images, "--output", extended, "--trust"]
+            [
+                "extend",
+                "--model",
+                str(bundle),
+                "--images",
+                images,
+                "--output",
+                extended,
+                "--trust",
+            ]
         )
         == 0
     )
@@ -179,7 +212,16 @@ def test_trusted_it_is_a_model_like_any_other(
     table = tmp_path / "classes.csv"
     assert (
         main(
-            ["classify", "--model", extended, "--images", images, "--output", str(table), "--trust"]
+            [
+                "classify",
+                "--model",
+                extended,
+                "--images",
+                images,
+                "--output",
+                str(table),
+                "--trust",
+            ]
         )
         == 0
     )
@@ -217,7 +259,11 @@ def test_the_documented_method_has_the_loss_of_lwf(parts: Path):
     made.expand(2)
     x = torch.randn(7, 3, 8, 8)
     y = torch.tensor([3, 4, 4, 3, 3, 4, 3])
-    scores = (x.flatten(1) @ made.classifier.weight.T + made.classifier.bias).detach().double()
+    scores = (
+        (x.flatten(1) @ made.classifier.weight.T + made.classifier.bias)
+        .detach()
+        .double()
+    )
     before = (x.flatten(1) @ made.teacher[1].weight.T + made.teacher[1].bias).double()
     new = -scores[:, 3:].log_softmax(1)[range(7), y - 3].mean()
     kept = -((before / 2).softmax(1) * (scores[:, :3] / 2).log_softmax(1)).sum(1).mean()
@@ -233,7 +279,9 @@ def installed(parts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     """The parts as an installed package that offers them by short names."""
     about = tmp_path / "my_parts-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0\n"
+    )
     (about / "entry_points.txt").write_text(
         "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n[cifnet_pl.sources]\nshades ="
         " my_parts:shades\n[cifnet_pl.backbones]\nmine ="
@@ -259,13 +307,24 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
     assert fit(tmp_path / "a", *short, "--data.classes_per_task", "1") == 0
     run = tmp_path / "a" / "default" / "version_0"
     with pytest.raises(
-        CheckpointError, match=r"would import my_parts\.MyHead and builders_of_mine\.build:"
+        CheckpointError,
+        match=r"would import my_parts\.MyHead and builders_of_mine\.build:",
     ):
         cifnet_pl.load(run)
     assert cifnet_pl.load(run, trust=True).backbone.name == "mine:8"
     method = ["--model", "MyMethod", "--model.epochs", "1", *NETWORK]
     assert (
-        main(["fit", *method, *FAST[2:], "--logs", str(tmp_path / "b"), "--data.max_tasks", "1"])
+        main(
+            [
+                "fit",
+                *method,
+                *FAST[2:],
+                "--logs",
+                str(tmp_path / "b"),
+                "--data.max_tasks",
+                "1",
+            ]
+        )
         == 0
     )
 
@@ -311,7 +370,9 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
         ),
     ],
 )
-def test_a_faulty_part_is_named_before_the_first_task(parts, tmp_path, option, name, words, capsys):
+def test_a_faulty_part_is_named_before_the_first_task(
+    parts, tmp_path, option, name, words, capsys
+):
     assert fit(tmp_path, option, name) == 2
     output = capsys.readouterr()
     assert output.err.count("\n") == 1
@@ -358,7 +419,11 @@ def test_what_a_backbone_would_import_is_known_before_it_is_built():
         == backbone_imports("none:3")
         == []
     )
-    assert backbone_imports("import:a.B+mirror") == backbone_imports("random:import:a.B") == ["a.B"]
+    assert (
+        backbone_imports("import:a.B+mirror")
+        == backbone_imports("random:import:a.B")
+        == ["a.B"]
+    )
     assert backbone_imports("file:w.pt", "import:a.B") == ["a.B"]
     assert backbone_imports("file:w.pt", "timm:resnet18") == []
 
@@ -367,7 +432,9 @@ def test_an_architecture_of_timm_is_filled_from_a_file(tmp_path: Path):
     timm = pytest.importorskip("timm")
     network = timm.create_model("resnet10t", pretrained=False)
     torch.save({"state_dict": network.state_dict()}, tmp_path / "w.pt")
-    backbone = build_backbone(f"file:{tmp_path / 'w.pt'}", "timm:resnet10t", engine="torch")
+    backbone = build_backbone(
+        f"file:{tmp_path / 'w.pt'}", "timm:resnet10t", engine="torch"
+    )
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     network.reset_classifier(0)
     network.eval()

@@ -24,12 +24,23 @@ from cifnet_pl.model.store import checkpoint_of, load, read_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from tests.command_line import BUFFER, checkpoint
 from tests.command_line import learned as learned_run
-from tests.models import MAKERS, SIDE, WIDTH, config_of, forge, learned, teach, tensors_of
+from tests.models import (
+    MAKERS,
+    SIDE,
+    WIDTH,
+    config_of,
+    forge,
+    learned,
+    teach,
+    tensors_of,
+)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learned_run(tmp_path_factory.mktemp("logs"), *BUFFER, "--checkpoint.every_task", "true")
+    return learned_run(
+        tmp_path_factory.mktemp("logs"), *BUFFER, "--checkpoint.every_task", "true"
+    )
 
 
 def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path):
@@ -53,7 +64,9 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     assert first.class_names == [str(c) for c in range(10)]
     assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
     measured = checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
-    assert [event.accuracy for event in first.history] == [row["A_k"] for row in measured]
+    assert [event.accuracy for event in first.history] == [
+        row["A_k"] for row in measured
+    ]
     assert (first.image_size, first.crop_ratio, first.held_out) == (8, 1.0, (0.2, 0))
     assert len(first.buffer.y) == 300
 
@@ -63,7 +76,10 @@ def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
     same = build_backbone(f"pixels:{SIDE}")
     other = build_backbone("pixels:4")
     assert read_bundle(tmp_path / "b", backbone=same).backbone is same
-    assert read_bundle(tmp_path / "b", backbone=other).backbone.describe() == same.describe()
+    assert (
+        read_bundle(tmp_path / "b", backbone=other).backbone.describe()
+        == same.describe()
+    )
 
 
 def test_earlier_tasks_and_newest_versions(run: Path, tmp_path: Path):
@@ -83,8 +99,12 @@ def test_nothing_there(tmp_path: Path):
         checkpoint_of(tmp_path)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("configs", "serve")])
-def test_a_command_alone_says_what_it_needs(command: str, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    "command", [name for name in COMMANDS if name not in ("configs", "serve")]
+)
+def test_a_command_alone_says_what_it_needs(
+    command: str, capsys: pytest.CaptureFixture[str]
+):
     assert main([command]) == 2
     errors = capsys.readouterr().err
     given = {"merge": "models", "report": "runs", "sweep": "files"}.get(command)
@@ -135,8 +155,14 @@ DESCRIPTIONS = [
     (changed("backbone", "name", to="file:../../etc/passwd"), "architecture"),
     (changed("backbone", "sha256", to="0" * 64), "other weights"),
     (changed("images", "image_size", to=10**6), "image_size"),
-    (changed("precision", to="\x1b[31m"), r"precision is '\\x1b\[31m', expected '32-true'"),
-    (changed("precision", to=["32-true"]), r"precision is '\['32-true'\]', expected '32-true'"),
+    (
+        changed("precision", to="\x1b[31m"),
+        r"precision is '\\x1b\[31m', expected '32-true'",
+    ),
+    (
+        changed("precision", to=["32-true"]),
+        r"precision is '\['32-true'\]', expected '32-true'",
+    ),
     (changed("buffer", "capacity", to=-1), "buffer"),
     (changed("buffer", to=None), "does not have"),
     (changed("class_names", to=[]), "no class"),
@@ -173,7 +199,9 @@ def test_hostile_descriptions(
         ("ridge", "remember", 1),
     ],
 )
-def test_settings_of_other_kinds(head: str, setting: str, value: object, tmp_path: Path):
+def test_settings_of_other_kinds(
+    head: str, setting: str, value: object, tmp_path: Path
+):
     learned(head).save(tmp_path / "whole")
     forged = copied(tmp_path / "whole", tmp_path / "b")
     config = config_of(tmp_path / "whole")
@@ -218,7 +246,10 @@ TENSORS = [
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
     (put("head.cohorts.1.sums.packed_gram", None), "cohorts.1.sums.packed_gram"),
-    (put("head.cohorts.1.sums.packed_gram", torch.zeros(2, 2, dtype=torch.float64)), "shape"),
+    (
+        put("head.cohorts.1.sums.packed_gram", torch.zeros(2, 2, dtype=torch.float64)),
+        "shape",
+    ),
     (put("head.cohorts.2.weights", torch.zeros(P, 0, dtype=torch.float64)), "scores"),
     (put("head.cohorts.3.stale", torch.tensor(False)), "does not have"),
     (put("head.cohorts.99999999999.stale", torch.tensor(False)), "does not have"),
@@ -230,7 +261,10 @@ TENSORS = [
 
 @pytest.mark.parametrize(("change", "reason"), TENSORS)
 def test_hostile_tensors(
-    change: Callable[[dict[str, Tensor]], None], reason: str, bundle: Path, tmp_path: Path
+    change: Callable[[dict[str, Tensor]], None],
+    reason: str,
+    bundle: Path,
+    tmp_path: Path,
 ):
     forged = copied(bundle, tmp_path / "b")
     tensors = tensors_of(bundle)
@@ -252,9 +286,20 @@ def test_a_width_that_is_not_stored_is_never_allocated(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b'{"format": NaN}', b"\xff\xfe", b"[" * 100_000, b"9" * 9999],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"format": NaN}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"9" * 9999,
+    ],
 )
-def test_descriptions_that_are_no_description(content: bytes, bundle: Path, tmp_path: Path):
+def test_descriptions_that_are_no_description(
+    content: bytes, bundle: Path, tmp_path: Path
+):
     forged = copied(bundle, tmp_path / "b")
     (forged / CONFIG).write_bytes(content)
     with pytest.raises(CheckpointError):
@@ -271,7 +316,11 @@ def test_a_description_without_end_is_not_read(bundle: Path, tmp_path: Path):
 
 # ---------------------------------------------------------------------- mutation
 
-QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+QUIET = [
+    HealthCheck.function_scoped_fixture,
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+]
 
 
 def mutate(content: bytes, draw: st.DataObject) -> bytes:
@@ -338,7 +387,18 @@ ODD = st.one_of(
     st.lists(st.integers(), max_size=2),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
     st.sampled_from(
-        [0, -1, 2**63, 10**30, 1e308, "RidgeHead", "KNNHead", "pixels:3", "float32", "gcv"]
+        [
+            0,
+            -1,
+            2**63,
+            10**30,
+            1e308,
+            "RidgeHead",
+            "KNNHead",
+            "pixels:3",
+            "float32",
+            "gcv",
+        ]
     ),
 )
 
@@ -350,7 +410,9 @@ def values_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
         inner: Any = config
         while isinstance(inner, dict | list) and inner:
             key = draw.draw(
-                st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
+                st.sampled_from(
+                    sorted(inner) if isinstance(inner, dict) else range(len(inner))
+                )
             )
             if (
                 draw.draw(st.booleans())
@@ -375,7 +437,9 @@ def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
         name = draw.draw(st.sampled_from(sorted(tensors)))
         tensor = tensors[name]
         kind = draw.draw(
-            st.sampled_from(["grow", "shrink", "flat", "number", "zero", "swap", "dtype"])
+            st.sampled_from(
+                ["grow", "shrink", "flat", "number", "zero", "swap", "dtype"]
+            )
         )
         if kind == "grow" and tensor.ndim:
             tensors[name] = torch.cat([tensor, tensor[:1]])
@@ -389,17 +453,29 @@ def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
             tensors[name] = tensors[draw.draw(st.sampled_from(sorted(tensors)))]
         elif kind == "dtype":
             tensors[name] = tensor.to(
-                draw.draw(st.sampled_from([torch.int8, torch.float16, torch.int64, torch.bool]))
+                draw.draw(
+                    st.sampled_from(
+                        [torch.int8, torch.float16, torch.int64, torch.bool]
+                    )
+                )
             )
         elif tensor.numel():
             tensors[name] = tensor.clone()
             at = draw.draw(st.integers(0, tensor.numel() - 1))
             extreme = draw.draw(
-                st.sampled_from([0.0, -1.0, 1.0, 3.0, 2.0**62, -(2.0**62), 1e300, -1e300])
+                st.sampled_from(
+                    [0.0, -1.0, 1.0, 3.0, 2.0**62, -(2.0**62), 1e300, -1e300]
+                )
             )
-            tensors[name].view(-1)[at : at + 1] = torch.tensor([extreme]).double().to(tensor.dtype)
+            tensors[name].view(-1)[at : at + 1] = (
+                torch.tensor([extreme]).double().to(tensor.dtype)
+            )
     forged = copied(bundle, folder)
-    forge(forged, config_of(bundle), {key: value.clone() for key, value in tensors.items()})
+    forge(
+        forged,
+        config_of(bundle),
+        {key: value.clone() for key, value in tensors.items()},
+    )
     try_to_use(lambda: read_bundle(forged))
 
 
@@ -445,8 +521,13 @@ def test_thousands_of_mutations(head: str, run: Path, tmp_path: Path):
     whole = tmp_path / "whole"
     learned(head).save(whole)
 
-    @settings(max_examples=1000, suppress_health_check=QUIET, deadline=None, derandomize=False)
-    @given(st.data(), st.sampled_from(["tensors", "config", "values", "numbers", "checkpoint"]))
+    @settings(
+        max_examples=1000, suppress_health_check=QUIET, deadline=None, derandomize=False
+    )
+    @given(
+        st.data(),
+        st.sampled_from(["tensors", "config", "values", "numbers", "checkpoint"]),
+    )
     def attack(data: st.DataObject, kind: str) -> None:
         if kind == "values":
             values_mutated(whole, tmp_path / "m", data)
@@ -463,7 +544,9 @@ def test_thousands_of_mutations(head: str, run: Path, tmp_path: Path):
 # ---------------------------------------------------------------------- checkpoints
 
 
-def rewritten(run: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+def rewritten(
+    run: Path, target: Path, change: Callable[[dict[str, Any]], None]
+) -> Path:
     content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     change(content)
     torch.save(content, target)
@@ -472,13 +555,17 @@ def rewritten(run: Path, target: Path, change: Callable[[dict[str, Any]], None])
 
 def widen(content: dict[str, Any]) -> None:
     """A view that claims a terabyte and owns eight bytes."""
-    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(2**37)
+    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(
+        2**37
+    )
 
 
 def widen_quietly(content: dict[str, Any]) -> None:
     """The shape that is expected, on the memory of one number."""
     labels = content["state_dict"]["head.labels"]
-    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(len(labels))
+    content["state_dict"]["head.labels"] = torch.zeros(1, dtype=torch.int64).expand(
+        len(labels)
+    )
 
 
 CHECKPOINTS = [
@@ -486,7 +573,10 @@ CHECKPOINTS = [
     (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
     (
-        lambda c: (c["cifnet"].pop("model"), c["cifnet"]["settings"].update(module="FineTune")),
+        lambda c: (
+            c["cifnet"].pop("model"),
+            c["cifnet"]["settings"].update(module="FineTune"),
+        ),
         "FineTune",
     ),
     (lambda c: c["state_dict"].update(x=1), "not a tensor"),
@@ -518,7 +608,9 @@ class Evil:
 
 def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
     mark = tmp_path / "executed"
-    target = rewritten(run, tmp_path / "c.ckpt", lambda c: c.update(evil=Evil(f"touch {mark}")))
+    target = rewritten(
+        run, tmp_path / "c.ckpt", lambda c: c.update(evil=Evil(f"touch {mark}"))
+    )
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load(target)
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Evil(f"touch {mark}")))
@@ -534,7 +626,9 @@ def test_compressed_checkpoints_are_refused(run: Path, tmp_path: Path):
         zipfile.ZipFile(tmp_path / "c.ckpt", "w") as out,
     ):
         for entry in source.infolist():
-            out.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
+            out.writestr(
+                entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED
+            )
     with pytest.raises(CheckpointError, match="compressed"):
         load(tmp_path / "c.ckpt")
 

@@ -23,7 +23,10 @@ def judged(head: str = "ridge", count: int = 30) -> Classifier:
 
 
 def verdicts(
-    model: Classifier, names: list[str], unknown: float = 0.1, coverage: float | None = 0.9
+    model: Classifier,
+    names: list[str],
+    unknown: float = 0.1,
+    coverage: float | None = 0.9,
 ) -> list:
     z, _, _ = samples(names, 30)
     return model.judge(unknown, coverage).verdicts(z, model.head.probabilities(z))
@@ -50,12 +53,16 @@ def test_answers_come_most_probable_first() -> None:
     z, _, _ = samples(["yak"], 5)
     probabilities = model.head.probabilities(z)
     for verdict, shares in zip(
-        model.judge(coverage=0.999).verdicts(z, probabilities), probabilities, strict=True
+        model.judge(coverage=0.999).verdicts(z, probabilities),
+        probabilities,
+        strict=True,
     ):
         probabilities_of_answers = [
             shares[NAMES.index(name)].item() for name in verdict.prediction_set or ()
         ]
-        assert probabilities_of_answers == sorted(probabilities_of_answers, reverse=True)
+        assert probabilities_of_answers == sorted(
+            probabilities_of_answers, reverse=True
+        )
         assert (
             len(probabilities_of_answers) == 3
         )  # 60 samples cannot promise that much: all classes are answers
@@ -96,7 +103,9 @@ def test_the_same_from_images() -> None:
         None,
     )
     z = model.embed(
-        torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(1, 3, SIDE, SIDE)
+        torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(
+            1, 3, SIDE, SIDE
+        )
     )
     assert result.novelty == pytest.approx(float(model.head.novelty(z)))
     assert result.known is False
@@ -106,10 +115,13 @@ def test_the_same_from_images() -> None:
 def test_what_it_needs() -> None:
     for model in (empty("ridge"), learned("ridge")):
         with pytest.raises(
-            UsageError, match=r"no calibration samples.*--model.buffer CalibrationBuffer"
+            UsageError,
+            match=r"no calibration samples.*--model.buffer CalibrationBuffer",
         ):
             model.judge(0.05)
-    with pytest.raises(UsageError, match="unknown is 5, expected a share between 0 and 1"):
+    with pytest.raises(
+        UsageError, match="unknown is 5, expected a share between 0 and 1"
+    ):
         judged().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):
         judged().classify([], coverage=1)
@@ -120,8 +132,14 @@ def test_what_it_needs() -> None:
 
 
 def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, float]:
-    pairs = (foreign[:, None] > known).double() + 0.5 * (foreign[:, None] == known).double()
-    limits = [float(t) for t in torch.cat([known, foreign]) if (known <= t).double().mean() >= 0.95]
+    pairs = (foreign[:, None] > known).double() + 0.5 * (
+        foreign[:, None] == known
+    ).double()
+    limits = [
+        float(t)
+        for t in torch.cat([known, foreign])
+        if (known <= t).double().mean() >= 0.95
+    ]
     return 100 * float(pairs.mean()), 100 * min(
         float((foreign <= t).double().mean()) for t in limits
     )
@@ -132,4 +150,6 @@ def test_by_counting(scale: float) -> None:
     draw = torch.Generator().manual_seed(0)
     known = torch.randint(0, 40, (57,), generator=draw).double() * scale  # with ties
     foreign = (torch.randint(0, 40, (43,), generator=draw) + 9).double() * scale
-    assert detection(known, foreign) == pytest.approx(by_counting(known, foreign), abs=1e-4)
+    assert detection(known, foreign) == pytest.approx(
+        by_counting(known, foreign), abs=1e-4
+    )

@@ -22,8 +22,12 @@ def assert_labels_are_readable(picture: Picture) -> None:
         )
     width, height = picture.figure.canvas.get_width_height()
     for text, box in boxes:
-        assert -1 <= box.x0 <= box.x1 <= width + 1, f"{picture.name}: '{text}' is cut off"
-        assert -1 <= box.y0 <= box.y1 <= height + 1, f"{picture.name}: '{text}' is cut off"
+        assert -1 <= box.x0 <= box.x1 <= width + 1, (
+            f"{picture.name}: '{text}' is cut off"
+        )
+        assert -1 <= box.y0 <= box.y1 <= height + 1, (
+            f"{picture.name}: '{text}' is cut off"
+        )
 
 
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -32,7 +36,10 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     with matplotlib.rc_context(STYLE):
         canvas.draw()
     hidden = [
-        label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in beyond(axis)
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for label in beyond(axis)
     ]
     result: dict[
         tuple[str, tuple[int, ...]], Bbox

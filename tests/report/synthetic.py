@@ -36,7 +36,13 @@ HEADS: dict[str, dict[str, Any]] = {
     "LogisticHead": {"dtype": "float64"},
     "SGDHead": {"dtype": "float64"},
 }
-BUFFER = {"capacity": 2000, "per_class": None, "strategy": "random", "seed": 1, "oversample": True}
+BUFFER = {
+    "capacity": 2000,
+    "per_class": None,
+    "strategy": "random",
+    "seed": 1,
+    "oversample": True,
+}
 
 
 def write_run(
@@ -66,18 +72,28 @@ def write_run(
     if "seed" in options_of_head:
         options_of_head["seed"] = seed
     kept = (
-        {**BUFFER, **(buffer if isinstance(buffer, dict) else {})} if buffer is not None else None
+        {**BUFFER, **(buffer if isinstance(buffer, dict) else {})}
+        if buffer is not None
+        else None
     )
     used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
-    components = state_components(head, options_of_head, features, tasks, tasks * classes)
-    components["buffer"] = kept["capacity"] * features if used and kept is not None else 0
+    components = state_components(
+        head, options_of_head, features, tasks, tasks * classes
+    )
+    components["buffer"] = (
+        kept["capacity"] * features if used and kept is not None else 0
+    )
     record = RunRecord()
     for k in range(tasks):
         share = k / max(1, tasks - 1)
         accuracy = float(
-            first + (final - first) * share**0.7 + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0)
+            first
+            + (final - first) * share**0.7
+            + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0)
         )
-        record.matrix.append([accuracy + 2 * float(draw.normal()) for _ in range(k + 1)])
+        record.matrix.append(
+            [accuracy + 2 * float(draw.normal()) for _ in range(k + 1)]
+        )
         record.rows.append(
             TaskRow(
                 task=k + 1,
@@ -109,7 +125,10 @@ def write_run(
             "class_path": "cifnet_pl.CIFNetModule",
             "init_args": {
                 "backbone": backbone,
-                "head": {"class_path": f"cifnet_pl.heads.{head}", "init_args": options_of_head},
+                "head": {
+                    "class_path": f"cifnet_pl.heads.{head}",
+                    "init_args": options_of_head,
+                },
                 "buffer": None
                 if kept is None
                 else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
@@ -157,7 +176,10 @@ def write_run(
     if activations:
         strong = 0.1 if kept is not None else 0.7
         body = [
-            [i + 1, *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks))]
+            [
+                i + 1,
+                *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks)),
+            ]
             for i in range(tasks)
         ]
         header = ["image_task", *(f"neurons_{j + 1}" for j in range(tasks))]
@@ -170,7 +192,9 @@ def component_names(head: str) -> tuple[str, ...]:
     """The components that the head itself names, after it learned one task; a projection only where
     it is stored.
     """
-    real = getattr(heads, head)(4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {}))
+    real = getattr(heads, head)(
+        4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {})
+    )
     real.begin_task([0, 1])
     real.observe(torch.eye(4), torch.tensor([0, 1, 0, 1]))
     real.solve()

@@ -20,7 +20,9 @@ from tests.report.synthetic import write_run
 IMAGES = 400
 
 
-def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray | None = None) -> None:
+def keep_predictions(
+    run: Path, right: np.ndarray, order: np.ndarray | None = None
+) -> None:
     """Write predictions of two tasks; in the last, those of the images ``right`` are correct."""
     order = np.arange(len(right)) if order is None else order
     with pq.ParquetWriter(
@@ -36,7 +38,9 @@ def keep_predictions(run: Path, right: np.ndarray, order: np.ndarray | None = No
     ) as writer:
         for task, hits in ((1, np.zeros(len(right), dtype=bool)), (2, right)):
             label = [str(i % 10) for i in order]
-            first = [a if hit else "x" for a, hit in zip(label, hits[order], strict=True)]
+            first = [
+                a if hit else "x" for a, hit in zip(label, hits[order], strict=True)
+            ]
             image = [str(i) for i in order]
             writer.write_table(
                 pa.table(
@@ -79,14 +83,17 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     assert main(arguments) == 0
     (path,) = (output / "tables").glob("comparison_*.csv")
     rows = {row["quantity"]: row for row in rows_of(path)}
-    pairs = [(right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)]
+    pairs = [
+        (right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)
+    ]
     differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
     over_seeds = rows["final accuracy A_K, over seeds"]
     assert float(over_seeds["difference (points)"]) == pytest.approx(differences.mean())
     wanted = stats.ttest_1samp(differences, 0).confidence_interval()
-    assert (float(over_seeds["95 % from"]), float(over_seeds["95 % to"])) == pytest.approx(
-        (wanted.low, wanted.high)
-    )
+    assert (
+        float(over_seeds["95 % from"]),
+        float(over_seeds["95 % to"]),
+    ) == pytest.approx((wanted.low, wanted.high))
     both = rows["final accuracy A_K, over seeds and images"]
     assert float(both["difference (points)"]) == pytest.approx(differences.mean())
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
@@ -95,7 +102,9 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
         assert float(row["only Exact ridge correct"]) == np.sum(a & ~b)
         assert float(row["only CIFNet correct"]) == np.sum(b & ~a)
         half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
-        assert float(row["95 % to"]) - float(row["95 % from"]) == pytest.approx(2 * half, rel=0.06)
+        assert float(row["95 % to"]) - float(row["95 % from"]) == pytest.approx(
+            2 * half, rel=0.06
+        )
         p = stats.binomtest(int(np.sum(a & ~b)), int(np.sum(a ^ b))).pvalue
         assert row["p"] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
     assert (
@@ -114,7 +123,10 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
     both = paired_predictions(
         *(tmp_path / name / "predictions.parquet" for name in "ab")
     ).sort_index()
-    assert (both["a"].tolist(), both["b"].tolist()) == ([True, False, True], [True, True, False])
+    assert (both["a"].tolist(), both["b"].tolist()) == (
+        [True, False, True],
+        [True, True, False],
+    )
     assert both.index.tolist() == [("0", "0"), ("1", "1"), ("2", "2")]
 
 
@@ -129,7 +141,16 @@ def test_images_are_matched_by_name(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_compared_is_said(runs, names, said, capsys, tmp_path):
     assert_ends(
-        main(["report", str(runs[0]), "--output", str(tmp_path / "o"), "--compare", *names]),
+        main(
+            [
+                "report",
+                str(runs[0]),
+                "--output",
+                str(tmp_path / "o"),
+                "--compare",
+                *names,
+            ]
+        ),
         2,
         said,
         capsys,
@@ -156,7 +177,10 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
     (table,) = compare_methods(read_study([folder]), ["Exact ridge", "CIFNet"])
     (row,) = (row for row in table.rows if row[0].endswith("over seeds and images"))
     difference = np.array(
-        [100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s] for s in (1, 2, 3)]
+        [
+            100.0 * right["RidgeHead", s] - 100.0 * right["CIFNetHead", s]
+            for s in (1, 2, 3)
+        ]
     )
     draw = np.random.default_rng(5)
     means = []
@@ -166,18 +190,27 @@ def test_the_bootstrap_is_that_of_images_drawn_one_by_one(runs):
         means.append(difference[seeds][:, images].mean())
     low, high = np.quantile(means, [0.025, 0.975])
     assert row[3].mean == pytest.approx(difference.mean())
-    assert (row[4].mean, row[5].mean) == pytest.approx((low, high), abs=0.04 * (high - low))
+    assert (row[4].mean, row[5].mean) == pytest.approx(
+        (low, high), abs=0.04 * (high - low)
+    )
 
 
 def test_networks_are_compared_on_the_same_images(runs, tmp_path):
     folder, right = runs
     other = write_run(
-        tmp_path / "vit" / "version_0", head="RidgeHead", tasks=2, backbone="timm:vit", final=80.0
+        tmp_path / "vit" / "version_0",
+        head="RidgeHead",
+        tasks=2,
+        backbone="timm:vit",
+        final=80.0,
     )
     answers = right["RidgeHead", 1].copy()
     answers[:7] = ~answers[:7]
     keep_predictions(other, answers, np.arange(IMAGES - 10))
-    names = ["Exact ridge, timm:vit, 224 px", "Exact ridge, file:resnet18.pth (resnet18), 224 px"]
+    names = [
+        "Exact ridge, timm:vit, 224 px",
+        "Exact ridge, file:resnet18.pth (resnet18), 224 px",
+    ]
     (table,) = compare_methods(read_study([folder, tmp_path / "vit"]), names)
     assert [column.header for column in table.columns[1:3]] == names
     assert table.title.endswith(": CIFAR-100, 10 cls/task")

@@ -43,7 +43,11 @@ def make(root: Path) -> None:
             (
                 "CIFNetHead",
                 seed,
-                {"final": 88.0 + seed, "minutes": 1.0 + seed / 7, "kwh": 0.05 + seed / 90},
+                {
+                    "final": 88.0 + seed,
+                    "minutes": 1.0 + seed / 7,
+                    "kwh": 0.05 + seed / 90,
+                },
                 HERE,
             )
             for seed in (1, 2)
@@ -67,7 +71,11 @@ def make(root: Path) -> None:
             (
                 "ACILHead",
                 seed,
-                {"final": 95.0 + seed / 5, "head_options": {"width": 256}, "buffer": None},
+                {
+                    "final": 95.0 + seed / 5,
+                    "head_options": {"width": 256},
+                    "buffer": None,
+                },
                 HERE,
             )
             for seed in (1,)
@@ -76,23 +84,37 @@ def make(root: Path) -> None:
             (
                 "ACILHead",
                 seed,
-                {"final": 85.0 + 0.9 * seed, "head_options": {"width": 64}, "buffer": None},
+                {
+                    "final": 85.0 + 0.9 * seed,
+                    "head_options": {"width": 64},
+                    "buffer": None,
+                },
                 HERE,
             )
             for seed in (1, 2)
         ],
         *[
-            ("NCMHead", seed, {"final": 70.0 + 1.1 * seed, "kwh": None, "buffer": None}, HERE)
+            (
+                "NCMHead",
+                seed,
+                {"final": 70.0 + 1.1 * seed, "kwh": None, "buffer": None},
+                HERE,
+            )
             for seed in (1, 2, 3)
         ],
     ]
     for number, (head, seed, options, about) in enumerate(plan):
         run = write_run(
-            root / f"{head}-{number}" / "version_0", head=head, seed=seed, **{**common, **options}
+            root / f"{head}-{number}" / "version_0",
+            head=head,
+            seed=seed,
+            **{**common, **options},
         )
         path = run / "summary.json"
         summary = json.loads(path.read_text())
-        sizes = {name: 4 if name == "buffer" else 8 for name in summary["state_components"]}
+        sizes = {
+            name: 4 if name == "buffer" else 8 for name in summary["state_components"]
+        }
         more = {
             "cached_images": 0,
             "top5": 98.0 + seed / 10,
@@ -126,12 +148,18 @@ def raw(folder: Path) -> Raw:
     rows = list(csv.DictReader((folder / "tasks.csv").open(newline="")))
     matrix = [
         [float(cell) for cell in row[1:] if cell]
-        for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[1:]
+        for row in list(csv.reader((folder / "accuracy_matrix.csv").open(newline="")))[
+            1:
+        ]
     ]
     accuracies = [float(row["A_k"]) for row in rows]
     last = len(rows) - 1
-    kwh = sum(float(row["energy_kwh"]) for row in rows) if rows[0]["energy_kwh"] else None
-    parts = {name: count for name, count in summary["state_components"].items() if count}
+    kwh = (
+        sum(float(row["energy_kwh"]) for row in rows) if rows[0]["energy_kwh"] else None
+    )
+    parts = {
+        name: count for name, count in summary["state_components"].items() if count
+    }
     return {
         "folder": folder,
         "head": summary["head"],
@@ -153,7 +181,9 @@ def raw(folder: Path) -> Raw:
         "nll": float(rows[-1]["nll"]),
         "parts": parts,
         "elements": sum(parts.values()),
-        "bytes": sum(count * (4 if name == "buffer" else 8) for name, count in parts.items()),
+        "bytes": sum(
+            count * (4 if name == "buffer" else 8) for name, count in parts.items()
+        ),
     }
 
 
@@ -178,7 +208,8 @@ def tables(root: Path) -> dict[str, tuple[list[Row], str]]:
         for table in section
     ]
     return {
-        t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t)) for t in result
+        t.name: (list(csv.DictReader(io.StringIO(to_csv_table(t)))), to_markdown(t))
+        for t in result
     }
 
 
@@ -207,7 +238,8 @@ def chosen(runs: list[Raw], label: str, costs: bool = False) -> list[Raw]:
     return [
         run
         for run in kept
-        if (not mixed or not run["conditions"][1]) and (not rest or CONDITIONS[rest](run))
+        if (not mixed or not run["conditions"][1])
+        and (not rest or CONDITIONS[rest](run))
     ]
 
 
@@ -218,10 +250,15 @@ def check(row: Row, header: str, values: list[float | None]) -> None:
     if not known:
         assert cell == ["", "", ""], (header, row)
         return
-    assert float(cell[0]) == pytest.approx(statistics.fmean(known), rel=1e-9), (header, row)
+    assert float(cell[0]) == pytest.approx(statistics.fmean(known), rel=1e-9), (
+        header,
+        row,
+    )
     assert int(cell[2]) == len(known), (header, row)
     if len(known) > 1 and cell[1]:
-        assert float(cell[1]) == pytest.approx(statistics.stdev(known), rel=1e-6, abs=1e-12), (
+        assert float(cell[1]) == pytest.approx(
+            statistics.stdev(known), rel=1e-6, abs=1e-12
+        ), (
             header,
             row,
         )
@@ -232,7 +269,9 @@ def numeric(rows: list[Row]) -> set[str]:
     return {name.removesuffix(" n") for name in rows[0] if name.endswith(" n")}
 
 
-def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+def test_the_accuracy_table(
+    tables: dict[str, tuple[list[Row], str]], runs: list[Raw]
+) -> None:
     rows, text = tables["accuracy"]
     assert [row["method"] for row in rows if row["origin"] == "measured"] == [
         "CIFNet",
@@ -248,11 +287,17 @@ def test_the_accuracy_table(tables: dict[str, tuple[list[Row], str]], runs: list
     check(other, f"{SETTING}: A_K", [78.0, 77.0])
     check(other, f"{SETTING}: Ā", [86.0, 85.0])
     for name in ("CIFNet", "Exact ridge", "ACIL", "NCM"):
-        (line,) = (line for line in text.splitlines() if line.startswith(f"| {name} | measured"))
+        (line,) = (
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| {name} | measured")
+        )
         assert f"(n = {len(chosen(runs, name))})" in line
 
 
-def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: list[Raw]) -> None:
+def test_the_tables_of_costs(
+    tables: dict[str, tuple[list[Row], str]], runs: list[Raw]
+) -> None:
     rows, _ = tables["efficiency_digits_2_cls_task"]
     measured = [row for row in rows if row["origin"] == "measured"]
     assert [row["method"] for row in measured] == [
@@ -274,10 +319,20 @@ def test_the_tables_of_costs(tables: dict[str, tuple[list[Row], str]], runs: lis
         if row_runs[0]["kwh"]:  # of the row's own means, not a mean of ratios
             ratio = float(row["A_K (%)"]) / float(row["energy (kWh)"])
             assert float(row["A_K per kWh"]) == pytest.approx(ratio)
-        check(row, "backbone (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
+        check(
+            row,
+            "backbone (M)",
+            [run["summary"]["backbone_params"] / 1e6 for run in row_runs],
+        )
         check(row, "epochs", [1.0 for _ in row_runs])
         check(row, "CO₂ (kg)", [run["summary"]["co2_kg"] for run in row_runs])
-    assert numeric(rows) == {*headers, "A_K per kWh", "backbone (M)", "epochs", "CO₂ (kg)"}
+    assert numeric(rows) == {
+        *headers,
+        "A_K per kWh",
+        "backbone (M)",
+        "epochs",
+        "CO₂ (kg)",
+    }
     external = {row["method"]: row for row in rows if row["origin"] == "external"}
     check(external["Other, tuned"], "energy (kWh)", [0.005, 0.005])
     assert float(external["Other, tuned"]["A_K per kWh"]) == pytest.approx(77.5 / 0.005)
@@ -345,7 +400,11 @@ def test_the_tables_of_memory_widths_and_runs(tables, runs, root):
             )
         check(row, "total (M)", [run["elements"] / 1e6 for run in row_runs])
         check(row, "stored (MB)", [run["bytes"] / 1e6 for run in row_runs])
-        check(row, "backbone (M)", [run["summary"]["backbone_params"] / 1e6 for run in row_runs])
+        check(
+            row,
+            "backbone (M)",
+            [run["summary"]["backbone_params"] / 1e6 for run in row_runs],
+        )
     assert numeric(rows) == {
         *(f"{part} (M)" for part in parts),
         "total (M)",
@@ -362,7 +421,10 @@ def test_the_tables_of_memory_widths_and_runs(tables, runs, root):
     assert {row["folder"] for row in rows} == {*by_folder, "external file"}
     for row in (row for row in rows if row["folder"] in by_folder):
         run = by_folder[row["folder"]]
-        assert (row["seed"], row["machine"]) == (str(run["seed"]), run["summary"]["machine"])
+        assert (row["seed"], row["machine"]) == (
+            str(run["seed"]),
+            run["summary"]["machine"],
+        )
         check(row, "A_K (%)", [run["A_K"]])
         check(row, "Ā (%)", [run["A_bar"]])
 

@@ -44,10 +44,19 @@ def test_bars_are_as_long_as_their_numbers() -> None:
         r"average accuracy $\bar{A}$",
         "final accuracy $A_K$",
     ]
-    lengths = sorted(bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle))
+    lengths = sorted(
+        bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)
+    )
     assert lengths == pytest.approx([64.2, 70.0, 80.0])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "published"]
-    assert sorted(text.get_text()[:4] for text in axes.texts) == ["64.2", "70.0", "80.0"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "full",
+        "published",
+    ]
+    assert sorted(text.get_text()[:4] for text in axes.texts) == [
+        "64.2",
+        "70.0",
+        "80.0",
+    ]
     assert axes.get_xlim()[1] > 81.5
 
 
@@ -88,11 +97,16 @@ def test_costs_that_count_other_processes_are_marked_and_noted(tmp_path: Path) -
         results_table(study, study.settings[0]),
     ):
         costs = [
-            j for j, column in enumerate(table.columns) if column.header.startswith(COST_HEADERS)
+            j
+            for j, column in enumerate(table.columns)
+            if column.header.startswith(COST_HEADERS)
         ]
         measured = [i for i, row in enumerate(table.rows) if row[1] == "measured"]
         assert all(
-            table.text(i, j).endswith("†") for i in measured for j in costs if table.rows[i][j]
+            table.text(i, j).endswith("†")
+            for i in measured
+            for j in costs
+            if table.rows[i][j]
         )
         assert any(note.startswith("†: ") for note in table.notes)
 
@@ -104,9 +118,13 @@ def test_labels_are_broken_between_words_alone() -> None:
     assert max(map(len, wrapped_label("x" * 200, 24).split("\n"))) <= 24
 
 
-def test_values_of_a_setting_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:
+def test_values_of_a_setting_over_many_powers_of_ten_have_ticks_apart(
+    tmp_path: Path,
+) -> None:
     for i, ridge in enumerate([1e-6, 1.2e-6, 0.0123, 0.015, 0.02, 0.1, 1.0, 1.3, 10.0]):
-        write_run(tmp_path / f"e{i}" / "version_0", tasks=2, head_options={"ridge": ridge})
+        write_run(
+            tmp_path / f"e{i}" / "version_0", tasks=2, head_options={"ridge": ridge}
+        )
     study = read_study([tmp_path])
     (picture,) = value_curves(study, "head.ridge")
     assert_labels_are_readable(picture)
@@ -120,18 +138,30 @@ def bubbles(figure: Figure) -> list[float]:
             if isinstance(drawn, matplotlib.collections.PathCollection):
                 (size,) = drawn.get_sizes()
                 circle = drawn.get_paths()[0].vertices
-                assert abs(circle**2 @ [1, 1] - 0.25).max() < 0.02  # control points of its curves
+                assert (
+                    abs(circle**2 @ [1, 1] - 0.25).max() < 0.02
+                )  # control points of its curves
                 result.append(float(size))
     return sorted(result)
 
 
 def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
-    energies = {"CIFNetHead": 0.06, "RidgeHead": 0.03, "NCMHead": 1e-6, "ACILHead": 0.24}
+    energies = {
+        "CIFNetHead": 0.06,
+        "RidgeHead": 0.03,
+        "NCMHead": 1e-6,
+        "ACILHead": 0.24,
+    }
     for i, (head, kwh) in enumerate(energies.items()):
-        write_run(tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 40.0**i)
+        write_run(
+            tmp_path / f"e{i}" / "version_0", head=head, kwh=kwh, minutes=0.01 * 40.0**i
+        )
     study = read_study([tmp_path])
     (picture,) = time_bubbles(study, study.settings[0])
-    wanted = [SMALLEST_BUBBLE, *(LARGEST_BUBBLE * kwh / 0.24 for kwh in (0.03, 0.06, 0.24))]
+    wanted = [
+        SMALLEST_BUBBLE,
+        *(LARGEST_BUBBLE * kwh / 0.24 for kwh in (0.03, 0.06, 0.24)),
+    ]
     assert bubbles(picture.figure) == pytest.approx(wanted)
     assert "dashed bubble is drawn larger" in picture.caption
     canvas = FigureCanvasAgg(picture.figure)
@@ -142,8 +172,12 @@ def test_areas_are_proportional_to_energy(tmp_path: Path) -> None:
             axes.transData.transform(drawn.get_offsets())[0],
             drawn.get_sizes()[0] ** 0.5 / 2,
         )  # type: ignore[attr-defined]
-        assert axes.bbox.x0 <= x - radius * picture.figure.dpi / 72, "a bubble is cut off"
-        assert x + radius * picture.figure.dpi / 72 <= axes.bbox.x1, "a bubble is cut off"
+        assert axes.bbox.x0 <= x - radius * picture.figure.dpi / 72, (
+            "a bubble is cut off"
+        )
+        assert x + radius * picture.figure.dpi / 72 <= axes.bbox.x1, (
+            "a bubble is cut off"
+        )
 
 
 def test_costs_of_unlike_conditions_have_panels_apart(tmp_path: Path) -> None:
@@ -157,13 +191,16 @@ def test_costs_of_unlike_conditions_have_panels_apart(tmp_path: Path) -> None:
         ("CIFNetHead", gpu),
     ]
     for seed, (head, about) in enumerate(plan):
-        write_run(tmp_path / f"e{seed}" / "version_0", seed=seed, head=head, about=about)
+        write_run(
+            tmp_path / f"e{seed}" / "version_0", seed=seed, head=head, about=about
+        )
     study = read_study([tmp_path])
     (setting,) = study.settings
     (picture,) = time_bubbles(study, setting)
     assert len(picture.figure.axes) == 3
     sizes = [
-        len(groups) for groups in cost_panels(study, study.compared(setting), "energy_kwh").values()
+        len(groups)
+        for groups in cost_panels(study, study.compared(setting), "energy_kwh").values()
     ]
     assert sorted(sizes) == [1, 1, 2]
 
@@ -213,6 +250,9 @@ def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
         shown[picture.name] = {text.get_text() for text in legend.get_texts()}
     assert shown == {
         "trajectory_cifar_100_10_cls_task": {"CIFNet", "Exact ridge", "NCM"},
-        "trajectory_cifar_100_10_cls_task_file_resnet32_pth_resnet18": {"CIFNet", "Exact ridge"},
+        "trajectory_cifar_100_10_cls_task_file_resnet32_pth_resnet18": {
+            "CIFNet",
+            "Exact ridge",
+        },
         "trajectory_cifar_100_10_cls_task_random_resnet32_cifar": {"NCM"},
     }

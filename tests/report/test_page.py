@@ -38,7 +38,10 @@ def test_numbers_and_deviations() -> None:
     assert cell_text(Stat(59.256, 0.504, 3), Column("a")) == "59.26 ± 0.50"
     assert cell_text(Stat(0.0603, 0.00112, 3), Column("a", None)) == "0.0603 ± 0.0011"
     assert cell_text(Stat(1611.2, 85.4, 3), Column("a", None)) == "1,611 ± 85"
-    assert cell_text(Stat(11.17e6, 0.0, 3), Column("a", 2, 1e-6, with_deviation=False)) == "11.17"
+    assert (
+        cell_text(Stat(11.17e6, 0.0, 3), Column("a", 2, 1e-6, with_deviation=False))
+        == "11.17"
+    )
     assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "(1.23 ± 0.20)·10⁻⁵"
     assert cell_text(Stat(0.0, None, 1), Column("a", None)) == "0"
     assert cell_text(None, Column("a")) == "–"
@@ -55,8 +58,13 @@ def test_the_number_of_seeds_is_said_where_it_differs() -> None:
     """A killed seed: the mean of two seeds is above that of three."""
     two = stat(70.0, 72.0)
     three = stat(70.0, 72.0, 60.0)
-    table = ReportTable("t", "t", [Column("method"), Column("A_K", 1)], [["a", two], ["b", three]])
-    assert [table.text(i, 1) for i in (0, 1)] == ["71.0 ± 1.4 (n = 2)", "67.3 ± 6.4 (n = 3)"]
+    table = ReportTable(
+        "t", "t", [Column("method"), Column("A_K", 1)], [["a", two], ["b", three]]
+    )
+    assert [table.text(i, 1) for i in (0, 1)] == [
+        "71.0 ± 1.4 (n = 2)",
+        "67.3 ± 6.4 (n = 3)",
+    ]
     assert "(n" not in TABLE.text(0, 1)
 
 
@@ -65,7 +73,10 @@ def test_latex_is_escaped() -> None:
     assert r"A \& B $<$ C. 100 \% $\lambda$" in text
     assert r"two\_2 & 61.33 $\pm$ 0.67 & -- \\" in text
     assert r"$A_K$ (\%)" in text
-    assert latex("a_b{c}^~\\") == r"a\_b\{c\}\textasciicircum{}\textasciitilde{}\textbackslash{}"
+    assert (
+        latex("a_b{c}^~\\")
+        == r"a\_b\{c\}\textasciicircum{}\textasciitilde{}\textbackslash{}"
+    )
     body = text.replace(r"\_", "").replace(r"\&", "").replace(r"\%", "")
     assert not re.search(r"(?<!A)_(?!cls)", body.replace("tab:demo", ""))
 
@@ -82,7 +93,9 @@ HOSTILE = "<script>alert('1')</script> & \"x\""
 
 @pytest.mark.parametrize(("inches", "kind"), [(6.4, "small"), (21.0, "wide")])
 def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> None:
-    page = audit_page("Audit", [], [Section("Confused", [], Figure(figsize=(inches, 2), dpi=130))])
+    page = audit_page(
+        "Audit", [], [Section("Confused", [], Figure(figsize=(inches, 2), dpi=130))]
+    )
     found = re.findall(r'<div class="scroll"><img class="(\w+)" width="(\d+)"', page)
     assert found == [(kind, str(round(96 * inches)))]
 
@@ -97,4 +110,7 @@ def test_whatever_images_and_classes_are_called_is_text() -> None:
         [Section(HOSTILE, [HOSTILE], pairs=[(side, side)], images=[image], **table)],
     )
     assert "<script" not in page
-    assert page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;") == 18
+    assert (
+        page.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt; &amp; &#34;x&#34;")
+        == 18
+    )

@@ -67,7 +67,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (killed / "failure.txt").write_text("killed by SIGKILL\n")
     lines = ["method,seed,task,A_k,seconds,kWh,dataset,classes_per_task"]
     lines += [
-        f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10" for s in (1, 2) for k in range(10)
+        f"DER,{s},{k + 1},{90 - 3 * k},800,0.03,CIFAR-100,10"
+        for s in (1, 2)
+        for k in range(10)
     ]
     (root / "external.csv").write_text("\n".join(lines))
     return root
@@ -83,7 +85,14 @@ def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("report") / "out"
     assert (
         main(
-            ["report", str(runs), "--output", str(output), "--external", str(runs / "external.csv")]
+            [
+                "report",
+                str(runs),
+                "--output",
+                str(output),
+                "--external",
+                str(runs / "external.csv"),
+            ]
         )
         == 0
     )
@@ -127,12 +136,15 @@ def test_accuracies_are_means_over_seeds_beside_published_ones(written: Path) ->
     assert float(result["DER", "external"][name]) == 63
     assert float(result["DER", "published"][name]) == 59.03
     images = [key for key in table[0] if key.startswith("images")]
-    assert not any(row[key] for row in table for key in images if row["origin"] != "measured")
+    assert not any(
+        row[key] for row in table for key in images if row["origin"] != "measured"
+    )
 
 
 def test_tables_of_the_ablations(written: Path) -> None:
     ablation = {
-        (row["variant"], row["origin"]): row for row in rows(written / "tables" / "ablation.csv")
+        (row["variant"], row["origin"]): row
+        for row in rows(written / "tables" / "ablation.csv")
     }
     name = "CIFAR-100, 10 cls/task: A_K"
     assert float(ablation["CIFNet, no buffer", "measured"][name]) == pytest.approx(25.0)
@@ -142,14 +154,21 @@ def test_tables_of_the_ablations(written: Path) -> None:
         row["size of the buffer (embeddings)"]: row
         for row in rows(written / "tables" / "buffer_size.csv")
     }
-    assert [float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")] == [
+    assert [
+        float(sizes[size]["CIFAR-100, 10 cls/task: CIFNet"]) for size in ("200", "2000")
+    ] == [
         50.0,
         60.0,
     ]
     sampling = rows(written / "tables" / "sampling.csv")
-    assert [row["buffer.strategy"] for row in sampling] == ["herding", "kmeans", "random"]
+    assert [row["buffer.strategy"] for row in sampling] == [
+        "herding",
+        "kmeans",
+        "random",
+    ]
     five = {
-        row["buffer.strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"] for row in sampling
+        row["buffer.strategy"]: row["CIFAR-100, 5 cls/task: CIFNet (published)"]
+        for row in sampling
     }
     assert five == {"random": "59.26", "kmeans": "58.25", "herding": "58.07"}
 
@@ -161,18 +180,30 @@ def test_memory_as_in_the_paper(written: Path) -> None:
     }
     # tab:memory_breakdown: ACIL keeps 72.1 M numbers, 288.5 MB at four bytes. Here: float64, a
     # triangle, no projection.
-    assert float(kept["ACIL", "published"]["total (M)"]) == pytest.approx(72.1, abs=0.05)
-    assert float(kept["ACIL", "published"]["stored (MB)"]) == pytest.approx(288.5, abs=0.3)
+    assert float(kept["ACIL", "published"]["total (M)"]) == pytest.approx(
+        72.1, abs=0.05
+    )
+    assert float(kept["ACIL", "published"]["stored (MB)"]) == pytest.approx(
+        288.5, abs=0.3
+    )
     numbers = 8192 * 8193 // 2 + 2 * 100 * 8192
     assert float(kept["ACIL", "measured"]["total (M)"]) == pytest.approx(numbers / 1e6)
-    assert float(kept["ACIL", "measured"]["stored (MB)"]) == pytest.approx(8 * numbers / 1e6)
+    assert float(kept["ACIL", "measured"]["stored (MB)"]) == pytest.approx(
+        8 * numbers / 1e6
+    )
     # Measured and published components stand in the same columns.
     for kind, factors in (("measured", 33.56), ("published", 67.1)):
-        assert float(kept["ACIL", kind]["factors (M)"]) == pytest.approx(factors, abs=0.05)
-        assert float(kept["CIFNet", kind]["buffer (M)"]) == pytest.approx(1.02, abs=0.03)
-    assert {float(row["backbone (M)"]) for row in kept.values() if row["origin"] == "measured"} == {
-        11.17
-    }
+        assert float(kept["ACIL", kind]["factors (M)"]) == pytest.approx(
+            factors, abs=0.05
+        )
+        assert float(kept["CIFNet", kind]["buffer (M)"]) == pytest.approx(
+            1.02, abs=0.03
+        )
+    assert {
+        float(row["backbone (M)"])
+        for row in kept.values()
+        if row["origin"] == "measured"
+    } == {11.17}
 
 
 def test_energies_carry_their_source(written: Path) -> None:
@@ -190,7 +221,9 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     page = (written / "report.html").read_text()
     sources = re.findall(r'(?:src|href)\s*=\s*"([^"]{0,30})', page)
     assert sources
-    assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
+    assert all(
+        source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources
+    )
     assert not re.search(r"<script|<link|@import|url\(|https?:", page)
     assert "half/version_0: no summary.json" in page
     top = page.partition("<h2")[0]
@@ -198,18 +231,32 @@ def test_the_page_is_self_contained_and_says_what_is_missing(written: Path) -> N
     assert "acil-s3-0123456789: killed by SIGKILL" in top
     assert "was trained on ImageNet labels, which the paper avoids" in page
     assert page.count("<table>") == page.count("</table>") > 5
-    assert set(re.findall(r'href="#([^"]+)"', page)) == set(re.findall(r'<h2 id="([^"]+)"', page))
+    assert set(re.findall(r'href="#([^"]+)"', page)) == set(
+        re.findall(r'<h2 id="([^"]+)"', page)
+    )
 
 
-def test_two_reports_are_the_same_bytes(runs: Path, written: Path, tmp_path: Path) -> None:
+def test_two_reports_are_the_same_bytes(
+    runs: Path, written: Path, tmp_path: Path
+) -> None:
     write_report(read_study([runs], runs / "external.csv"), tmp_path)
-    first = {p.relative_to(written): p.read_bytes() for p in written.rglob("*") if p.is_file()}
-    second = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    first = {
+        p.relative_to(written): p.read_bytes()
+        for p in written.rglob("*")
+        if p.is_file()
+    }
+    second = {
+        p.relative_to(tmp_path): p.read_bytes()
+        for p in tmp_path.rglob("*")
+        if p.is_file()
+    }
     assert first.keys() == second.keys()
     assert [str(name) for name in first if first[name] != second[name]] == []
 
 
-def test_letters_are_legible_half_a_page_wide(pictures: dict[str, list[Picture]]) -> None:
+def test_letters_are_legible_half_a_page_wide(
+    pictures: dict[str, list[Picture]],
+) -> None:
     """No two labels overlap; no figure is so wide, or has so small letters, that they are lost in a
     column of text.
     """
@@ -218,12 +265,16 @@ def test_letters_are_legible_half_a_page_wide(pictures: dict[str, list[Picture]]
     for picture in drawn:
         assert_labels_are_readable(picture)
         assert picture.figure.get_figwidth() <= 6.5, picture.name
-        texts = [text for text in picture.figure.findobj(Text) if text.get_text().strip()]  # type: ignore[attr-defined]
+        texts = [
+            text for text in picture.figure.findobj(Text) if text.get_text().strip()
+        ]  # type: ignore[attr-defined]
         small = {text.get_text() for text in texts if text.get_fontsize() < SMALL_FONT}  # type: ignore[attr-defined]
         assert not small, picture.name
 
 
-def test_cells_of_activation_maps_have_their_numbers(pictures: dict[str, list[Picture]]) -> None:
+def test_cells_of_activation_maps_have_their_numbers(
+    pictures: dict[str, list[Picture]],
+) -> None:
     (picture,) = [p for p in pictures["Ablation"] if p.name.startswith("calibration")]
     without, with_buffer = picture.figure.axes[:2]
     for axes, later in ((without, 70), (with_buffer, 10)):
@@ -237,8 +288,12 @@ def test_cells_of_activation_maps_have_their_numbers(pictures: dict[str, list[Pi
         assert axes.get_title().endswith(f"above the diagonal: {later} %")
 
 
-def test_methods_differ_without_colours(study: Study, pictures: dict[str, list[Picture]]) -> None:
-    (setting,) = [s for s in study.settings if s.protocol == "10" and s.dataset == "CIFAR-100"]
+def test_methods_differ_without_colours(
+    study: Study, pictures: dict[str, list[Picture]]
+) -> None:
+    (setting,) = [
+        s for s in study.settings if s.protocol == "10" and s.dataset == "CIFAR-100"
+    ]
     own = [p for p in pictures["Accuracy"] if p.name.endswith(study.slug(setting))]
     assert own
     for picture in own:
@@ -246,7 +301,9 @@ def test_methods_differ_without_colours(study: Study, pictures: dict[str, list[P
         assert len({line.get_marker() for line in lines}) == len(lines)
 
 
-def test_nothing_to_report(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_report(
+    tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(runs / "half", tmp_path / "half")
     assert_ends(
         main(["report", str(tmp_path), "--output", str(tmp_path / "out")]),
@@ -260,7 +317,10 @@ def test_nothing_to_report(tmp_path: Path, runs: Path, capsys: pytest.CaptureFix
 
 def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:
     write_run(
-        tmp_path / "e" / "version_0", tasks=1, kwh=None, data={"source": "digits", "root": None}
+        tmp_path / "e" / "version_0",
+        tasks=1,
+        kwh=None,
+        data={"source": "digits", "root": None},
     )
     assert main(["report", str(tmp_path / "e"), "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
@@ -275,6 +335,13 @@ def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
     tmp_path, images, ridge, noted
 ):
     about = {"learned_images": images}
-    write_run(tmp_path / "e" / "version_0", tasks=2, head_options={"ridge": ridge}, about=about)
+    write_run(
+        tmp_path / "e" / "version_0",
+        tasks=2,
+        head_options={"ridge": ridge},
+        about=about,
+    )
     write_report(read_study([tmp_path]), tmp_path / "out")
-    assert (tmp_path / "out" / "report.md").read_text().count("weights follow noise") == noted
+    assert (tmp_path / "out" / "report.md").read_text().count(
+        "weights follow noise"
+    ) == noted

@@ -120,7 +120,10 @@ DAMAGED: list[tuple[Change, str]] = [
     (changed(n_classes=9), "tasks.csv ends with 10 classes, summary.json with 9"),
     (changed(head=None), "summary.json is damaged: head should be a valid string"),
     (lambda run: (run / "summary.json").write_text("[1]"), "summary.json is damaged"),
-    (lambda run: (run / "tasks.csv").write_text("task\n1\n2\n3\n4\n5\n"), "tasks.csv is damaged"),
+    (
+        lambda run: (run / "tasks.csv").write_text("task\n1\n2\n3\n4\n5\n"),
+        "tasks.csv is damaged",
+    ),
     (lambda run: (run / "summary.json").unlink(), "no summary.json"),
     (lambda run: (run / "config.yaml").unlink(), "no config.yaml"),
     (lambda run: (run / "tasks.csv").unlink(), "no tasks.csv"),
@@ -140,18 +143,24 @@ def test_damaged_runs_are_named_and_the_others_shown(real, tmp_path, capsys):
     for i, (change, _) in enumerate([*DAMAGED, *KEPT]):
         run = tmp_path / "runs" / f"damaged{i}" / "version_0"
         shutil.copytree(real, run)
-        if i >= len(DAMAGED):  # a seed of its own, else it replaces the whole run of the same seed
+        if i >= len(
+            DAMAGED
+        ):  # a seed of its own, else it replaces the whole run of the same seed
             config = yaml.safe_load((run / "config.yaml").read_text())
             config["seed_everything"] = config["data"]["class_order"] = 100 + i
             (run / "config.yaml").write_text(yaml.safe_dump(config))
         change(run)
         assert is_complete(run) == (i >= len(DAMAGED))
-    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    assert (
+        main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    )
     said = capsys.readouterr()
     assert "Traceback" not in said.out + said.err
     page = (tmp_path / "out" / "report.md").read_text()
     for i, (_, sentence) in enumerate([*DAMAGED, *KEPT]):
-        assert any(f"damaged{i}/" in line and sentence in line for line in page.splitlines()), (
+        assert any(
+            f"damaged{i}/" in line and sentence in line for line in page.splitlines()
+        ), (
             i,
             sentence,
         )
@@ -207,7 +216,9 @@ def test_any_entry_may_be_anything(real: Path, tmp_path: Path) -> None:
         runs, left_out = read_runs([tmp_path])
         assert len(runs) + sum("other" in sentence for sentence in left_out) == 3
         for table in (
-            table for section in all_tables(read_study([tmp_path])).values() for table in section
+            table
+            for section in all_tables(read_study([tmp_path])).values()
+            for table in section
         ):
             assert "\x1b" not in to_html(table) + to_latex(table), (name, value)
         inner[name] = old
@@ -262,11 +273,15 @@ def test_many_methods_long_streams_and_odd_names_stay_legible(tmp_path: Path) ->
     study = read_study([tmp_path])
     for table in (table for section in all_tables(study).values() for table in section):
         assert "<script>" not in to_html(table)
-    pictures = [picture for section in all_pictures(study).values() for picture in section]
+    pictures = [
+        picture for section in all_pictures(study).values() for picture in section
+    ]
     lines = next(p for p in pictures if p.name == "trajectory_cifar_100_2_cls_task")
     assert [len(axes.containers) for axes in lines.figure.axes] == [8, 8, 7, 7]
     shown = [
-        text.get_text() for axes in lines.figure.axes for text in axes.get_legend().get_texts()
+        text.get_text()
+        for axes in lines.figure.axes
+        for text in axes.get_legend().get_texts()
     ]
     assert len(shown) == len(set(shown)) == 30
     assert any("_underscore" in text for text in shown)

@@ -16,7 +16,9 @@ def test_the_paired_test_is_scipys() -> None:
     assert paired_test(a - b) == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert paired_test(np.array([1.0])) is None
     assert paired_test(np.zeros(3)) == 1.0
-    assert paired_test(np.ones(3)) is None  # no seed changed anything: one measurement, three times
+    assert (
+        paired_test(np.ones(3)) is None
+    )  # no seed changed anything: one measurement, three times
     assert seed_interval(np.ones(3)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # scipy's, of catastrophic cancellation
@@ -28,7 +30,9 @@ def test_the_paired_test_is_scipys() -> None:
 
 def predictions(a: np.ndarray, b: np.ndarray, seed: str = "") -> pd.DataFrame:
     """Whether two methods are right on images of one class."""
-    return pd.DataFrame({"a": a, "b": b}, index=[("class", f"{seed}{i}") for i in range(len(a))])
+    return pd.DataFrame(
+        {"a": a, "b": b}, index=[("class", f"{seed}{i}") for i in range(len(a))]
+    )
 
 
 def test_the_bootstrap_covers_the_truth() -> None:
@@ -51,7 +55,8 @@ def test_the_bootstrap_covers_the_truth() -> None:
 def test_seeds_with_images_of_their_own_are_independent() -> None:
     draw = np.random.default_rng(0)
     seeds = [
-        predictions(draw.random(1000) < 0.7, draw.random(1000) < 0.6, f"{s} ") for s in range(2)
+        predictions(draw.random(1000) < 0.7, draw.random(1000) < 0.6, f"{s} ")
+        for s in range(2)
     ]
     low, high = bootstrap_interval(seeds)
     assert low < 50 * sum(both["a"].mean() - both["b"].mean() for both in seeds) < high

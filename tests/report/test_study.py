@@ -26,10 +26,15 @@ def groups_of(folder: Path, *runs: dict[str, Any]) -> list[Group]:
 def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> None:
     """As of a folder of images that has got classes since: nothing in the configuration says so."""
     runs = [
-        {"seed": seed, "tasks": tasks, "final": 10.0 * tasks} for seed in (1, 2) for tasks in (2, 3)
+        {"seed": seed, "tasks": tasks, "final": 10.0 * tasks}
+        for seed in (1, 2)
+        for tasks in (2, 3)
     ]
     groups = groups_of(tmp_path, *runs)
-    found = {(g.setting.n_tasks, tuple(o.seed for o in g.outcomes), g.mean("A_K")) for g in groups}
+    found = {
+        (g.setting.n_tasks, tuple(o.seed for o in g.outcomes), g.mean("A_K"))
+        for g in groups
+    }
     assert found == {(2, (1, 2), 20.0), (3, (1, 2), 30.0)}
     names = Study(groups).names
     assert sorted(names.values()) == [
@@ -40,7 +45,12 @@ def test_further_tasks_of_one_configuration_are_another_row(tmp_path: Path) -> N
 
 def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
     """As on a second machine; images that differ, in folders of one name, stay apart."""
-    places = {"/a/images": "aaaa", "/b/images": "aaaa", "/c/images": "cccc", "/d/images": None}
+    places = {
+        "/a/images": "aaaa",
+        "/b/images": "aaaa",
+        "/c/images": "cccc",
+        "/d/images": None,
+    }
     options = [
         {
             "seed": seed,
@@ -59,7 +69,10 @@ def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> 
 
 def test_a_setting_that_a_run_did_not_write_is_its_default(tmp_path: Path) -> None:
     write_run(
-        tmp_path / "new" / "version_0", seed=1, tasks=3, data={"split_seed": 0, "options": None}
+        tmp_path / "new" / "version_0",
+        seed=1,
+        tasks=3,
+        data={"split_seed": 0, "options": None},
     )
     write_run(tmp_path / "old" / "version_0", seed=2, tasks=3)
     write_run(tmp_path / "other" / "version_0", seed=3, tasks=3, data={"split_seed": 1})
@@ -72,7 +85,9 @@ def test_class_orders_given_or_drawn_are_one_group(tmp_path: Path) -> None:
     """A permutation by seed, and the order as given, are two samples of one thing."""
     given = {"class_order": None}
     drawn = {"class_order": 7, "cache": True}
-    (group,) = groups_of(tmp_path, {"seed": 1, "data": given}, {"seed": 1, "data": drawn})
+    (group,) = groups_of(
+        tmp_path, {"seed": 1, "data": given}, {"seed": 1, "data": drawn}
+    )
     assert len(group.outcomes) == 2
     assert "class_order" not in group.label
     assert "cache" not in group.label
@@ -135,7 +150,9 @@ def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
     ]
     assert len(groups[-1].outcomes) == 2
     study = Study(groups)
-    (family,) = study.varied("buffer", "buffer.oversample", "head.update_past", "head.weighting")
+    (family,) = study.varied(
+        "buffer", "buffer.oversample", "head.update_past", "head.weighting"
+    )
     names = [g.variant for g in family]
     assert names == [
         "full method",
@@ -153,9 +170,13 @@ def test_a_method_without_a_part_says_so_even_alone(tmp_path: Path) -> None:
     assert group.label == "CIFNet, no buffer"
 
 
-def test_two_buffers_beside_a_reference_without_any_are_told_apart(tmp_path: Path) -> None:
+def test_two_buffers_beside_a_reference_without_any_are_told_apart(
+    tmp_path: Path,
+) -> None:
     sizes = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
-    groups = groups_of(tmp_path, *({"buffer": None, "classes": c} for c in (2, 5, 10)), *sizes)
+    groups = groups_of(
+        tmp_path, *({"buffer": None, "classes": c} for c in (2, 5, 10)), *sizes
+    )
     same = [group for group in groups if group.setting.protocol == "2"]
     names = [group.label for group in same]
     assert names == [
@@ -167,8 +188,14 @@ def test_two_buffers_beside_a_reference_without_any_are_told_apart(tmp_path: Pat
 
 
 def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
-    groups = groups_of(tmp_path, *({"buffer": {"capacity": c}} for c in (200, 2000, 4000)))
-    assert [g.label for g in groups] == ["CIFNet", "CIFNet, buffer 200", "CIFNet, buffer 4000"]
+    groups = groups_of(
+        tmp_path, *({"buffer": {"capacity": c}} for c in (200, 2000, 4000))
+    )
+    assert [g.label for g in groups] == [
+        "CIFNet",
+        "CIFNet, buffer 200",
+        "CIFNet, buffer 4000",
+    ]
 
 
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -200,8 +227,12 @@ def test_a_protocol_says_the_classes_of_each_task(per_task, initial, name, tmp_p
     assert group.setting.protocol == name
 
 
-def test_settings_whose_names_differ_in_other_characters_have_files_of_their_own() -> None:
-    study: Any = SimpleNamespace(names={1: "写真, 2 cls/task", 2: "画像, 2 cls/task", 3: "digits"})
+def test_settings_whose_names_differ_in_other_characters_have_files_of_their_own() -> (
+    None
+):
+    study: Any = SimpleNamespace(
+        names={1: "写真, 2 cls/task", 2: "画像, 2 cls/task", 3: "digits"}
+    )
     names = [Study.slug(study, setting) for setting in study.names]
     assert names == ["2_cls_task", "2_cls_task_2", "digits"]
 
@@ -229,7 +260,9 @@ def test_seeds_of_a_trained_method_are_one_group_and_its_defaults_have_its_name(
         trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
         trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
     groups, _ = group_runs(read_runs([tmp_path])[0])
-    seeds = {group.label: [outcome.seed for outcome in group.outcomes] for group in groups}
+    seeds = {
+        group.label: [outcome.seed for outcome in group.outcomes] for group in groups
+    }
     assert seeds == {"FOSTER": [1, 2], "FOSTER, memory rate 0.5": [1, 2]}
 
 
@@ -237,7 +270,11 @@ def outside(folder: Path, seed: int, **options: Any) -> None:
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
     run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
     path = run / "summary.json"
-    more = {"head": "Mine", "title": "My head", "defaults": {"alpha": 2.0, "soft": False}}
+    more = {
+        "head": "Mine",
+        "title": "My head",
+        "defaults": {"alpha": 2.0, "soft": False},
+    }
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
 
 
@@ -247,7 +284,9 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
     """
     outside(tmp_path / "one" / "version_0", 1, alpha=1.0, soft=False)
     outside(tmp_path / "two" / "version_0", 1, alpha=2.0, soft=False)
-    outside(tmp_path / "left" / "version_0", 2, alpha=2.0)  # soft was left to its default
+    outside(
+        tmp_path / "left" / "version_0", 2, alpha=2.0
+    )  # soft was left to its default
     for head in ("CIFNetHead", "NCMHead", "SGDHead"):
         write_run(tmp_path / head / "version_0", head=head, tasks=3)
     trained(tmp_path / "foster" / "version_0", 1)
@@ -260,8 +299,15 @@ def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
     assert own == {"My head": [1, 2], "My head, alpha 1": [1]}
     (row,) = [row for row in settings_table(study).rows if row[1] == "My head"]
     assert row[2] == "head.alpha: 2.0; head.dtype: float64; head.soft: no"
-    frozen = [group.label for group in study.groups if group.frozen and group.is_reference]
-    assert frozen == ["CIFNet", "NCM", "Linear (SGD)", "My head"]  # FOSTER trains its network
+    frozen = [
+        group.label for group in study.groups if group.frozen and group.is_reference
+    ]
+    assert frozen == [
+        "CIFNet",
+        "NCM",
+        "Linear (SGD)",
+        "My head",
+    ]  # FOSTER trains its network
 
 
 def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> None:
@@ -269,10 +315,15 @@ def test_how_a_run_was_watched_is_no_part_of_a_configuration(tmp_path: Path) -> 
     watched = {"checkpoint": {"every_minutes": 5}}
     watched["trainer"] = {"devices": 1, "num_nodes": 1, "enable_progress_bar": True}
     for seed, more in ((1, {}), (2, watched)):
-        path = write_run(tmp_path / f"e{seed}" / "version_0", seed=seed, tasks=2) / "config.yaml"
+        path = (
+            write_run(tmp_path / f"e{seed}" / "version_0", seed=seed, tasks=2)
+            / "config.yaml"
+        )
         config = yaml.safe_load(path.read_text())
         for key, value in more.items():
-            config[key] = {**config[key], **value} if isinstance(config.get(key), dict) else value
+            config[key] = (
+                {**config[key], **value} if isinstance(config.get(key), dict) else value
+            )
         path.write_text(yaml.safe_dump(config))
     (group,) = group_runs(read_runs([tmp_path])[0])[0]
     assert group.seeds == 2

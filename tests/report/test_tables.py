@@ -16,7 +16,12 @@ from cifnet_pl.report import read_study
 from cifnet_pl.report.figures import STYLE, trajectories
 from cifnet_pl.report.page import to_html
 from cifnet_pl.report.settings import JOINT
-from cifnet_pl.report.table_formats import ReportTable, to_csv_table, to_latex, to_markdown
+from cifnet_pl.report.table_formats import (
+    ReportTable,
+    to_csv_table,
+    to_latex,
+    to_markdown,
+)
 from cifnet_pl.report.tables import accuracy_table, memory_table, results_table
 from tests.report.synthetic import write_run
 
@@ -65,7 +70,9 @@ def test_a_row_is_one_configuration_in_every_setting(
             final=80.0 if width == 8192 else 60.0,
         )
     rows = [
-        row for row in cells(accuracy_table(read_study([tmp_path]))) if row["origin"] == "measured"
+        row
+        for row in cells(accuracy_table(read_study([tmp_path])))
+        if row["origin"] == "measured"
     ]
     found = {
         (row["method"], name): (float(row[name]), int(row[f"{name} n"]))
@@ -77,7 +84,10 @@ def test_a_row_is_one_configuration_in_every_setting(
     for (label, name), (accuracy, seeds) in found.items():
         width = 1024 if "1024" in label else 8192
         count = sum(w == width and f"{classes} cls" in name for w, classes, _ in runs)
-        assert (accuracy, seeds) == (pytest.approx(80.0 if width == 8192 else 60.0), count), (
+        assert (accuracy, seeds) == (
+            pytest.approx(80.0 if width == 8192 else 60.0),
+            count,
+        ), (
             label,
             name,
         )
@@ -85,19 +95,27 @@ def test_a_row_is_one_configuration_in_every_setting(
 
 def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
     for i, options in enumerate(
-        [{"final": 60.0}, {"head": "LogisticHead", "final": 40.0}, {**BOUND, "final": 70.0}]
+        [
+            {"final": 60.0},
+            {"head": "LogisticHead", "final": 40.0},
+            {**BOUND, "final": 70.0},
+        ]
     ):
         write_run(tmp_path / f"e{i}" / "version_0", tasks=3, **options)
     study = read_study([tmp_path])
     rows = {
-        row["method"]: row["CIFAR-100, 10 cls/task: A_K"] for row in cells(accuracy_table(study))
+        row["method"]: row["CIFAR-100, 10 cls/task: A_K"]
+        for row in cells(accuracy_table(study))
     }
     assert {name: float(value) for name, value in rows.items()} == pytest.approx(
         {"CIFNet": 60.0, "Logistic regression": 40.0, JOINT: 70.0}
     )
     with matplotlib.rc_context(STYLE):
         (heads,) = [p for p in trajectories(study) if p.name.startswith("trajectory")]
-    shown = {text.get_text().replace("\n", " ") for text in heads.figure.legends[0].get_texts()}
+    shown = {
+        text.get_text().replace("\n", " ")
+        for text in heads.figure.legends[0].get_texts()
+    }
     assert shown == {"CIFNet", "Logistic regression", JOINT}
 
 
@@ -118,12 +136,17 @@ def test_what_deviations_are_over_is_said(
 ) -> None:
     for seed, order in zip((1, 2), orders, strict=True):
         write_run(
-            tmp_path / f"e{seed}" / "version_0", tasks=2, seed=seed, data={"class_order": order}
+            tmp_path / f"e{seed}" / "version_0",
+            tasks=2,
+            seed=seed,
+            data={"class_order": order},
         )
     assert said in accuracy_table(read_study([tmp_path])).notes[0]
 
 
-def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Path) -> None:
+def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path / "e" / "version_0", tasks=3)
     study = read_study([tmp_path])
     table = results_table(study, study.settings[0]).without_empty()
@@ -131,9 +154,13 @@ def test_further_columns_are_opened_on_the_page_and_whole_elsewhere(tmp_path: Pa
     page = to_html(table)
     first, opened = page.split("<details>")
     headers = [
-        re.findall(r'<th scope="col" class="\w+">(.*?)</th>', part) for part in (first, opened)
+        re.findall(r'<th scope="col" class="\w+">(.*?)</th>', part)
+        for part in (first, opened)
     ]
-    plain = [[re.sub("<.*?>", "", name).replace("AK", "A_K") for name in part] for part in headers]
+    plain = [
+        [re.sub("<.*?>", "", name).replace("AK", "A_K") for name in part]
+        for part in headers
+    ]
     assert plain[1][:3] == plain[0][:3] == ["method", "origin", "seeds"]
     assert sorted([*plain[0], *plain[1][3:]]) == sorted(names)
     assert {"Ā (%)", "A_K (%)", "energy (kWh)"} <= set(plain[0])
@@ -168,7 +195,9 @@ def test_a_trained_network_is_counted_without_one_backbone(
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     study = read_study([tmp_path])
     (row,) = [
-        row for row in cells(memory_table(study, study.settings[0])) if row["origin"] == "measured"
+        row
+        for row in cells(memory_table(study, study.settings[0]))
+        if row["origin"] == "measured"
     ]
     shown = {name: float(row[name]) for name in row if name.endswith(("(M)", "(MB)"))}
     assert shown == pytest.approx(
@@ -190,10 +219,15 @@ def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
             tasks=2,
             about={"data_fingerprint": mark},
         )
-    write_run(tmp_path / "old" / "version_0", seed=4, tasks=2)  # an earlier version did not say
+    write_run(
+        tmp_path / "old" / "version_0", seed=4, tasks=2
+    )  # an earlier version did not say
     study = read_study([tmp_path])
     (sentence,) = study.data_notes
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence
     assert "2 with aaaa, such as" in sentence
     assert f"1 with bbbb, such as {tmp_path / 'e3'}" in sentence
-    assert read_study([tmp_path / "e1", tmp_path / "e2", tmp_path / "old"]).data_notes == []
+    assert (
+        read_study([tmp_path / "e1", tmp_path / "e2", tmp_path / "old"]).data_notes
+        == []
+    )

@@ -53,14 +53,18 @@ def in_pieces(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("test-0", 60, 3),
     ):
         columns = {**rows(first, count), "notes": ["x" * 10_000] * count}
-        kinds = datasets.Features({**features(list(THREE)), "notes": datasets.Value("string")})
+        kinds = datasets.Features(
+            {**features(list(THREE)), "notes": datasets.Value("string")}
+        )
         table = datasets.Dataset.from_dict(columns, kinds)
         table.to_parquet(str(root / f"{file}.parquet"), batch_size=2)
 
 
 def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One Parquet file, without a test part."""
-    datasets.Dataset.from_dict(rows(0, 15), features()).to_parquet(str(root / "table.parquet"))
+    datasets.Dataset.from_dict(rows(0, 15), features()).to_parquet(
+        str(root / "table.parquet")
+    )
 
 
 def saved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,21 +139,27 @@ def formats(images: Path) -> dict[str, list[str]]:  # noqa: F811
     """The images of ``images`` in every format, in no order of classes: the options that read
     each.
     """
-    table = [line.split(",") for line in (images / "table.csv").read_text().splitlines()[1:]]
+    table = [
+        line.split(",") for line in (images / "table.csv").read_text().splitlines()[1:]
+    ]
     parts = {
         subset: [path for path, _, split in table if split == subset]
         for subset in ("train", "test")
     }
     (images / "wds").mkdir()
     (images / "parquet").mkdir()
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    kinds = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("string")}
+    )
     for subset, files in parts.items():
         samples = [of_file(images, path) for path in files]
         with webdataset.ShardWriter(
             str(images / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0
         ) as writer:
             for i, made in enumerate(samples):
-                writer.write({"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]})
+                writer.write(
+                    {"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]}
+                )
         rows_of = [
             {"image": {"bytes": made["image"], "path": None}, "label": made["label"]}
             for made in samples
@@ -159,7 +169,12 @@ def formats(images: Path) -> dict[str, list[str]]:  # noqa: F811
         ):  # uneven files, of row groups of five
             path = str(images / "parquet" / f"{subset}-{number:05d}.parquet")
             datasets.Dataset.from_list(part, kinds).to_parquet(path, batch_size=5)
-    roots = {"folder": "folder", "manifest": "table.csv", "webdataset": "wds", "hf": "parquet"}
+    roots = {
+        "folder": "folder",
+        "manifest": "table.csv",
+        "webdataset": "wds",
+        "hf": "parquet",
+    }
     options = {
         kind: ["--data.source", kind, "--data.root", str(images / root)]
         for kind, root in roots.items()
@@ -176,7 +191,14 @@ def runs(
     """A run over each format with two workers that decode."""
     logs = tmp_path_factory.mktemp("logs")
     found = {}
-    same = [*OPTIONS, "--data.batch_size", "4", "--logs", str(logs), "--data.num_workers"]
+    same = [
+        *OPTIONS,
+        "--data.batch_size",
+        "4",
+        "--logs",
+        str(logs),
+        "--data.num_workers",
+    ]
     for name, options in formats.items():
         assert main(["fit", *same, "2", "--experiment", name, *options]) == 0
         found[name] = logs / name / "version_0"
@@ -207,17 +229,22 @@ def build(kind: str, root: Path, **own: str) -> Any:
 def test_wrong_names_say_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved(tmp_path, monkeypatch)
     with pytest.raises(
-        DataError, match=r"has no column 'image', it has image \(Image\), label \(ClassLabel\)"
+        DataError,
+        match=r"has no column 'image', it has image \(Image\), label \(ClassLabel\)",
     ):
         build("hf", tmp_path, image="image")
-    with pytest.raises(DataError, match="has no split 'validation', it has train, test"):
+    with pytest.raises(
+        DataError, match="has no split 'validation', it has train, test"
+    ):
         build("hf", tmp_path, test="validation")
 
 
 def test_no_split_for_training(tmp_path: Path):
     made = datasets.Dataset.from_dict(rows(0, 6), features())
     datasets.DatasetDict({"unsupervised": made}).save_to_disk(str(tmp_path / "d"))
-    with pytest.raises(DataError, match=r"has no split train, it has unsupervised: name one with"):
+    with pytest.raises(
+        DataError, match=r"has no split train, it has unsupervised: name one with"
+    ):
         build("hf", tmp_path / "d")
     assert len(
         build("hf", tmp_path / "d", train="unsupervised").val
@@ -229,7 +256,9 @@ def test_float_labels_and_empty_cells(tmp_path: Path):
         ([0.5, 1.5], r"row 0 .* is 0\.5 \(float\)"),
         ([1, None], r"row 1 .* is missing"),
     ):
-        made = datasets.Dataset.from_dict({"image": rows(0, 2)["image"], "label": values})
+        made = datasets.Dataset.from_dict(
+            {"image": rows(0, 2)["image"], "label": values}
+        )
         made.to_parquet(str(tmp_path / "t.parquet"))
         with pytest.raises(DataError, match=sentence):
             build("hf", tmp_path / "t.parquet")

@@ -26,7 +26,16 @@ SHARDS = 64
 
 
 def with_ray(folder: Path, given: list[str]) -> list[str]:
-    return ["sums", "--output", str(folder), "--shards", str(SHARDS), "--workers", "2", *given]
+    return [
+        "sums",
+        "--output",
+        str(folder),
+        "--shards",
+        str(SHARDS),
+        "--workers",
+        "2",
+        *given,
+    ]
 
 
 def kill_a_worker(folder: Path, killed: list[int]) -> None:
@@ -50,7 +59,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
     draw = np.random.default_rng(0)
     labels = draw.integers(0, 50, 64_000)
-    z = (draw.normal(size=(50, 256))[labels] + draw.normal(size=(64_000, 256))).astype(np.float32)
+    z = (draw.normal(size=(50, 256))[labels] + draw.normal(size=(64_000, 256))).astype(
+        np.float32
+    )
     np.savez(path, embeddings=z, labels=labels)
     return ["--data.source", "embeddings", "--data.root", str(path)]
 
@@ -65,7 +76,9 @@ def here(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path: Path):
     killed: list[int] = []
-    killer = threading.Thread(target=kill_a_worker, args=(tmp_path, killed), daemon=True)
+    killer = threading.Thread(
+        target=kill_a_worker, args=(tmp_path, killed), daemon=True
+    )
     killer.start()
     assert main(with_ray(tmp_path, given)) == 0
     assert killed
@@ -77,7 +90,9 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
     assert tensors_equal(model.solved().tensors(), other.solved().tensors())
 
 
-def test_processes_and_ray_end_in_one_model(given: list[str], here: Path, tmp_path: Path):
+def test_processes_and_ray_end_in_one_model(
+    given: list[str], here: Path, tmp_path: Path
+):
     """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray,
     against one process.
     """

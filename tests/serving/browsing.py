@@ -10,13 +10,27 @@ import pytest
 
 from tests.serving.services import ThreadServer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-sync_api.expect.set_options(timeout=20_000)  # milliseconds; a busy machine is slow to answer
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed"
+)
+CHROMIUM = (
+    os.environ.get("CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("google-chrome")
+)
+sync_api.expect.set_options(
+    timeout=20_000
+)  # milliseconds; a busy machine is slow to answer
 if CHROMIUM is None:
-    pytest.skip("no Chromium is installed: apt-get install chromium", allow_module_level=True)
+    pytest.skip(
+        "no Chromium is installed: apt-get install chromium", allow_module_level=True
+    )
 WIDTHS = {"desktop": (1280, 900), "tablet": (768, 1000), "phone": (375, 800)}
-ARGS = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
+]
 ARGS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 DROP = """([place, files]) => {
   const data = new DataTransfer();
@@ -34,7 +48,9 @@ def page_of(
     refused.
     """
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
-    context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == "phone")
+    context = browser.new_context(
+        viewport=size, color_scheme=scheme, has_touch=width == "phone"
+    )
     page = context.new_page()
     asked = []
     faults = []
@@ -42,19 +58,25 @@ def page_of(
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on(
         "console",
-        lambda message: faults.append(message.text) if "Security Policy" in message.text else None,
+        lambda message: (
+            faults.append(message.text) if "Security Policy" in message.text else None
+        ),
     )
     page.goto(server.url)
     sync_api.expect(page.locator("#state")).to_contain_text("classes")
     yield page
-    assert [url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))] == []
+    assert [
+        url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))
+    ] == []
     assert faults == []
     context.close()
 
 
 def drop(page, place: str, files: dict[str, bytes]) -> None:
     """Drop files on an element."""
-    page.evaluate(DROP, [place, [[name, list(content)] for name, content in files.items()]])
+    page.evaluate(
+        DROP, [place, [[name, list(content)] for name, content in files.items()]]
+    )
 
 
 def picture(page, name: str) -> None:

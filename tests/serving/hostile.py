@@ -25,7 +25,9 @@ NAMES = st.one_of(
     ),
     st.text(max_size=30),
 )  # fmt: skip
-IMAGES = [image("red", 0, 12, kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")]
+IMAGES = [
+    image("red", 0, 12, kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
+]
 
 
 @st.composite
@@ -89,7 +91,8 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     | st.text(max_size=20)
     | st.sampled_from(["red", "green"]),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=4)
     ),
     max_leaves=8,
 )
@@ -102,7 +105,8 @@ BODIES = (
     )
 )
 PLAIN = st.text(
-    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40
+    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"),
+    max_size=40,
 )
 HEADERS = st.dictionaries(
     st.sampled_from(
@@ -129,17 +133,25 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments of a client's ``request``."""
     kind = draw(st.sampled_from(["upload", "get", "post"]))
     if kind == "upload":
-        return {"method": "POST", "url": draw(st.sampled_from(PATHS)), "files": draw(UPLOADS)}
+        return {
+            "method": "POST",
+            "url": draw(st.sampled_from(PATHS)),
+            "files": draw(UPLOADS),
+        }
     path = draw(st.sampled_from(GETS if kind == "get" else POSTS))
     while "{}" in path:
         path = path.replace("{}", draw(PARTS).replace("{}", ""), 1)
     path = "".join(
-        c if 32 < ord(c) < 127 and c not in "?#" else "".join(f"%{b:02x}" for b in c.encode())
+        c
+        if 32 < ord(c) < 127 and c not in "?#"
+        else "".join(f"%{b:02x}" for b in c.encode())
         for c in path
     )
     found = {
         "method": (
-            "GET" if kind == "get" else draw(st.sampled_from(["POST", "PUT", "DELETE", "OPTIONS"]))
+            "GET"
+            if kind == "get"
+            else draw(st.sampled_from(["POST", "PUT", "DELETE", "OPTIONS"]))
         )
     }
     content = {"content": draw(BODIES)} if kind == "post" else {}
@@ -151,7 +163,10 @@ def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> int:
     status.
     """
     answer = http.request(**request)
-    assert answer.status_code < 500 or answer.status_code in (503, 507), (request, answer.text)
+    assert answer.status_code < 500 or answer.status_code in (503, 507), (
+        request,
+        answer.text,
+    )
     if answer.status_code >= 400:
         content = answer.json()
         assert set(content) == {"error"}, (request, content)

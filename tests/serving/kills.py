@@ -91,13 +91,17 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
             last <= len(served) <= last + 1
         )  # one change may have been stored but not acknowledged
         assert workspace.current == served[-1]
-        stored = {f"{number:06d}" for number, version in versions.items() if version.stored}
+        stored = {
+            f"{number:06d}" for number, version in versions.items() if version.stored
+        }
         assert {path.name for path in (folder / "versions").iterdir()} == stored
         for number, version in versions.items():
             if version.stored:
                 assert workspace.load(number).counts == version.counts
         kept = {
-            name for files in workspace.kept_images(workspace.current).values() for name in files
+            name
+            for files in workspace.kept_images(workspace.current).values()
+            for name in files
         }
         told = {name for line in lines for name in json.loads(line)["waiting"]}
         assert all((folder / "images" / name).is_file() for name in kept | told)
@@ -108,7 +112,9 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
             for name in files
         }
         waiting = {one.file for one in workspace.waiting()}
-        assert set(json.loads(lines[-1])["waiting"] if lines else []) <= waiting | learned
+        assert (
+            set(json.loads(lines[-1])["waiting"] if lines else []) <= waiting | learned
+        )
         assert list((folder / "incoming").iterdir()) == []
         return len(served)
     finally:

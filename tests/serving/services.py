@@ -42,8 +42,12 @@ COLOURS = {
 def pixels(name: str, number: int, side: int = 24) -> np.ndarray:
     """A square of the class's colour with noise: another one for each number."""
     draw = np.random.default_rng([*name.encode(), number])
-    base = COLOURS.get(name) or tuple(np.random.default_rng([*name.encode()]).integers(0, 256, 3))
-    return np.clip(np.array(base) + draw.normal(0, 25, (side, side, 3)), 0, 255).astype(np.uint8)
+    base = COLOURS.get(name) or tuple(
+        np.random.default_rng([*name.encode()]).integers(0, 256, 3)
+    )
+    return np.clip(np.array(base) + draw.normal(0, 25, (side, side, 3)), 0, 255).astype(
+        np.uint8
+    )
 
 
 def image(name: str, number: int, side: int = 24, kind: str = "PNG") -> bytes:
@@ -67,9 +71,14 @@ def heic(name: str) -> bytes:
     return out.getvalue()
 
 
-def images(name: str, count: int, first: int = 100) -> list[tuple[str, tuple[str, bytes]]]:
+def images(
+    name: str, count: int, first: int = 100
+) -> list[tuple[str, tuple[str, bytes]]]:
     """Photos of one class, as a multipart request has them."""
-    return [("files", (f"{name}-{i}.png", image(name, i))) for i in range(first, first + count)]
+    return [
+        ("files", (f"{name}-{i}.png", image(name, i)))
+        for i in range(first, first + count)
+    ]
 
 
 def teach(
@@ -110,7 +119,9 @@ def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) ->
     images = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
     order = [other.class_names.index(name) for name in one.class_names]
     assert torch.allclose(
-        one.head(one.embed(images)), other.head(other.embed(images))[:, order], atol=atol
+        one.head(one.embed(images)),
+        other.head(other.embed(images))[:, order],
+        atol=atol,
     )
 
 
@@ -145,7 +156,13 @@ def model(
     made.finish_task()
     made.history.append(
         Event(
-            "task", len(names), None, 95.0, seconds=0.1, energy_kwh=1e-6, energy_source="estimated"
+            "task",
+            len(names),
+            None,
+            95.0,
+            seconds=0.1,
+            energy_kwh=1e-6,
+            energy_source="estimated",
         )
     )
     return made
@@ -167,7 +184,9 @@ def client(folder, access=None, options=None, begun=None, images=None):
     else:
         current = begun
     app = make_app(Service(workspace, current, options), access or Access())
-    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as made:
+    with TestClient(
+        app, base_url="http://localhost", raise_server_exceptions=False
+    ) as made:
         yield made
 
 
@@ -213,7 +232,11 @@ class ThreadServer(Address):
         self.url = f"http://localhost:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, http="h11", limit_concurrency=connections, log_config=None, access_log=False
+                app,
+                http="h11",
+                limit_concurrency=connections,
+                log_config=None,
+                access_log=False,
             )
         )
         self._thread = threading.Thread(
@@ -237,7 +260,9 @@ class Server(Address):
     """A service in a process of its own."""
 
     def __init__(self, bundle: Path, *options: str):
-        args = command("serve", "--model", str(bundle), "--port", "0", "--rate", "0", *options)
+        args = command(
+            "serve", "--model", str(bundle), "--port", "0", "--rate", "0", *options
+        )
         self.process = subprocess.Popen(
             args,
             stdout=subprocess.PIPE,

@@ -62,7 +62,10 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     while answering._ready.qsize() < len(later):
         time.sleep(0.01)
     recorder.go_on.set()
-    labels = [int(answer.result(30).probabilities.argmax()) for answer in (first, second, *later)]
+    labels = [
+        int(answer.result(30).probabilities.argmax())
+        for answer in (first, second, *later)
+    ]
     assert labels == [0, 1] * 5
     assert recorder.sizes[:2] == [1, 1]
     assert len(recorder.sizes) < 10
@@ -77,6 +80,8 @@ def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
     assert refusal.value.status == 503
     recorder.go_on.set()
     scored = [answer.result(30) for answer in answers]
-    assert {(int(one.probabilities.argmax()), one.served.version) for one in scored} == {(1, 3)}
+    assert {
+        (int(one.probabilities.argmax()), one.served.version) for one in scored
+    } == {(1, 3)}
     answering.close()
     assert answering.under_way == 0

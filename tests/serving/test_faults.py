@@ -16,7 +16,9 @@ from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
 from tests.serving.services import becomes, client, tree
 
-LIMITS = Limits(body_bytes=200_000, image_bytes=50_000, pixels=100_000, images=5, zip_bytes=60_000)
+LIMITS = Limits(
+    body_bytes=200_000, image_bytes=50_000, pixels=100_000, images=5, zip_bytes=60_000
+)
 
 
 def test_killed_while_it_changes(tmp_path):
@@ -30,7 +32,8 @@ def test_killed_while_it_changes(tmp_path):
         place.mkdir()
     for turn in range(2):
         works = [
-            partial(change_for_ever, place / "w", turn, place / f"told-{turn}") for place in places
+            partial(change_for_ever, place / "w", turn, place / f"told-{turn}")
+            for place in places
         ]
         processes = [start(work, output) for work in works]
         for told in [place / f"told-{turn}" for place in places]:
@@ -58,7 +61,8 @@ def attacked(tmp_path_factory):
 
 
 @settings(
-    max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(request=requests())
 def test_hostile_requests_get_one_sentence(request, attacked):

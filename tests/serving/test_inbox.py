@@ -33,7 +33,10 @@ def sent(http, files):
 def waiting(http):
     """The photos that wait, once all of them are answered."""
     return becomes(
-        lambda: (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"] and now
+        lambda: (
+            (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"]
+            and now
+        )
     )
 
 
@@ -45,18 +48,30 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
     """Undo lets them wait again, and so does a new start before and after; redo takes them."""
     with client(tmp_path / "w") as http:
         answer = sent(http, [*images("blue", 3), ("files", ("bad.png", b"no"))])
-        assert (len(answer["images"]), answer["known"], answer["unreadable"][0]["file"]) == (
+        assert (
+            len(answer["images"]),
+            answer["known"],
+            answer["unreadable"][0]["file"],
+        ) == (
             3,
             0,
             "bad.png",
         )
         packed = zipped(
-            {f"{name}/{i}.png": image(name, i) for name in ("blue", "yellow") for i in (100, 200)}
+            {
+                f"{name}/{i}.png": image(name, i)
+                for name in ("blue", "yellow")
+                for i in (100, 200)
+            }
         )
         assert (
             len(sent(http, [("files", ("a.zip", packed))])["images"]) == 3
         )  # one of them waits already
-        assert sent(http, images("blue", 3)) == {"images": [], "known": 3, "unreadable": []}
+        assert sent(http, images("blue", 3)) == {
+            "images": [],
+            "known": 3,
+            "unreadable": [],
+        }
     with client(tmp_path / "w") as http:
         found = waiting(http)
         assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
@@ -82,7 +97,9 @@ def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
     whole = http.get("/inbox?first=2&count=2").json()
-    assert [one["image"] for one in whole["images"]] == [one["image"] for one in found[2:4]]
+    assert [one["image"] for one in whole["images"]] == [
+        one["image"] for one in found[2:4]
+    ]
     learned(http, {found[0]["image"]: "blue", found[1]["image"]: "blue"})
     after = waiting(http)
     assert (after["version"], after["waiting"]) == (2, 4)
@@ -116,16 +133,20 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
     with client(tmp_path / "w") as http:
         sent(http, images("blue", 2))
         first, second = [one["image"] for one in waiting(http)["images"]]
-        assert http.post("/inbox/remove", json={"images": [first, second]}).json() == {"waiting": 0}
-        assert http.post("/inbox/remove?back=true", json={"images": [second]}).json() == {
-            "waiting": 1
+        assert http.post("/inbox/remove", json={"images": [first, second]}).json() == {
+            "waiting": 0
         }
+        assert http.post(
+            "/inbox/remove?back=true", json={"images": [second]}
+        ).json() == {"waiting": 1}
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "images") == {second}
         watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
         assert http.app.app.state.service.receive(watched, again=False).images == []
         assert http.get("/inbox").json()["waiting"] == 1
-        assert sent(http, images("blue", 2))["images"] == [first]  # whoever drops it again wants it
+        assert sent(http, images("blue", 2))["images"] == [
+            first
+        ]  # whoever drops it again wants it
 
 
 def test_images_of_a_forgotten_class_can_be_taught_again(http):
@@ -137,12 +158,18 @@ def test_images_of_a_forgotten_class_can_be_taught_again(http):
     assert http.get("/inbox").json()["waiting"] == 0
     assert len(sent(http, images("blue", 3))["images"]) == 3
     assert sent(http, images("blue", 3))["known"] == 3
-    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 0]
-    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [200, 3]
+    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [
+        200,
+        0,
+    ]
+    assert [http.post("/undo").status_code, http.get("/inbox").json()["waiting"]] == [
+        200,
+        3,
+    ]
     http.post("/versions/3/serve")
-    assert learned(http, {one["image"]: "blue" for one in waiting(http)["images"]}).json()[
-        "learned"
-    ] == {"blue": 3}
+    assert learned(
+        http, {one["image"]: "blue" for one in waiting(http)["images"]}
+    ).json()["learned"] == {"blue": 3}
     assert http.get("/inbox").json()["waiting"] == 0
 
 
@@ -150,7 +177,9 @@ def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
     """It waits since its class was forgotten, and that is undone: to learn it as another class may
     be a mistake.
     """
-    with client(tmp_path / "w", begun=model(()), options=ServiceOptions(keep_images=False)) as http:
+    with client(
+        tmp_path / "w", begun=model(()), options=ServiceOptions(keep_images=False)
+    ) as http:
         teach(http, images("red", 3), "red")
         teach(http, images("green", 3), "green")
         http.post("/forget", json={"name": "red"})
@@ -158,13 +187,18 @@ def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
         http.post("/undo")
         names = dict.fromkeys((one["image"] for one in waiting(http)["images"]), "pink")
         refused = learned(http, names)
-        assert (refused.status_code, "was learned as 'red' before" in refused.json()["error"]) == (
+        assert (
+            refused.status_code,
+            "was learned as 'red' before" in refused.json()["error"],
+        ) == (
             409,
             True,
         )
         again = learned(http, dict.fromkeys(names, "red")).json()["error"]
         assert again == "3 photos sent, but all were learned before"
-        assert learned(http, names, params={"anyway": "true"}).json()["learned"] == {"pink": 3}
+        assert learned(http, names, params={"anyway": "true"}).json()["learned"] == {
+            "pink": 3
+        }
 
 
 def test_names_that_nothing_can_have(http):
@@ -184,7 +218,9 @@ def test_names_that_nothing_can_have(http):
     for name in ("\\ud800", "../a", "x" * 5000):
         for path, body, status in asked:
             content = json.dumps(body).replace("NAME", name)
-            answer = http.post(path, content=content, headers={"content-type": "application/json"})
+            answer = http.post(
+                path, content=content, headers={"content-type": "application/json"}
+            )
             assert answer.status_code in (status, 422), (path, answer.text)
     assert http.get("/versions").json()["current"] == 1
 
@@ -194,7 +230,11 @@ def test_purging_leaves_what_waits(http, tmp_path):
     first = waiting(http)["images"][0]["image"]
     learned(http, {first: "blue"})
     http.post("/purge", json={"images": "all"})
-    assert len(tree(tmp_path / "w" / "images")) == http.get("/inbox").json()["waiting"] == 2
+    assert (
+        len(tree(tmp_path / "w" / "images"))
+        == http.get("/inbox").json()["waiting"]
+        == 2
+    )
 
 
 def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
@@ -208,13 +248,22 @@ def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
 def test_groups_of_images_that_look_alike(http):
     sent(http, [*images("blue", 4), *images("red", 3)])
     found = waiting(http)["images"]
-    groups = http.post("/group", json={"images": [one["image"] for one in found]}).json()
-    assert [(len(one["images"]), one["suggestion"]) for one in groups] == [(4, None), (3, "red")]
+    groups = http.post(
+        "/group", json={"images": [one["image"] for one in found]}
+    ).json()
+    assert [(len(one["images"]), one["suggestion"]) for one in groups] == [
+        (4, None),
+        (3, "red"),
+    ]
     sent(http, [*images("red", 1, 500), *images("green", 1, 500)])
-    pair = [one["image"] for one in waiting(http)["images"] if one["file"].endswith("500.png")]
-    assert [one["suggestion"] for one in http.post("/group", json={"images": pair}).json()] == [
-        None
-    ]  # a draw
+    pair = [
+        one["image"]
+        for one in waiting(http)["images"]
+        if one["file"].endswith("500.png")
+    ]
+    assert [
+        one["suggestion"] for one in http.post("/group", json={"images": pair}).json()
+    ] == [None]  # a draw
     assert http.post("/group", json={"images": ["0" * 64 + ".png"]}).json() == []
 
 
@@ -230,7 +279,11 @@ def test_eight_people_decide_at_once(http):
         answers = list(pool.map(lambda part: learned(http, part), parts))
     assert {answer.status_code for answer in answers} <= {200, 409, 422}
     assert (
-        sum(answer.json()["learned"]["blue"] for answer in answers if answer.status_code == 200)
+        sum(
+            answer.json()["learned"]["blue"]
+            for answer in answers
+            if answer.status_code == 200
+        )
         == 32
     )
     assert counts(http)["blue"] == 32
@@ -239,7 +292,10 @@ def test_eight_people_decide_at_once(http):
 def test_more_than_may_wait_are_refused(http, monkeypatch):
     monkeypatch.setattr(inbox, "LARGEST_INBOX", 2)
     answer = http.post("/inbox", files=images("blue", 3))
-    assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (503, True)
+    assert (answer.status_code, "decide some of them" in answer.json()["error"]) == (
+        503,
+        True,
+    )
 
 
 def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
@@ -247,7 +303,9 @@ def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
         sent(http, [*images("blue", 3), *images("red", 3)])
         found = waiting(http)["images"]
         assert all(not one["classes"] and not one["certain"] for one in found)
-        groups = http.post("/group", json={"images": [one["image"] for one in found]}).json()
+        groups = http.post(
+            "/group", json={"images": [one["image"] for one in found]}
+        ).json()
         names = {
             image: name
             for group, name in zip(groups, "ab", strict=True)
@@ -272,11 +330,11 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
         others = [one["image"] for one in found if not one["folder"]]
         first = learned(http, {others[0]: "blue", own[0]: "yellow"}).json()["version"]
         assert len(chosen(first)) == 1
-        second = learned(http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}).json()[
-            "version"
-        ]
+        second = learned(
+            http, {others[1]: "blue", own[1]: "blue"}, params={"anyway": True}
+        ).json()["version"]
         assert len(chosen(second)) == 3
-        last = learned(http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}).json()[
-            "version"
-        ]
+        last = learned(
+            http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
+        ).json()["version"]
         assert chosen(last) == []

@@ -40,10 +40,18 @@ def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
     """A model of fruit that learned such samples."""
     width = means.shape[1]
     model = Classifier(
-        build_backbone("pixels:2"), RidgeHead(width), CalibrationBuffer(500), [], 2, calibrated=True
+        build_backbone("pixels:2"),
+        RidgeHead(width),
+        CalibrationBuffer(500),
+        [],
+        2,
+        calibrated=True,
     )
     return take_in(
-        model, ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)], samples(means, y), y
+        model,
+        ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)],
+        samples(means, y),
+        y,
     )
 
 
@@ -52,7 +60,12 @@ def test_what_each_class_is_taken_for():
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
     pear, plum, quince, rare = class_predictions(model).classes
-    assert (pear.confused_with, plum.confused_with, quince.confused_with, rare.confused_with) == (
+    assert (
+        pear.confused_with,
+        plum.confused_with,
+        quince.confused_with,
+        rare.confused_with,
+    ) == (
         ["quince"],
         [],
         ["pear"],
@@ -65,7 +78,9 @@ def test_what_each_class_is_taken_for():
     assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
 
 
-def test_where_nearly_any_share_is_possible_no_number_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_where_nearly_any_share_is_possible_no_number_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+):
     y = torch.arange(3).repeat_interleave(30)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
     pear, plum, _ = class_predictions(model).classes
@@ -103,8 +118,13 @@ def test_the_margin_is_of_groups_and_not_of_images():
     """
     columns = torch.arange(2).repeat_interleave(100)
     right = torch.arange(200) % 8 < 4
-    scores = torch.nn.functional.one_hot(torch.where(right, columns, 1 - columns), 2).double()
-    for groups, expected in ((None, 1.96 * 3.54), (torch.arange(200) // 4, 1.96 * 7.07)):
+    scores = torch.nn.functional.one_hot(
+        torch.where(right, columns, 1 - columns), 2
+    ).double()
+    for groups, expected in (
+        (None, 1.96 * 3.54),
+        (torch.arange(200) // 4, 1.96 * 7.07),
+    ):
         samples = SimpleNamespace(
             scores=lambda: scores, columns=columns, learned=True, groups=groups
         )
@@ -121,10 +141,17 @@ def test_what_ten_more_images_would_bring():
     new = torch.arange(6).repeat(500)
     for apart, least in ((0.5, 1), (9, 0)):
         means = apart * directions
-        before, after = (taught(means, torch.arange(6).repeat(count)) for count in (30, 40))
-        named = [one.head.predict(samples(means, new, 2)) == new for one in (before, after)]
+        before, after = (
+            taught(means, torch.arange(6).repeat(count)) for count in (30, 40)
+        )
+        named = [
+            one.head.predict(samples(means, new, 2)) == new for one in (before, after)
+        ]
         right = [100 * float(hits.double().mean()) for hits in named]
         found = class_predictions(before).ten_more
         assert found[0] <= right[1] - right[0] <= found[1]
         assert found[1] >= least
-    assert class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more is None
+    assert (
+        class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
+        is None
+    )

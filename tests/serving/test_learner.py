@@ -32,7 +32,8 @@ def test_a_refusal_or_a_fault_stops_nothing(learner):
 def test_a_full_queue_is_refused_and_empties(learner):
     go_on = threading.Event()
     jobs = [
-        learner.submit("wait", lambda job: (None, {"waited": go_on.wait(10)})) for _ in range(3)
+        learner.submit("wait", lambda job: (None, {"waited": go_on.wait(10)}))
+        for _ in range(3)
     ]
     with pytest.raises(RequestError, match="3 changes are waiting already") as refusal:
         learner.submit("more", lambda job: (None, {}))

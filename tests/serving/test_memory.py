@@ -26,7 +26,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def taught(service: Service) -> LearningJob:
-    arrived = service.receive([(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]).images
+    arrived = service.receive(
+        [(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]
+    ).images
     return service.learn(dict.fromkeys(arrived, "blue"), dry_run=False)
 
 

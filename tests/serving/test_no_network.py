@@ -40,7 +40,16 @@ def test_the_page_needs_no_network() -> None:
         )
     assert "unreachable" in alone('exec "$@"', sys.executable, "-c", OUTSIDE).stderr
     done = alone(
-        'exec "$@"', sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", PAGE
+        'exec "$@"',
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        PAGE,
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

@@ -30,7 +30,9 @@ def change(page, name: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_drop_name_learn_undo(width, browser, server):
     with page_of(browser, server, width) as page:
-        files = {f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")}
+        files = {
+            f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")
+        }
         drop(page, "drop", {**files, "<b>broken</b>.png": b"no"})
         cards = page.locator("#cards .card")
         message = page.locator("#message-text")
@@ -39,7 +41,9 @@ def test_drop_name_learn_undo(width, browser, server):
             "3 new photos, 1 that cannot be read (<b>broken</b>.png: no image of a known"
         )
         expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
-        expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text("red over 99 %")
+        expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text(
+            "red over 99 %"
+        )
         no_wider_than_the_screen(page)
         picture(page, f"ask-{width}")
 
@@ -53,7 +57,9 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#named")).to_have_text("9 named")
         page.get_by_role("button", name="Try without learning").click()
         expect(message).to_contain_text("Would learn")
-        expect(page.locator("#lesson")).to_contain_text("Too few photos to say how well")
+        expect(page.locator("#lesson")).to_contain_text(
+            "Too few photos to say how well"
+        )
         page.get_by_role("button", name="Learn 9").click()
         expect(message).to_contain_text("yellow (8)")
         expect(page.locator("#state")).to_contain_text("4 classes")
@@ -66,7 +72,9 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#class-table img")).to_have_count(4)
         expect(page.locator("#class-table tr").nth(4)).to_contain_text("too few to say")
         page.get_by_role("button", name="Audit").click()
-        expect(page.locator("#audited")).to_contain_text("near-copies of one alone are kept:")
+        expect(page.locator("#audited")).to_contain_text(
+            "near-copies of one alone are kept:"
+        )
         no_wider_than_the_screen(page)
         picture(page, f"classes-{width}")
 
@@ -95,7 +103,9 @@ def test_drop_name_learn_undo(width, browser, server):
         picture(page, f"versions-{width}")
         page.get_by_role("button", name="Delete all kept photos").click()
         page.locator("#sure").get_by_role("button", name="Delete").click()
-        expect(message).to_contain_text("Deleted 9 photos and all other versions for good")
+        expect(message).to_contain_text(
+            "Deleted 9 photos and all other versions for good"
+        )
         page.get_by_role("tab", name="Photos").click()
         expect(cards).to_have_count(2)
     assert [one["name"] for one in server.get("/classes")] == [
@@ -107,9 +117,14 @@ def test_drop_name_learn_undo(width, browser, server):
 
 def test_from_an_empty_page(browser, tmp_path):
     """Two groups are named, and are the first classes; the next photos are answered."""
-    with ThreadServer(tmp_path / "w", begun=model(())) as server, page_of(browser, server) as page:
+    with (
+        ThreadServer(tmp_path / "w", begun=model(())) as server,
+        page_of(browser, server) as page,
+    ):
         expect(page.locator("#begin")).to_be_visible()
-        files = {f"{n}-{i}.png": image(n, i, 60) for n in ("red", "blue") for i in range(4)}
+        files = {
+            f"{n}-{i}.png": image(n, i, 60) for n in ("red", "blue") for i in range(4)
+        }
         drop(page, "drop", files | {"green.png": image("green", 0, 60)})
         cards = page.locator("#cards .card")
         expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
@@ -124,7 +139,9 @@ def test_from_an_empty_page(browser, tmp_path):
         page.get_by_role("button", name="Learn 8").click()
         expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
         expect(page.locator("#begin")).to_be_hidden()
-        expect(cards).to_have_count(1, timeout=30_000)  # what was learned waits no longer
+        expect(cards).to_have_count(
+            1, timeout=30_000
+        )  # what was learned waits no longer
         drop(page, "drop", {"a.png": image("blue", 70, 60)})
         expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
 
@@ -151,7 +168,9 @@ def test_a_change_that_cannot_be_shown_is_told(browser, server):
         page.route("**/classes", lambda route: route.abort())
         page.locator("#class-new").fill("rouge")
         page.get_by_role("button", name="Rename").click()
-        said = "is served. The page could not be refreshed: The service does not answer."
+        said = (
+            "is served. The page could not be refreshed: The service does not answer."
+        )
         expect(page.locator("#message-text")).to_contain_text(said)
 
 
@@ -167,7 +186,11 @@ def test_by_keyboard_in_the_dark(browser, server):
             expect(page.locator(f"#{name}")).to_be_visible()
             assert page.evaluate("document.activeElement.id") == f"tab-{name}"
             assert page.evaluate(CONTRAST) == []
-        drop(page, "drop", {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")})
+        drop(
+            page,
+            "drop",
+            {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")},
+        )
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
@@ -175,7 +198,9 @@ def test_by_keyboard_in_the_dark(browser, server):
         for _ in range(30):
             page.keyboard.press("Tab")
             reached.add(
-                page.evaluate("document.activeElement.id || document.activeElement.className")
+                page.evaluate(
+                    "document.activeElement.id || document.activeElement.className"
+                )
             )
         assert {
             "files",
@@ -191,7 +216,9 @@ def test_by_keyboard_in_the_dark(browser, server):
         page.keyboard.press("y")
         page.keyboard.press("2")
         expect(page.locator("#named")).to_have_text("2 named")
-        assert page.evaluate("document.activeElement === document.querySelector('#cards .card')")
+        assert page.evaluate(
+            "document.activeElement === document.querySelector('#cards .card')"
+        )
         page.keyboard.press("n")
         page.keyboard.type("blue")
         page.keyboard.press("Enter")

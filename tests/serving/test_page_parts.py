@@ -20,7 +20,16 @@ from tests.serving.browsing import (
     picture,
     sync_api,
 )
-from tests.serving.services import ThreadServer, as_png, heic, image, images, pixels, teach, tree
+from tests.serving.services import (
+    ThreadServer,
+    as_png,
+    heic,
+    image,
+    images,
+    pixels,
+    teach,
+    tree,
+)
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -77,7 +86,9 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         page.get_by_role("tab", name="Photos").click()
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('camera-video').videoWidth > 0")
-        expect(page.locator("#camera-answer")).to_have_text("This looks unlike what I learned.")
+        expect(page.locator("#camera-answer")).to_have_text(
+            "This looks unlike what I learned."
+        )
         page.locator("#camera-name").fill("timer")
         for taken in ("1 photo taken.", "2 photos taken."):
             page.get_by_role("button", name="Take a photo").click()
@@ -88,7 +99,9 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         picture(page, "camera")
         expect(page.locator("#named")).to_have_text("2 named")
         page.locator("#camera").get_by_role("button", name="Close").click()
-        assert page.evaluate("document.getElementById('camera-video').srcObject") is None
+        assert (
+            page.evaluate("document.getElementById('camera-video').srcObject") is None
+        )
         page.get_by_role("button", name="Learn 2").click()
         expect(page.locator("#message-text")).to_contain_text("Learned timer (2)")
         page.get_by_role("button", name="Camera", exact=True).click()
@@ -147,7 +160,9 @@ def test_a_box_asks_about_a_part(browser, server):
         for part, name in ((0.1, "red"), (0.6, "green")):
             page.mouse.move(frame["x"] + part * frame["width"], frame["y"] + 10)
             page.mouse.down()
-            page.mouse.move(frame["x"] + (part + 0.3) * frame["width"], frame["y"] + 90, steps=3)
+            page.mouse.move(
+                frame["x"] + (part + 0.3) * frame["width"], frame["y"] + 90, steps=3
+            )
             page.mouse.up()
             expect(page.locator("#zoom-answer")).to_have_text(re.compile(f"^{name} "))
         picture(page, "zoom")
@@ -160,7 +175,9 @@ def test_many_images_are_named_by_a_range_and_listed(browser, server):
     every photo.
     """
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
-    files = {f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)}
+    files = {
+        f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)
+    }
     with page_of(browser, server) as page:
         drop(page, "drop", {**files, "=1+1.png": image("red", 300, 60)})
         cards = page.locator("#cards .card")
@@ -191,9 +208,9 @@ def test_many_images_are_named_by_a_range_and_listed(browser, server):
     table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
     assert all(table[file]["closest"] in ("red", "green") for file in files)
     assert [table[file]["class"] for file in list(files)[:16]] == names[:16]
-    assert [(table[file]["class"], table[file]["known"]) for file in list(files)[16:]] == [
-        ("", "false")
-    ] * 4
+    assert [
+        (table[file]["class"], table[file]["known"]) for file in list(files)[16:]
+    ] == [("", "false")] * 4
     assert "'=1+1.png" in table  # a spreadsheet must not run it
     assert {one["name"]: one["images"] for one in server.get("/classes")}["blue"] == 4
 
@@ -203,7 +220,11 @@ def test_a_reload_keeps_images_and_names(browser, server):
     one.
     """
     with page_of(browser, server) as page:
-        drop(page, "drop", {"a.png": image("red", 70, 120), "b.png": image("green", 70, 120)})
+        drop(
+            page,
+            "drop",
+            {"a.png": image("red", 70, 120), "b.png": image("green", 70, 120)},
+        )
         page.get_by_role("button", name="Yes, a.png is red").click()
         assert page.title() == "Photos · model · cifnet"
         page.reload()
@@ -295,11 +316,17 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_class_is_split_by_groups_and_a_wrong_image_is_moved(width, browser, server):
-    taught = {f"both/{i}.png": image("blue" if i < 20 else "yellow", i, 60) for i in range(24)}
-    taught |= {f"pink/{i}.png": image("pink" if i < 20 else "blue", 50 + i) for i in range(21)}
+    taught = {
+        f"both/{i}.png": image("blue" if i < 20 else "yellow", i, 60) for i in range(24)
+    }
+    taught |= {
+        f"pink/{i}.png": image("pink" if i < 20 else "blue", 50 + i) for i in range(21)
+    }
     with httpx.Client(base_url=server.url, timeout=60) as http:
         teach(http, [("files", one) for one in taught.items()]).raise_for_status()
-    with page_of(browser, server, width, "dark" if width == "tablet" else "light") as page:
+    with page_of(
+        browser, server, width, "dark" if width == "tablet" else "light"
+    ) as page:
         message = page.locator("#message-text")
         page.get_by_role("button", name="Photos of both").click()
         pictures = page.locator("#class-groups .picture")
@@ -326,13 +353,19 @@ def test_a_class_is_split_by_groups_and_a_wrong_image_is_moved(width, browser, s
 
 def test_forgotten_for_good(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "drop", {"blue/1.png": image("blue", 1), "red/1.png": image("red", 99)})
+        drop(
+            page,
+            "drop",
+            {"blue/1.png": image("blue", 1), "red/1.png": image("red", 99)},
+        )
         page.get_by_role("button", name="Name 2 by their folders").click()
         page.get_by_role("button", name="Learn 2").click()
         page.get_by_role("tab", name="Classes").click()
         page.get_by_role("button", name="Change blue").click()
         page.get_by_role("button", name="Forget this class").click()
-        page.locator("#sure").get_by_role("button", name="Forget, and delete for good").click()
+        page.locator("#sure").get_by_role(
+            "button", name="Forget, and delete for good"
+        ).click()
         expect(page.locator("#message-text")).to_contain_text(
             "Deleted 1 photo and all other versions for good"
         )
@@ -345,10 +378,15 @@ def test_forgotten_for_good(browser, server):
 
 def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
     with page_of(browser, server) as page:
-        drop(page, "drop", {"a.tif": image("red", 70, 120, "TIFF"), "b.heic": heic("green")})
+        drop(
+            page,
+            "drop",
+            {"a.tif": image("red", 70, 120, "TIFF"), "b.heic": heic("green")},
+        )
         expect(page.locator("#cards .card")).to_have_count(2)
         until(
-            page, "[...document.querySelectorAll('.card img')].every((one) => one.naturalWidth > 0)"
+            page,
+            "[...document.querySelectorAll('.card img')].every((one) => one.naturalWidth > 0)",
         )
         assert page.locator("#cards .card img").count() == 2
         assert ".heic" in page.locator("#files").get_attribute("accept")
@@ -371,7 +409,9 @@ def test_plain_words_first(browser, server):
     with page_of(browser, server) as page:
         figures = page.locator("#figures div")
         expect(figures.nth(2)).to_contain_text("Right on photos of these days")
-        expect(figures.nth(3)).to_contain_text("Right on photos of another day (estimated)")
+        expect(figures.nth(3)).to_contain_text(
+            "Right on photos of another day (estimated)"
+        )
         expect(figures.nth(4)).to_contain_text("too few photos to say")
         waits = (
             "import('/page/page.js').then((page) => [page.waits({ place: 1 }), page.count(2,"
@@ -379,7 +419,11 @@ def test_plain_words_first(browser, server):
         )
         assert page.evaluate(waits) == ["Waiting: 1 change comes first.", "2 photos"]
         shown = page.locator("body").inner_text()
-        assert not [word for word in ("RidgeHead", " Wh", " MB", "stored samples") if word in shown]
+        assert not [
+            word
+            for word in ("RidgeHead", " Wh", " MB", "stored samples")
+            if word in shown
+        ]
         page.locator("#classes").get_by_text("Details").click()
         expect(page.locator("#laboratory")).to_contain_text("RidgeHead")
         found = {
@@ -418,7 +462,9 @@ def test_plain_words_first(browser, server):
         rows = page.locator("#class-table tr")  # the worst first
         expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
         expect(rows.nth(2)).to_contain_text("71 % (50 to 86)")
-        page.route("**/summary", promise({**found, "new_group_accuracy": None, "kind": "few"}))
+        page.route(
+            "**/summary", promise({**found, "new_group_accuracy": None, "kind": "few"})
+        )
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
 
@@ -444,9 +490,14 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
         drop(
             page,
             "drop",
-            {f"{'long ' * 40}{i}.png": image(c, 70, 60) for i, c in enumerate(("red", "blue"))},
+            {
+                f"{'long ' * 40}{i}.png": image(c, 70, 60)
+                for i, c in enumerate(("red", "blue"))
+            },
         )
-        expect(page.locator("#cards .verdict").filter(has_text="sentence")).to_have_count(1)
+        expect(
+            page.locator("#cards .verdict").filter(has_text="sentence")
+        ).to_have_count(1)
         for name, count in (("Versions", 6), ("Classes", 3), ("Photos", 0)):
             page.get_by_role("tab", name=name).click()
             expect(page.locator(f"#{name.lower()} table tr")).to_have_count(count)
@@ -467,11 +518,17 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
             drop(
                 page,
                 "drop",
-                {"a.png": image("red", 70, 120), "b.png": image("blue", 70, 120), "c.png": b"no"},
+                {
+                    "a.png": image("red", 70, 120),
+                    "b.png": image("blue", 70, 120),
+                    "c.png": b"no",
+                },
             )
             expect(page.locator("#cards .card")).to_have_count(3)
             expect(page.locator("#cards .verdict").nth(0)).to_contain_text("red")
-            expect(page.locator("#cards .verdict").nth(2)).to_have_text("Cannot be read")
+            expect(page.locator("#cards .verdict").nth(2)).to_have_text(
+                "Cannot be read"
+            )
             for name in ("Photos", "Classes", "Versions"):
                 page.get_by_role("tab", name=name).click()
                 expect(page.locator(f"#{name.lower()}")).to_be_visible()
@@ -485,7 +542,11 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
                     "Learn",
                     "Name",
                 } & set(shown), shown
-                assert not [text for text in shown if text.startswith(("Yes", "Delete", "Say yes"))]
+                assert not [
+                    text
+                    for text in shown
+                    if text.startswith(("Yes", "Delete", "Say yes"))
+                ]
             page.get_by_role("tab", name="Photos").click()
             page.get_by_role("button", name="Clear", exact=True).click()
             expect(page.locator("#cards .card")).to_have_count(0)

@@ -56,7 +56,11 @@ def test_names_of_devices_and_html_are_names(server):
         )
 
 
-FOREIGN = [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
+FOREIGN = [
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+]
 HOSTS = [
     "evil.example",
     "127.0.0.1.evil.example",
@@ -66,12 +70,33 @@ HOSTS = [
 ]
 BAD = [
     ("POST", "/classify", {"content-type": "text/html"}, b"<b>", 422, "files"),
-    ("POST", "/classify", {"content-type": "multipart/form-data"}, b"--x", 400, "boundary"),
+    (
+        "POST",
+        "/classify",
+        {"content-type": "multipart/form-data"},
+        b"--x",
+        400,
+        "boundary",
+    ),
     ("POST", "/classify", {}, b"not a form", 422, "files"),
     ("GET", "/classify", {}, b"", 405, "another method"),
     ("GET", "/nothing", {}, b"", 404, "/docs lists what there is"),
-    ("POST", "/rename", {"content-type": "application/xml"}, b"<a/>", 422, "wrong at body"),
-    ("POST", "/rename", {"content-type": "application/json"}, b'{"old": 1}', 422, "wrong at body"),
+    (
+        "POST",
+        "/rename",
+        {"content-type": "application/xml"},
+        b"<a/>",
+        422,
+        "wrong at body",
+    ),
+    (
+        "POST",
+        "/rename",
+        {"content-type": "application/json"},
+        b'{"old": 1}',
+        422,
+        "wrong at body",
+    ),
     ("POST", "/rename", {}, b"{", 422, "wrong at body"),
     ("POST", "/versions/0/serve", {}, b"", 422, "number"),
     ("POST", "/versions/99/serve", {}, b"", 404, "there is no version 99"),
@@ -82,8 +107,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "headers", "content", "status", "sentence"), BAD)
-def test_bad_requests_get_one_sentence(method, path, headers, content, status, sentence, server):
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "content", "status", "sentence"), BAD
+)
+def test_bad_requests_get_one_sentence(
+    method, path, headers, content, status, sentence, server
+):
     answer = httpx.request(method, server.url + path, headers=headers, content=content)
     assert sentence in said(server, status, answer)
 
@@ -149,7 +178,9 @@ def answered(link: socket.socket, seconds: float = 20) -> httpx.Response:
     "head",
     [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: a\r\n" % i for i in range(20_000)) + b"\r\n",
+        b"GET / HTTP/1.1\r\n"
+        + b"".join(b"X-%d: a\r\n" % i for i in range(20_000))
+        + b"\r\n",
         b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
@@ -168,7 +199,8 @@ def test_more_connections_than_are_served(tmp_path):
     with ThreadServer(tmp_path / "w", connections=4) as server:
         with contextlib.ExitStack() as closing:
             links = [
-                closing.enter_context(socket.create_connection(address(server))) for _ in range(5)
+                closing.enter_context(socket.create_connection(address(server)))
+                for _ in range(5)
             ]
             becomes(lambda: len(server.connections) == 5)
             links[0].sendall(
@@ -183,9 +215,13 @@ def test_a_body_that_never_ends(server, monkeypatch):
     """It is refused when it is too long, when it pauses and when it takes too long, and its
     connection is closed.
     """
-    head = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    head = (
+        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    )
     head += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-    part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    )
     block = b"100000\r\n" + bytes(2**20) + b"\r\n"
     with socket.create_connection(address(server)) as link:
         link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")

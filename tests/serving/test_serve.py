@@ -34,7 +34,10 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
         (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
         (["--token_file", "missing"], "cannot read --token_file missing"),
         (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
-        (["--host", "nowhere.invalid", "--token", "a" * 20], "cannot listen on nowhere.invalid"),
+        (
+            ["--host", "nowhere.invalid", "--token", "a" * 20],
+            "cannot listen on nowhere.invalid",
+        ),
         (["--keep_versions", "1"], "expected at least 2"),
         (["--rate", "-1"], "expected 0 or more"),
         (["--unknown", "1.5"], "--unknown is 1.5, expected a share between 0 and 1"),
@@ -42,7 +45,12 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 )
 def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys):
     saved(tmp_path / "bundle")
-    assert_ends(main(["serve", "--model", str(tmp_path / "bundle"), *options]), 2, sentence, capsys)
+    assert_ends(
+        main(["serve", "--model", str(tmp_path / "bundle"), *options]),
+        2,
+        sentence,
+        capsys,
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
@@ -51,13 +59,20 @@ def test_a_port_that_is_taken(tmp_path, capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", port]) == 2
+        assert (
+            main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", port])
+            == 2
+        )
     assert "Address already in use; choose another --port" in capsys.readouterr().err
 
 
 def test_without_a_model_it_begins_with_the_recommended_one():
     made = empty_model()
-    assert (made.backbone.name, made.calibrated, made.class_names) == (BACKBONE, True, [])
+    assert (made.backbone.name, made.calibrated, made.class_names) == (
+        BACKBONE,
+        True,
+        [],
+    )
     wanted = RidgeHead(
         made.backbone.features, ridge="gcv", decision="auto", product_features="auto"
     )
@@ -75,7 +90,9 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     failed = []
     (folder / "blue").mkdir(parents=True)
     service = Service(
-        Workspace(tmp_path / "w", begun), begun, ServiceOptions(limits=Limits(image_bytes=5000))
+        Workspace(tmp_path / "w", begun),
+        begun,
+        ServiceOptions(limits=Limits(image_bytes=5000)),
     )
     (folder / "a.png").write_bytes(
         image("red", 1, 200)
@@ -102,7 +119,9 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(tmp_path, monkeypatch):
+def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(
+    tmp_path, monkeypatch
+):
     """As in a script's background: uvicorn ends all the same, but raises nothing then."""
     monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **options: None)
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -118,7 +137,9 @@ def test_from_start_to_end(tmp_path):
     """
     bundle = saved(tmp_path / "bundle")
     server = Server(bundle)
-    assert server.said == [f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"]
+    assert server.said == [
+        f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"
+    ]
     content = b'{"old": "red", "new": "crimson"}'
     request = urllib.request.Request(
         f"{server.url}/rename", content, {"Content-Type": "application/json"}

@@ -44,7 +44,9 @@ def ended(http, job):
     """A change once it has ended."""
     return becomes(
         lambda: (
-            (now := http.get(f"/jobs/{job['job']}").json())["state"] in ("done", "refused") and now
+            (now := http.get(f"/jobs/{job['job']}").json())["state"]
+            in ("done", "refused")
+            and now
         )
     )
 
@@ -72,11 +74,15 @@ def test_answers_are_the_models_own(http, tmp_path):
     own = model()
     for i, name in enumerate(["red", "green", "red"]):
         (tmp_path / f"{i}.png").write_bytes(image(name, 50 + i))
-    files = [("files", (f"{i}.png", (tmp_path / f"{i}.png").read_bytes())) for i in range(3)]
+    files = [
+        ("files", (f"{i}.png", (tmp_path / f"{i}.png").read_bytes())) for i in range(3)
+    ]
     found = http.post("/classify", files=files).json()
     assert found["version"] == 1
     for answer, prediction in zip(
-        found["images"], own.classify(tmp_path / f"{i}.png" for i in range(3)), strict=True
+        found["images"],
+        own.classify(tmp_path / f"{i}.png" for i in range(3)),
+        strict=True,
     ):
         assert answer["file"] == prediction.file.name
         assert [one["name"] for one in answer["classes"]] == list(prediction.classes)
@@ -90,11 +96,17 @@ def test_none_of_these_and_the_set_of_answers(http):
     """
     sent = [*images("red", 1, 60), *images("blue", 1, 60)]
     red, blue = http.post("/classify", files=sent).json()["images"]
-    assert (red["known"], red["prediction_set"], blue["known"]) == (True, ["red"], False)
+    assert (red["known"], red["prediction_set"], blue["known"]) == (
+        True,
+        ["red"],
+        False,
+    )
     assert blue["novelty"] > red["novelty"]
     assert blue["p_value"] < 0.05 < red["p_value"]
     taught(http)
-    assert [one["known"] for one in http.post("/classify", files=sent).json()["images"]] == [
+    assert [
+        one["known"] for one in http.post("/classify", files=sent).json()["images"]
+    ] == [
         True,
         True,
     ]
@@ -127,7 +139,9 @@ def test_many_clients_get_the_answers_to_their_own_images(http):
 
     def ask(i):
         return names_of(
-            http.post("/classify", files=[("files", (f"{i}.png", image(names[i], i, 300)))])
+            http.post(
+                "/classify", files=[("files", (f"{i}.png", image(names[i], i, 300)))]
+            )
         )
 
     with ThreadPoolExecutor(20) as pool:
@@ -151,8 +165,12 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
     for _, (name, content) in images("blue", 10):
         (folder / name).write_bytes(content)
     own = cifnet_pl.extend(model(), tmp_path / "photos").model
-    assert_same_model(own, cifnet_pl.load(tmp_path / "w" / "versions" / "000002"), atol=1e-9)
-    assert names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
+    assert_same_model(
+        own, cifnet_pl.load(tmp_path / "w" / "versions" / "000002"), atol=1e-9
+    )
+    assert (
+        names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
+    )
 
 
 def test_a_trial_changes_nothing(http, tmp_path):
@@ -160,7 +178,10 @@ def test_a_trial_changes_nothing(http, tmp_path):
     lesson = taught(http, dry_run="true")
     assert (lesson["version"], lesson["learned"]) == (None, {"blue": 10})
     assert (tree(tmp_path / "w" / "versions"), http.get("/versions").json()) == before
-    assert [len(http.get("/classes").json()), http.get("/inbox").json()["waiting"]] == [2, 10]
+    assert [len(http.get("/classes").json()), http.get("/inbox").json()["waiting"]] == [
+        2,
+        10,
+    ]
 
 
 def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
@@ -169,7 +190,9 @@ def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
         for name in ("blue", "red")
         for i, (_, (_, content)) in enumerate(images(name, 5))
     }
-    assert teach(http, [("files", ("photos.zip", zipped(files)))]).json()["learned"] == {
+    assert teach(http, [("files", ("photos.zip", zipped(files)))]).json()[
+        "learned"
+    ] == {
         "blue": 5,
         "red": 5,
     }
@@ -182,7 +205,9 @@ def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
     }
 
 
-def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_path, monkeypatch):
+def test_learning_does_not_block_answers_and_others_wait_with_their_place(
+    tmp_path, monkeypatch
+):
     """While a lesson cannot end, photos are answered, and two more changes say how many come before
     them.
     """
@@ -199,7 +224,8 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(tmp_pa
     with client(tmp_path / "w") as http:
         jobs = [teach(http, images("blue", 5), "blue", wait="false")]
         jobs += [
-            http.post("/rename?wait=false", json={"old": "red", "new": new}) for new in ("a", "b")
+            http.post("/rename?wait=false", json={"old": "red", "new": new})
+            for new in ("a", "b")
         ]
         assert [job.status_code for job in jobs] == [202] * 3
         assert begun.wait(30)
@@ -236,7 +262,9 @@ def test_purged_images_and_versions_are_gone(tmp_path):
             http.post("/purge", json={}).json()["message"]
             == "deleted 4 photos and all other versions for good"
         )
-        assert [path.name for path in (tmp_path / "w" / "versions").iterdir()] == ["000004"]
+        assert [path.name for path in (tmp_path / "w" / "versions").iterdir()] == [
+            "000004"
+        ]
         assert http.post("/undo").status_code == 409
         assert [len(files) for files in kept(http).values()] == [0, 0, 3]
         assert http.post("/purge", json={"images": "all"}).status_code == 200
@@ -251,12 +279,20 @@ def test_purged_images_and_versions_are_gone(tmp_path):
 def test_teach_undo_redo_and_start_again(tmp_path):
     with client(tmp_path / "w") as http:
         taught(http)
-        assert http.post("/undo").json()["message"] == "undid: learned 10 photos of 'blue'"
-        assert "blue" not in names_of(http.post("/classify", files=images("blue", 3, 500)))
+        assert (
+            http.post("/undo").json()["message"] == "undid: learned 10 photos of 'blue'"
+        )
+        assert "blue" not in names_of(
+            http.post("/classify", files=images("blue", 3, 500))
+        )
         assert http.post("/undo").status_code == 409
         assert http.post("/redo").json()["version"] == 2
         assert http.post("/versions/1/serve").json()["version"] == 1
-        assert http.post("/undo").json() == {"version": 2, "message": "went back", "exact": None}
+        assert http.post("/undo").json() == {
+            "version": 2,
+            "message": "went back",
+            "exact": None,
+        }
         assert http.post("/redo").json() == {
             "version": 1,
             "message": "went there again",
@@ -265,7 +301,10 @@ def test_teach_undo_redo_and_start_again(tmp_path):
         http.post("/undo")
     with client(tmp_path / "w") as http:
         assert http.get("/versions").json()["current"] == 2
-        assert names_of(http.post("/classify", files=images("blue", 3, 500))) == ["blue"] * 3
+        assert (
+            names_of(http.post("/classify", files=images("blue", 3, 500)))
+            == ["blue"] * 3
+        )
 
 
 def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
@@ -292,19 +331,33 @@ def test_what_may_be_a_mistake_is_done_where_it_is_asked_for_anyway(http):
     assert teach(http, images("red", 1, 300), " RED").status_code == 409
     (one,) = http.get("/inbox").json()["images"]
     learn = {"json": {"names": {one["image"]: " RED"}}}
-    assert http.post("/inbox/learn?anyway=true", **learn).json()["learned"] == {"RED": 1}
+    assert http.post("/inbox/learn?anyway=true", **learn).json()["learned"] == {
+        "RED": 1
+    }
     taught(http, "navy", 1)
     job = refused(http, "/rename", {"old": "navy", "new": "Green "})
-    assert (job["status"], job["may_be_asked_for"], job["instead"]) == (409, True, "green")
+    assert (job["status"], job["may_be_asked_for"], job["instead"]) == (
+        409,
+        True,
+        "green",
+    )
     assert (
-        http.post("/rename?anyway=true", json={"old": "navy", "new": "Green "}).status_code == 200
+        http.post(
+            "/rename?anyway=true", json={"old": "navy", "new": "Green "}
+        ).status_code
+        == 200
     )
     assert list(counts(http)) == ["red", "green", "RED", "Green"]
 
 
 def test_renamed_classes_keep_their_images(http):
     taught(http, count=4)
-    assert http.post("/rename", json={"old": "blue", "new": "<img src=x>"}).json()["version"] == 3
+    assert (
+        http.post("/rename", json={"old": "blue", "new": "<img src=x>"}).json()[
+            "version"
+        ]
+        == 3
+    )
     assert [counts(http)["<img src=x>"], len(kept(http)["<img src=x>"])] == [4, 4]
     image = http.get(f"/images/{kept(http)['<img src=x>'][0]}")
     assert image.headers["content-type"] == "image/png"
@@ -337,9 +390,14 @@ def test_two_classes_become_one(http, tmp_path):
     http.post("/forget", json={"name": "Blue"})
     teach(http, images("blue", 4, 300), "blue")
     versions = tmp_path / "w" / "versions"
-    assert_same_model(cifnet_pl.load(versions / "000006"), cifnet_pl.load(versions / "000004"))
+    assert_same_model(
+        cifnet_pl.load(versions / "000006"), cifnet_pl.load(versions / "000004")
+    )
     job = refused(http, "/move", {"name": "red", "into": "green"})
-    assert (job["status"], "not all of its photos are kept here" in job["error"]) == (409, True)
+    assert (job["status"], "not all of its photos are kept here" in job["error"]) == (
+        409,
+        True,
+    )
 
 
 def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
@@ -359,19 +417,25 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     ] == [422] * 3
     assert http.post("/move", json={**asked, "name": "neither"}).status_code == 404
     assert (
-        http.post("/move", json=asked).json()["message"] == "moved 4 photos of 'both' to 'yellow'"
+        http.post("/move", json=asked).json()["message"]
+        == "moved 4 photos of 'both' to 'yellow'"
     )
     http.post("/move", json={"name": "both", "into": "blue"})
     assert counts(http) == {"red": 12, "green": 12, "yellow": 4, "blue": 6}
     assert [len(files) for files in kept(http).values()] == [0, 0, 4, 6]
     http.post("/versions/1/serve")
-    names = {one["image"]: one["file"].split("-")[0] for one in http.get("/inbox").json()["images"]}
+    names = {
+        one["image"]: one["file"].split("-")[0]
+        for one in http.get("/inbox").json()["images"]
+    }
     assert http.post("/inbox/learn", json={"names": names}).json()["learned"] == {
         "blue": 6,
         "yellow": 4,
     }
     versions = tmp_path / "w" / "versions"
-    assert_same_model(cifnet_pl.load(versions / "000005"), cifnet_pl.load(versions / "000004"))
+    assert_same_model(
+        cifnet_pl.load(versions / "000005"), cifnet_pl.load(versions / "000004")
+    )
     http.post("/versions/2/serve")
     assert "both" in counts(http)
 
@@ -379,12 +443,18 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
 def test_downloads(http, tmp_path):
     taught(http)
     (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
-    assert cifnet_pl.load(tmp_path / "bundle.zip").class_names == ["red", "green", "blue"]
+    assert cifnet_pl.load(tmp_path / "bundle.zip").class_names == [
+        "red",
+        "green",
+        "blue",
+    ]
     for name, sentence in (
         ("../config.json", "more than a model"),
         ("zeros", "100 times its size"),
     ):
-        with zipfile.ZipFile(tmp_path / "bundle.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(
+            tmp_path / "bundle.zip", "a", zipfile.ZIP_DEFLATED
+        ) as archive:
             archive.writestr(name, bytes(10**8))
         with pytest.raises(CheckpointError, match=sentence):
             cifnet_pl.load(tmp_path / "bundle.zip")
@@ -409,23 +479,37 @@ def test_doubtful_images_and_the_nearest_image(http):
     label_errors = {(one["label"], one["predicted"]) for one in found["label_errors"]}
     assert label_errors == {("blue", "yellow"), ("yellow", "blue")}
     nearest = becomes(
-        lambda: http.post("/classify", files=images("blue", 1)).json()["images"][0]["nearest"]
+        lambda: http.post("/classify", files=images("blue", 1)).json()["images"][0][
+            "nearest"
+        ]
     )
     assert http.get(f"/images/{nearest}").content == image("blue", 100)
 
 
 def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
     with http.app.app.state.service.costly:
-        assert [http.get(path).status_code for path in ("/audit", "/versions/1/onnx")] == [503, 503]
+        assert [
+            http.get(path).status_code for path in ("/audit", "/versions/1/onnx")
+        ] == [503, 503]
     assert http.get("/audit").status_code == 409  # nothing is kept
 
 
 def test_look(http):
     taught(http)
     look = http.get("/summary").json()
-    assert (look["name"], look["classes"], look["images"], look["version"]) == ("model", 3, 34, 2)
+    assert (look["name"], look["classes"], look["images"], look["version"]) == (
+        "model",
+        3,
+        34,
+        2,
+    )
     assert [moment["kind"] for moment in look["history"]] == ["task", "extend"]
-    assert set(look["accuracy"]) == {"loo_accuracy", "new_group_accuracy", "kind", "message"}
+    assert set(look["accuracy"]) == {
+        "loo_accuracy",
+        "new_group_accuracy",
+        "kind",
+        "message",
+    }
     assert 0.1 < look["state_mb"] < 0.2  # triangles
 
 
@@ -452,7 +536,8 @@ def test_token(tmp_path):
             assert http.get(path, headers=good).status_code != 401
         assert http.post("/classify", files=images("red", 1)).status_code == 401
         assert [
-            http.get(path).status_code for path in ("/", "/docs", "/page/page.js", "/health")
+            http.get(path).status_code
+            for path in ("/", "/docs", "/page/page.js", "/health")
         ] == [200] * 4
         wrong = [
             http.get("/classes", headers={"Authorization": "Bearer x"}).status_code
@@ -469,12 +554,25 @@ def test_the_page_of_the_api_lists_routes_parameters_and_answers(http):
         "Number of images it was learned from",
         "Kept images that were judged",
     ]
-    for said in ("POST /classify", "GET /health", "<code>anyway</code>", "<code>new</code>", *says):
+    for said in (
+        "POST /classify",
+        "GET /health",
+        "<code>anyway</code>",
+        "<code>new</code>",
+        *says,
+    ):
         assert said in page
 
 
 def test_no_cookie_no_cross_origin_and_a_strict_policy(http):
-    for path in ("/", "/docs", "/classes", "/nothing", "/page/main.js", "/openapi.json"):
+    for path in (
+        "/",
+        "/docs",
+        "/classes",
+        "/nothing",
+        "/page/main.js",
+        "/openapi.json",
+    ):
         answer = http.get(path)
         for name, value in HEADERS.items():
             assert answer.headers[name] == value
@@ -538,9 +636,14 @@ def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
 
 def test_heads_that_cannot_take_more_say_so(logistic):
     """The head's own reason, as a conflict."""
-    arrived = logistic.receive([(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]).images
+    arrived = logistic.receive(
+        [(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]
+    ).images
     error = logistic.learn(dict.fromkeys(arrived, "red"), False).result.exception(30)
-    assert (error.status, "cannot add images to class 'red'" in str(error)) == (409, True)
+    assert (error.status, "cannot add images to class 'red'" in str(error)) == (
+        409,
+        True,
+    )
 
 
 # ---------------------------------------------------------------------- where nothing, or
@@ -554,7 +657,9 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
     for turn in range(2):
         with client(tmp_path / "w", begun=model(())) as http:
             if not turn:
-                (answer,) = http.post("/classify", files=images("red", 1)).json()["images"]
+                (answer,) = http.post("/classify", files=images("red", 1)).json()[
+                    "images"
+                ]
                 assert (answer["classes"], answer["known"]) == ([], None)
                 assert http.get("/summary").json()["classes"] == 0
                 assert (
@@ -563,13 +668,20 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
                     == 409
                 )
                 files = {
-                    f"{name}/{i}.png": image(name, i) for name in ("red", "green") for i in range(6)
+                    f"{name}/{i}.png": image(name, i)
+                    for name in ("red", "green")
+                    for i in range(6)
                 }
-                assert teach(http, [("files", ("a.zip", zipped(files)))]).json()["learned"] == {
+                assert teach(http, [("files", ("a.zip", zipped(files)))]).json()[
+                    "learned"
+                ] == {
                     "red": 6,
                     "green": 6,
                 }
-            assert names_of(http.post("/classify", files=images("green", 3, 500))) == ["green"] * 3
+            assert (
+                names_of(http.post("/classify", files=images("green", 3, 500)))
+                == ["green"] * 3
+            )
             assert http.post("/undo").json()["version"] == 1
             assert counts(http) == {}
             assert http.post("/redo").json()["version"] == 2
@@ -589,7 +701,9 @@ def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4, 4]
         nearest = becomes(
-            lambda: http.post("/classify", files=images("red", 1, 0)).json()["images"][0]["nearest"]
+            lambda: http.post("/classify", files=images("red", 1, 0)).json()["images"][
+                0
+            ]["nearest"]
         )
         assert http.get(f"/images/{nearest}").content == image("red", 0)
         assert sorted(http.get("/audit").json()["not_judged"]) == [

@@ -26,7 +26,9 @@ def of_zip(content):
 def test_images_of_a_zip_file_with_their_folders():
     good = image("red", 0)
     hidden = {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
-    result = of_zip(zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}))
+    result = of_zip(
+        zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good})
+    )
     assert result == [("all/a/1.png", good), ("b\\2.png", good), ("top.png", good)]
 
 
@@ -45,9 +47,17 @@ def noise(seed: int, count: int) -> bytes:
 
 HOSTILE = {
     "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "100 times its size"),
-    "large": (zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}), 413, "send it in parts"),
+    "large": (
+        zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}),
+        413,
+        "send it in parts",
+    ),
     "many": (zipped({f"a/{i}.png": b"x" * 20 for i in range(11)}), 413, "10 entries"),
-    "count": (zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}), 413, "more than 5 photos"),
+    "count": (
+        zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}),
+        413,
+        "more than 5 photos",
+    ),
     "one large": (zipped({"a/1.png": noise(0, 20_001)}), 413, "larger than"),
     "parent": (zipped({"../a.png": b"x"}), 422, "outside of itself: ../a.png"),
     "lying": (lying(), 422, "damaged"),
@@ -77,7 +87,10 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
     [
         (bomb(101, 100), "101 × 100 pixels are more than 10,000"),
         (bomb(60_000, 60_000), "pixels"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image of a known format"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "no image of a known format",
+        ),
         (image("red", 0)[:600], "truncated"),
         (b"", "no image of a known format"),
     ],
@@ -99,9 +112,19 @@ def test_decoded_as_a_file_is(tmp_path):
 
 def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
     names = [" banana ", "red  apple", "cafe\u0301", "a\u00a0b", "a\nb"]
-    assert [tidy(name) for name in names] == ["banana", "red apple", "caf\u00e9", "a b", "a\nb"]
+    assert [tidy(name) for name in names] == [
+        "banana",
+        "red apple",
+        "caf\u00e9",
+        "a b",
+        "a\nb",
+    ]
     check_similar("banana", ["Bananas", "banana"])
-    for name, other in (("banana", "Banana"), ("redapple", "Red apple"), ("\uff42anana", "banana")):
+    for name, other in (
+        ("banana", "Banana"),
+        ("redapple", "Red apple"),
+        ("\uff42anana", "banana"),
+    ):
         with pytest.raises(Question) as question:
             check_similar(name, ["kiwi", other])
         assert (question.value.status, question.value.instead) == (409, other)
@@ -110,5 +133,6 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
 def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
     with pytest.raises(Question, match="'x' differs from the class 'X'"):
         LabelledUploads(
-            tmp_path, [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)]
+            tmp_path,
+            [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)],
         ).check_plausible({}, [])

@@ -36,7 +36,9 @@ def test_a_version_is_the_same_model_on_the_backbone_that_was_given(tmp_path):
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     workspace = Workspace(tmp_path / "w", made)
     renamed(workspace, "a")
-    assert torch.equal(made.probabilities(images), workspace.load(1).probabilities(images))
+    assert torch.equal(
+        made.probabilities(images), workspace.load(1).probabilities(images)
+    )
     assert workspace.load(1).backbone is workspace.load(2).backbone is made.backbone
 
 
@@ -68,19 +70,31 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
     assert (workspace.current, first_class(workspace)) == (3, "b")
     workspace.undo()
     workspace.undo()
-    assert (workspace.current, first_class(workspace), workspace.can_undo) == (1, "red", False)
+    assert (workspace.current, first_class(workspace), workspace.can_undo) == (
+        1,
+        "red",
+        False,
+    )
     with pytest.raises(RequestError, match="no change that could be undone"):
         workspace.undo()
     workspace.redo()
     workspace.close()
     workspace = Workspace(tmp_path / "w", model())
-    assert (workspace.current, workspace.can_redo, first_class(workspace)) == (2, True, "a")
+    assert (workspace.current, workspace.can_redo, first_class(workspace)) == (
+        2,
+        True,
+        "a",
+    )
     assert [(v.number, v.change.message) for v in workspace.versions.values()][1:] == [
         (2, "to a"),
         (3, "to b"),
     ]
     renamed(workspace, "c")
-    assert (workspace.current, workspace.versions[4].parent, workspace.can_redo) == (4, 2, False)
+    assert (workspace.current, workspace.versions[4].parent, workspace.can_redo) == (
+        4,
+        2,
+        False,
+    )
     workspace.go_to(3)
     assert first_class(workspace) == "b"
     workspace.undo()
@@ -115,13 +129,23 @@ def test_a_change_is_on_the_disk_before_it_is_acknowledged(tmp_path):
     ):
         change()
         other = sqlite3.connect(journal)
-        assert other.execute("SELECT count(*), max(serves) FROM journal").fetchone() == (number, 2)
+        assert other.execute(
+            "SELECT count(*), max(serves) FROM journal"
+        ).fetchone() == (number, 2)
         other.close()
         assert (tmp_path / "w" / "versions" / "000002").is_dir()
 
 
 @pytest.mark.parametrize(
-    "name", ["../journal.sqlite", "journal.sqlite", "/etc/passwd", "", "a" * 64, "0" * 64 + ".png"]
+    "name",
+    [
+        "../journal.sqlite",
+        "journal.sqlite",
+        "/etc/passwd",
+        "",
+        "a" * 64,
+        "0" * 64 + ".png",
+    ],
 )
 def test_only_kept_images_are_read(name, tmp_path):
     with pytest.raises(RequestError, match="no such photo"):
@@ -162,7 +186,9 @@ class Full(sqlite3.Connection):
         return super().execute(*args)
 
 
-def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(tmp_path, monkeypatch):
+def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(
+    tmp_path, monkeypatch
+):
     """Of the bundle, see test_service.py."""
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Full))
     workspace = Workspace(tmp_path / "w", model())
@@ -204,7 +230,9 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
     assert "old versions were not removed: [Errno 5] Input/output error" in caplog.text
     monkeypatch.undo()
     renamed(workspace, "c")
-    assert [number for number, version in workspace.versions.items() if version.stored] == [3, 4]
+    assert [
+        number for number, version in workspace.versions.items() if version.stored
+    ] == [3, 4]
 
 
 def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):

@@ -58,7 +58,9 @@ def test_a_command(name: str, tmp_path: Path):
     output = tmp_path / "output"
 
     def work(target: Path) -> partial[int]:
-        return partial(main, [name, *options, "--output", str(target), "--overwrite", "true"])
+        return partial(
+            main, [name, *options, "--output", str(target), "--overwrite", "true"]
+        )
 
     assert in_a_process(work(expected), output) == 0, output.read_text()
     begin = time.monotonic()
@@ -75,7 +77,8 @@ def test_a_command(name: str, tmp_path: Path):
                 else shutil.copy(expected, target)
             )
         killed += (
-            killed_within(chance.uniform(0, 1) * seconds, work(target), output) == -signal.SIGKILL
+            killed_within(chance.uniform(0, 1) * seconds, work(target), output)
+            == -signal.SIGKILL
         )
         if name == "classify":
             assert not target.exists() or target.read_bytes() == expected.read_bytes()
@@ -101,7 +104,9 @@ def test_a_sweep(tmp_path: Path):
     path = write(tmp_path, fixed=fixed, seeds=[3, 4])
     words = ["sweep", str(path), "--logs"]
     assert (
-        subprocess.run(command(*words, str(tmp_path / "expected")), env=environment()).returncode
+        subprocess.run(
+            command(*words, str(tmp_path / "expected")), env=environment()
+        ).returncode
         == 0
     )
     names = sorted(folder.name for folder in (tmp_path / "expected").iterdir())
@@ -114,7 +119,9 @@ def test_a_sweep(tmp_path: Path):
         time.sleep(chance.uniform(3, 14))
         process.kill()
         process.wait()
-        for run in filter(None, map(complete_run, sorted(logs.iterdir()) if logs.is_dir() else [])):
+        for run in filter(
+            None, map(complete_run, sorted(logs.iterdir()) if logs.is_dir() else [])
+        ):
             assert measurements(run) == measurements(
                 tmp_path / "expected" / run.parent.name / run.name
             )
@@ -122,7 +129,9 @@ def test_a_sweep(tmp_path: Path):
     for name in names:
         run = complete_run(logs / name)
         assert_same_model(run, complete_run(tmp_path / "expected" / name) or run)
-        assert measurements(run) == measurements(tmp_path / "expected" / name / "version_0")
+        assert measurements(run) == measurements(
+            tmp_path / "expected" / name / "version_0"
+        )
 
 
 def test_the_building_of_a_cache(tmp_path: Path):
@@ -130,9 +139,22 @@ def test_the_building_of_a_cache(tmp_path: Path):
     bit-identical.
     """
     images = make_images(tmp_path / "images", list("abcdefgh"), 30)
-    options = ["--data.source", "folder", "--data.root", str(images), "--model.head", "RidgeHead"]
+    options = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(images),
+        "--model.head",
+        "RidgeHead",
+    ]
     options += ["--data.batch_size", "4"]
-    cached = [*options, "--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    cached = [
+        *options,
+        "--data.cache",
+        "true",
+        "--data.cache_folder",
+        str(tmp_path / "cache"),
+    ]
     expected = learned(tmp_path / "expected", *options)
     output = tmp_path / "output"
     begin = time.monotonic()
@@ -146,7 +168,10 @@ def test_the_building_of_a_cache(tmp_path: Path):
         if number == KILLS // 2:
             shutil.rmtree(tmp_path / "cache")  # from nothing once more
         work = partial(learn, tmp_path / f"{number}", *cached)
-        killed += killed_within(chance.uniform(0, 1) * seconds, work, output) == -signal.SIGKILL
+        killed += (
+            killed_within(chance.uniform(0, 1) * seconds, work, output)
+            == -signal.SIGKILL
+        )
     assert killed > KILLS // 4
     for name in ("built", "used"):
         run = learned(tmp_path / name, *cached)

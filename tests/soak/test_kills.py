@@ -45,4 +45,6 @@ def test_killed_at_random(seed, head, reference, tmp_path):
     )
     assert_same_model(newest, run)
     assert measurements(newest) == measurements(run)
-    assert sorted(path.name for path in (newest / "checkpoints").iterdir()) == ["last.ckpt"]
+    assert sorted(path.name for path in (newest / "checkpoints").iterdir()) == [
+        "last.ckpt"
+    ]

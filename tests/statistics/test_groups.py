@@ -25,7 +25,9 @@ def bursts() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("block", [7, 1024])
 def test_bursts_are_groups(
-    bursts: tuple[torch.Tensor, torch.Tensor], block: int, monkeypatch: pytest.MonkeyPatch
+    bursts: tuple[torch.Tensor, torch.Tensor],
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     z, y = bursts
     monkeypatch.setattr(grouping, "BLOCK", block)
@@ -35,7 +37,9 @@ def test_bursts_are_groups(
     assert ((groups[:, None] == groups) == (moment[:, None] == moment)).all()
 
 
-def test_images_of_two_classes_are_never_joined(bursts: tuple[torch.Tensor, torch.Tensor]):
+def test_images_of_two_classes_are_never_joined(
+    bursts: tuple[torch.Tensor, torch.Tensor],
+):
     z, _ = bursts
     groups = near_groups(comparable(z), torch.arange(60), LIMIT)
     assert groups.unique().numel() == 60
@@ -76,7 +80,8 @@ def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.arange(CLASSES).repeat_interleave(DAYS * EACH)
     days = torch.arange(CLASSES * DAYS).repeat_interleave(EACH)
     classes, scenes = (
-        torch.randn(count, WIDTH, generator=draw).double() for count in (CLASSES, CLASSES * DAYS)
+        torch.randn(count, WIDTH, generator=draw).double()
+        for count in (CLASSES, CLASSES * DAYS)
     )
     z = (
         classes[y]
@@ -94,9 +99,13 @@ def test_days_are_found_in_any_order() -> None:
     z, y, days = images(spread=0.3)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     for rows in (torch.arange(len(y)), order):
-        found = find_groups(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows]))
+        found = find_groups(
+            z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])
+        )
         assert found.kind == "found"
-        assert torch.equal(found.groups[:, None] == found.groups, days[rows, None] == days[rows])
+        assert torch.equal(
+            found.groups[:, None] == found.groups, days[rows, None] == days[rows]
+        )
 
 
 def test_as_with_refits_instead_of_closed_forms() -> None:
@@ -112,7 +121,11 @@ def test_as_with_refits_instead_of_closed_forms() -> None:
 
     expected = find_groups(z, y, refitted)
     found = find_groups(z, y, learned(z, y).leaving_out(z, y))
-    assert (found.kind, found.cut, found.harm) == (expected.kind, expected.cut, expected.harm)
+    assert (found.kind, found.cut, found.harm) == (
+        expected.kind,
+        expected.cut,
+        expected.harm,
+    )
     assert found.kind == "found"
     assert torch.equal(found.groups, expected.groups)
 
@@ -136,7 +149,10 @@ def test_independent_images_are_left_alone(seed: int) -> None:
 def test_with_few_images_a_class_nothing_is_told() -> None:
     z, y, _ = images(spread=0.3)
     rows = torch.arange(len(y)) % (DAYS * EACH) < 9
-    assert find_groups(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])).kind == "few"
+    assert (
+        find_groups(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])).kind
+        == "few"
+    )
 
 
 def test_images_whose_class_is_one_group_do_not_count() -> None:
@@ -162,7 +178,8 @@ def test_an_group_is_a_small_part_of_its_class() -> None:
     bursts = torch.arange(CLASSES * DAYS).repeat_interleave(EACH)
     days = bursts // (DAYS // 2)
     classes, scenes, shelves = (
-        torch.randn(n, WIDTH, generator=draw).double() for n in (CLASSES, 2 * CLASSES, 30)
+        torch.randn(n, WIDTH, generator=draw).double()
+        for n in (CLASSES, 2 * CLASSES, 30)
     )
     noise = 0.2 * torch.randn(len(y), WIDTH, generator=draw).double()
     z = classes[y] + 2.5 * scenes[days] + 1.5 * shelves[bursts] + noise

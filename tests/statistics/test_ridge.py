@@ -28,7 +28,11 @@ from cifnet_pl.statistics import (
     solve_ridge,
 )
 from cifnet_pl.statistics import ridge as lapack
-from cifnet_pl.statistics.ridge import FACTORED_FROM, shares_of_independent_error, spectrum
+from cifnet_pl.statistics.ridge import (
+    FACTORED_FROM,
+    shares_of_independent_error,
+    spectrum,
+)
 from cifnet_pl.utilities.errors import CifnetError
 
 
@@ -52,12 +56,18 @@ def exact_gcv(x: Any, target: Any, ridge: Any, free_bias: bool) -> Any:
     hat = bias + x * mpmath.inverse(x.T * x + ridge * mpmath.eye(features)) * x.T
     residual = target - hat * target
     freedom = sum(hat[i, i] for i in range(n))
-    return n * mpmath.norm(residual, 2 if target.cols == 1 else "f") ** 2 / (n - freedom) ** 2
+    return (
+        n
+        * mpmath.norm(residual, 2 if target.cols == 1 else "f") ** 2
+        / (n - freedom) ** 2
+    )
 
 
 @pytest.mark.parametrize("free_bias", [True, False])
 @pytest.mark.parametrize("n", [3, 5, 6, 7, 12])
-def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free_bias: bool) -> None:
+def test_gcv_is_right_with_fewer_samples_than_features_too(
+    n: int, free_bias: bool
+) -> None:
     # With n ≤ d both RSS and n − df vanish with the ridge; in float64 a hat matrix would leave only
     # rounding.
     rng = np.random.default_rng(n)
@@ -72,7 +82,9 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free_bias: bo
 
     z = torch.from_numpy(centre(x))
     t = torch.from_numpy(centre(target))
-    weights, (ridge, _) = solve(z.T @ z, z.T @ t, "gcv", t.square().sum(), n, free=int(free_bias))
+    weights, (ridge, _) = solve(
+        z.T @ z, z.T @ t, "gcv", t.square().sum(), n, free=int(free_bias)
+    )
     eigenvalues = torch.linalg.eigvalsh(z.T @ z)
 
     def freedom(ridge: float) -> float:
@@ -81,11 +93,13 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free_bias: bo
     assert freedom(ridge) <= n / 2
     with mpmath.workdps(60):
         mean = z.square().sum().item() / 6
-        candidates = [r for g in GCV_GRID.tolist()[::5] if freedom(r := g * mean) <= n / 2] + [
-            ridge
-        ]
+        candidates = [
+            r for g in GCV_GRID.tolist()[::5] if freedom(r := g * mean) <= n / 2
+        ] + [ridge]
         exact = [
-            exact_gcv(mpmath.matrix(x.tolist()), mpmath.matrix(target.tolist()), r, free_bias)
+            exact_gcv(
+                mpmath.matrix(x.tolist()), mpmath.matrix(target.tolist()), r, free_bias
+            )
             for r in candidates
         ]
         assert exact[-1] <= min(exact) * (1 + mpmath.mpf("1e-9"))
@@ -114,9 +128,15 @@ class LargestTensor(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        made = [
+            leaf.numel()
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, torch.Tensor)
+        ]
         self.elements = max(self.elements, *made, 0)
         return result
 
@@ -130,7 +150,9 @@ def test_nothing_grows_with_the_square_of_a_group():
     half = half_products(x.T @ x, penalty, x)
     scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
     with LargestTensor() as made:
-        result = left_out_together(scores, half, torch.ones(600, dtype=torch.float64), y, groups)
+        result = left_out_together(
+            scores, half, torch.ones(600, dtype=torch.float64), y, groups
+        )
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
     torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
     assert made.elements <= x.numel()
@@ -165,7 +187,9 @@ def learn(
     x = augment(z)
     target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
     energy = target.square().sum()
-    return Centred.from_augmented(x.T @ x, x.T @ target, energy, samples or len(z)).solve(ridge)
+    return Centred.from_augmented(
+        x.T @ x, x.T @ target, energy, samples or len(z)
+    ).solve(ridge)
 
 
 def accuracy(weights: Tensor) -> float:
@@ -176,7 +200,10 @@ def accuracy(weights: Tensor) -> float:
 def near(z: Tensor, rows: Tensor, seed: int = 2) -> Tensor:
     """Copies of ``rows`` with 5 % of noise."""
     noise = torch.randn(
-        len(rows), WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        len(rows),
+        WIDTH,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
     )
     return z[rows] + 0.05 * noise * (z[rows].norm(dim=1) / noise.norm(dim=1))[:, None]
 
@@ -199,7 +226,8 @@ def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
     weights, choice = learn(z, y)
     # An image that counts ten times costs accuracy at any ridge.
     best = max(
-        accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0]) for factor in (0.3, 1, 3, 10, 30)
+        accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0])
+        for factor in (0.3, 1, 3, 10, 30)
     )
     assert accuracy(weights) > best - 1
     assert 0.1 < choice.ridge / DISTINCT[1].ridge < 30
@@ -208,7 +236,9 @@ def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("per_class", "classes"), [(3, 12), (25, 12), (25, 2), (60, 12), (400, 12)]
 )
-def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: int) -> None:
+def test_distinct_samples_all_have_error_of_their_own(
+    per_class: int, classes: int
+) -> None:
     z, y = draw(per_class, seed=4)
     z = z[y < classes]
     y = y[y < classes]
@@ -227,7 +257,9 @@ def test_distinct_samples_all_have_error_of_their_own(per_class: int, classes: i
 
 
 def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
-    z = torch.randn(300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(
+        300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     assert learn(z, torch.arange(300) % CLASSES)[1].position == "largest"
 
 
@@ -236,12 +268,14 @@ def test_one_class_alone_is_no_edge_of_the_grid() -> None:
 
 
 def test_a_rule_without_error_takes_the_smallest_ridge_and_says_so() -> None:
-    z = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(
+        2000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     target = z[:, :1]
     x = augment(z)
-    _, choice = Centred.from_augmented(x.T @ x, x.T @ target, target.square().sum(), 2000).solve(
-        "gcv"
-    )
+    _, choice = Centred.from_augmented(
+        x.T @ x, x.T @ target, target.square().sum(), 2000
+    ).solve("gcv")
     assert choice.position == "smallest"
 
 
@@ -261,13 +295,18 @@ WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
 
 def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
     z = torch.randn(
-        samples, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64
+        samples,
+        width,
+        generator=torch.Generator().manual_seed(width),
+        dtype=torch.float64,
     )
     return (z.T @ z).to(dtype)
 
 
 @pytest.mark.parametrize("columns", [0, 1000])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)]
+)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_eigenvalues_and_rotations_make_up_the_matrix(width, dtype, tolerance, columns):
     gram = gram_of(2 * width, width, dtype)
@@ -277,10 +316,14 @@ def test_eigenvalues_and_rotations_make_up_the_matrix(width, dtype, tolerance, c
     identity = torch.eye(width, dtype=dtype)
     rotation = result.rotate(identity)
     scale = tolerance * gram.abs().max().item()
-    assert torch.allclose(rotation.T @ (result.values[:, None] * rotation), gram, atol=scale)
+    assert torch.allclose(
+        rotation.T @ (result.values[:, None] * rotation), gram, atol=scale
+    )
     assert torch.allclose(result.back(rotation), identity, atol=100 * tolerance)
     assert torch.allclose(result.values, torch.linalg.eigvalsh(gram), atol=scale)
-    assert (result.values.dtype, rotation.dtype, result.back(identity).dtype) == (dtype,) * 3
+    assert (result.values.dtype, rotation.dtype, result.back(identity).dtype) == (
+        dtype,
+    ) * 3
 
 
 @pytest.mark.parametrize("columns", [0, 1, 3])
@@ -288,10 +331,14 @@ def test_eigenvalues_and_rotations_make_up_the_matrix(width, dtype, tolerance, c
 def test_some_columns_are_those_of_the_whole(width: int, columns: int) -> None:
     result = spectrum(gram_of(2 * width, width), 2 * width, columns)
     identity = torch.eye(width, dtype=torch.float64)
-    x = torch.randn(width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        width, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     assert torch.allclose(result.rotate(x), result.rotate(identity) @ x, atol=1e-12)
     assert torch.allclose(result.back(x), result.back(identity) @ x, atol=1e-12)
-    assert torch.allclose(result.rotate(x.T.contiguous().T), result.rotate(x), atol=1e-12)
+    assert torch.allclose(
+        result.rotate(x.T.contiguous().T), result.rotate(x), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -299,8 +346,12 @@ def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
     for rank in (1, width // 2):
         values = spectrum(gram_of(rank, width), rank, 1).values
         assert int((values > 0).sum()) == rank
-        assert torch.equal(values[: width - rank], torch.zeros(width - rank, dtype=torch.float64))
-    assert torch.equal(spectrum(torch.zeros(width, width), 5, 1).values, torch.zeros(width))
+        assert torch.equal(
+            values[: width - rank], torch.zeros(width - rank, dtype=torch.float64)
+        )
+    assert torch.equal(
+        spectrum(torch.zeros(width, width), 5, 1).values, torch.zeros(width)
+    )
 
 
 @pytest.mark.parametrize("width", [2, 200])
@@ -339,6 +390,9 @@ def test_the_same_numbers_as_scipys_wrappers(width: int, dtype: type) -> None:
         expected = theirs(gram, lower=1, lwork=int(lwork(width, lower=1)[0]))[:4]
         eigen = stevd(expected[1], expected[2])[:2]
     result = lapack.sytrd(gram)
-    assert all(np.array_equal(ours, other) for ours, other in zip(result, expected, strict=True))
+    assert all(
+        np.array_equal(ours, other)
+        for ours, other in zip(result, expected, strict=True)
+    )
     for ours, other in zip(lapack.stevd(result[1], result[2]), eigen, strict=True):
         assert np.array_equal(ours, other)

@@ -8,7 +8,14 @@ from scipy.linalg.lapack import dtrttf
 from torch import Tensor
 
 from cifnet_pl.statistics import Sums, augment
-from cifnet_pl.statistics.sums import BLOCK, add_lower_, mirror_, pack, packed_shape, unpack
+from cifnet_pl.statistics.sums import (
+    BLOCK,
+    add_lower_,
+    mirror_,
+    pack,
+    packed_shape,
+    unpack,
+)
 
 
 def samples(
@@ -22,7 +29,9 @@ def samples(
 
 def assert_close(a: Sums, b: Sums, tolerance: float = 1e-12) -> None:
     for name, value in a.state_dict().items():
-        assert torch.allclose(value, b.state_dict()[name], rtol=tolerance, atol=tolerance), name
+        assert torch.allclose(
+            value, b.state_dict()[name], rtol=tolerance, atol=tolerance
+        ), name
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -36,7 +45,9 @@ def test_sums_are_what_they_say(per_class: bool) -> None:
     assert sums.mass.item() == pytest.approx(weight.sum().item())
     for c in range(2):
         of_class = index == c
-        assert torch.allclose(sums.class_sums[c], (weight[of_class, None] * x[of_class]).sum(dim=0))
+        assert torch.allclose(
+            sums.class_sums[c], (weight[of_class, None] * x[of_class]).sum(dim=0)
+        )
         assert int(sums.counts[c]) == int(of_class.sum())
         if per_class:
             assert torch.allclose(sums.class_gram(c), outer[of_class].sum(dim=0))
@@ -84,7 +95,9 @@ def test_what_is_stored_does_not_depend_on_what_was_read() -> None:
         assert sums is other or len(sums.gram)
         sums.add(x, index)
     stored = other.state_dict()
-    assert all(torch.equal(value, stored[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, stored[name]) for name, value in one.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 300, 301])
@@ -131,13 +144,17 @@ WIDTHS = [1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK + 1]
 @pytest.mark.parametrize("width", WIDTHS)
 def test_added_and_mirrored_it_is_the_whole_product(width: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, more = (torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (7, 1))
+    x, more = (
+        torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (7, 1)
+    )
     weight = torch.rand(7, generator=generator, dtype=torch.float64)
     gram = torch.zeros(width, width, dtype=torch.float64)
     add_lower_(gram, x * weight[:, None], x)
     add_lower_(gram, more, more)
     mirror_(gram)
-    assert torch.allclose(gram, x.T @ (weight[:, None] * x) + more.T @ more, rtol=1e-13, atol=1e-13)
+    assert torch.allclose(
+        gram, x.T @ (weight[:, None] * x) + more.T @ more, rtol=1e-13, atol=1e-13
+    )
 
 
 def test_a_graph_takes_any_number_of_rows() -> None:

@@ -70,9 +70,12 @@ def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) 
 def test_disk_that_refuses_at_the_end(
     target: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, call, Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    monkeypatch.setattr(
+        os, call, Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    )
     with pytest.raises(
-        CifnetError, match=r"cannot write .*file.bin: Input/output error; nothing was changed"
+        CifnetError,
+        match=r"cannot write .*file.bin: Input/output error; nothing was changed",
     ):
         write_atomic(target, lambda file: file.write(b"new"))
     assert untouched(target)
@@ -80,7 +83,10 @@ def test_disk_that_refuses_at_the_end(
 
 def test_strict_json(target: Path) -> None:
     write_json(target, {"a": None, "b": [1.5, "ü"]})
-    assert json.loads(target.read_text(encoding="utf-8")) == {"a": None, "b": [1.5, "ü"]}
+    assert json.loads(target.read_text(encoding="utf-8")) == {
+        "a": None,
+        "b": [1.5, "ü"],
+    }
     before = target.read_bytes()
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON compliant"):
@@ -97,7 +103,11 @@ def test_versions_are_numbers_in_their_order(tmp_path: Path):
 
 def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path: Path):
     (tmp_path / "old").mkdir()
-    for logs, files, kept in (("new", [], False), ("new", ["file"], True), ("old", [], True)):
+    for logs, files, kept in (
+        ("new", [], False),
+        ("new", ["file"], True),
+        ("old", [], True),
+    ):
         folder = tmp_path / logs / "experiment" / "version_0"
         with suppress(ZeroDivisionError), experiment_of(folder):
             assert folder.parent.is_dir()

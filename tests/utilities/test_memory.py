@@ -19,7 +19,9 @@ def resident() -> int:
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other allocators are left alone")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other allocators are left alone"
+)
 def test_many_small_blocks() -> None:
     kept = [bytearray(2000) for _ in range(50_000)]
     last = bytearray(2000)  # above them: the end of the heap is in use
@@ -37,7 +39,9 @@ def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def blas_threads() -> set[int]:
     return {
-        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        library["num_threads"]
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
     }
 
 

@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 
 from cifnet_pl.utilities import text as module
-from cifnet_pl.utilities.text import FONT, families, number_of, similar_spellings_message
+from cifnet_pl.utilities.text import (
+    FONT,
+    families,
+    number_of,
+    similar_spellings_message,
+)
 
 
 @pytest.mark.parametrize(

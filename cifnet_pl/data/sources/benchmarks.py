@@ -41,8 +41,14 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explai
 from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "CLEVRClassification": ({"split": "train"}, {"split": "val"}),  # the test labels are not public
-    "EMNIST": ({"split": "balanced", "train": True}, {"split": "balanced", "train": False}),
+    "CLEVRClassification": (
+        {"split": "train"},
+        {"split": "val"},
+    ),  # the test labels are not public
+    "EMNIST": (
+        {"split": "balanced", "train": True},
+        {"split": "balanced", "train": False},
+    ),
     "FGVCAircraft": ({"split": "trainval"}, {"split": "test"}),
     "ImageNet": ({"split": "train"}, {"split": "val"}),
     "Imagenette": ({"split": "train"}, {"split": "val"}),
@@ -64,7 +70,9 @@ def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = [name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))]
+    names = [
+        name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
+    ]
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
@@ -75,7 +83,9 @@ def digits(options: SourceOptions) -> Source:
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     class_names = [str(digit) for digit in range(10)]
-    return split_by_seed(class_names, ArraySet(partial(array_image, images), labels), options)
+    return split_by_seed(
+        class_names, ArraySet(partial(array_image, images), labels), options
+    )
 
 
 # ---------------------------------------------------------------------- torchvision
@@ -104,7 +114,9 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         return ArraySet(partial(dataset_image, opened[part]), labels)
 
     labels = [_labels(part) for part in opened]
-    return source_of_splits(labels, make, options, f"torchvision's {name}", _class_names(opened[0]))
+    return source_of_splits(
+        labels, make, options, f"torchvision's {name}", _class_names(opened[0])
+    )
 
 
 def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
@@ -144,9 +156,7 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
         if parameter.name not in keywords and not optional_one and not variable:
             raise _unsuitable(name, f"needs {parameter.name}")
     absent = f"torchvision's {name} is not in {shown_path(root)}"
-    remedies = (
-        "; set --data.root to the folder that holds it, or fetch it with --data.download true"
-    )
+    remedies = "; set --data.root to the folder that holds it, or fetch it with --data.download true"
     unmet = f"torchvision's {name} needs a package that is not installed"
     with (
         explained(DataError, absent, RuntimeError, OSError, end=remedies),
@@ -197,7 +207,10 @@ def _class_names(dataset: Any) -> list[str]:
     for name in declared:
         names.append(", ".join(name) if isinstance(name, tuple) else str(name))
     counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name} ({label})" for label, name in enumerate(names)]
+    return [
+        name if counts[name] == 1 else f"{name} ({label})"
+        for label, name in enumerate(names)
+    ]
 
 
 # ---------------------------------------------------------------------- ImageNet
@@ -239,7 +252,9 @@ def imagenet100(options: SourceOptions) -> Source:
         names = [path.name for path in sub_folders(train)]
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
-            rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[:CLASSES]
+            rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[
+                :CLASSES
+            ]
             names = sorted(names[i] for i in rows)
         if len(names) != CLASSES:
             raise DataError(
@@ -269,9 +284,13 @@ def tinyimagenet(options: SourceOptions) -> Source:
                 f"{shown_path(root)} has no val/val_annotations.txt: set --data.root to {TINY}"
             )
         if not (root / "train").is_dir():
-            raise DataError(f"{shown_path(root)} has no train: set --data.root to {TINY}")
+            raise DataError(
+                f"{shown_path(root)} has no train: set --data.root to {TINY}"
+            )
         names = [path.name for path in sub_folders(root / "train")]
-        return Source(names, file_set(root / "train", names), _validation(annotations, names))
+        return Source(
+            names, file_set(root / "train", names), _validation(annotations, names)
+        )
 
 
 def _inner_folder(root: Path, name: str) -> Path:
@@ -298,7 +317,9 @@ def _validation(annotations: Path, class_names: list[str]) -> FileSet:
             if len(row) < 2 or row[1] not in position:
                 continue
             if row[0] not in present:
-                raise _incomplete(annotations, f"{row[0]}, which is not in {shown_path(images)}")
+                raise _incomplete(
+                    annotations, f"{row[0]}, which is not in {shown_path(images)}"
+                )
             names.append(row[0])
             labels.append(position[row[1]])
     if not names:
@@ -307,7 +328,9 @@ def _validation(annotations: Path, class_names: list[str]) -> FileSet:
 
 
 def _incomplete(annotations: Path, content: str) -> DataError:
-    return DataError(f"{shown_path(annotations)} lists {content}: unpack the data set again")
+    return DataError(
+        f"{shown_path(annotations)} lists {content}: unpack the data set again"
+    )
 
 
 # ---------------------------------------------------------------------- CORe50
@@ -361,7 +384,8 @@ def core50(options: SourceOptions) -> Source:
     whole = FileSet(root, [frame.path for frame in frames], labels)
     session_numbers = [sessions.index(frame.session) for frame in frames]
     domains = SampleGroups(
-        [f"s{session}" for session in sessions], np.array(session_numbers, dtype=np.int64)
+        [f"s{session}" for session in sessions],
+        np.array(session_numbers, dtype=np.int64),
     )
     test = np.array([frame.session in TEST_SESSIONS for frame in frames], dtype=bool)
     source = source_by_mask([f"o{number}" for number in objects], whole, test, domains)
@@ -384,9 +408,7 @@ def _frames(root: Path) -> list[Frame]:
 
 # ---------------------------------------------------------------------- domains
 
-WHAT_DOMAINS = (
-    "a folder with one sub-folder per domain, each with one sub-folder of images per class"
-)
+WHAT_DOMAINS = "a folder with one sub-folder per domain, each with one sub-folder of images per class"
 
 
 def domains(options: SourceOptions) -> Source:
@@ -418,7 +440,9 @@ def domains(options: SourceOptions) -> Source:
             numbers += [number] * len(images)
     whole = FileSet(root, names, labels)
     groups = SampleGroups(domain_names, np.array(numbers))
-    held = held_out_rows(whole, groups.numbers, options.val_fraction, options.split_seed)
+    held = held_out_rows(
+        whole, groups.numbers, options.val_fraction, options.split_seed
+    )
     return source_by_mask(class_names, whole, held, groups)
 
 
@@ -458,7 +482,9 @@ def cifar100(options: SourceOptions) -> Source:
         return ArraySet(parts[part], positions, where=f"{shown_path(files[part])}#")
 
     labels = [part.labels for part in parts]
-    return source_of_splits(labels, make, options, shown_path(root), parts[0].class_names)
+    return source_of_splits(
+        labels, make, options, shown_path(root), parts[0].class_names
+    )
 
 
 class ParquetImages:

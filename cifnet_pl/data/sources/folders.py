@@ -39,7 +39,13 @@ from cifnet_pl.images.files import (
 )
 from cifnet_pl.images.names import EXTENSIONS, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import has_controls, is_or_are, listed, number_of, printable
+from cifnet_pl.utilities.text import (
+    has_controls,
+    is_or_are,
+    listed,
+    number_of,
+    printable,
+)
 
 PART_NAMES = frozenset({*TRAIN, *TEST, "testing", "dev"})
 """Folder names that mean a split of a data set, not a class."""
@@ -105,13 +111,17 @@ def class_folders(root: Path) -> list[str]:
         return [path.name for path in sub_folders(home)]
 
 
-def _split_near(class_names: list[str], whole: FileSet, options: SourceOptions) -> Source:
+def _split_near(
+    class_names: list[str], whole: FileSet, options: SourceOptions
+) -> Source:
     """Hold out a share of each class; near-duplicates stay on one side where that is possible."""
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
         names = [whole.names[row] for row in rows]
         looks = whole.look(rows)
-        val[rows] = held_out_together(names, looks, options.val_fraction, options.split_seed)
+        val[rows] = held_out_together(
+            names, looks, options.val_fraction, options.split_seed
+        )
     return replace(source_by_mask(class_names, whole, val), held_out=True)
 
 
@@ -140,7 +150,9 @@ def _split_by_group(
         numbers[rows] = [number_of_name(f"{class_name}\0{group}") for group in groups]
         for group, name in zip(groups, names, strict=True):
             single_images += group == name and sizes[group] == 1
-        val[rows] = held_out_groups(groups, class_name, options.val_fraction, options.split_seed)
+        val[rows] = held_out_groups(
+            groups, class_name, options.val_fraction, options.split_seed
+        )
         if len(rows) > 1 and len(sizes) == 1:
             whole_classes.append(printable(class_name))
     notes = []
@@ -172,7 +184,11 @@ WITHOUT_GROUP = {
 
 def _single_images_message(kind: str, count: int, total: int) -> str:
     """Say how many images are in no group: if most are, the split is a random one."""
-    images = f"all {total} images" if count == total else f"{number_of(count, 'image')} of {total}"
+    images = (
+        f"all {total} images"
+        if count == total
+        else f"{number_of(count, 'image')} of {total}"
+    )
     reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
     return f"note: {images} {reason}: held out one by one"
 

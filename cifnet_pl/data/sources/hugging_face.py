@@ -89,7 +89,10 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
     hint = ""
     if name and not options.download:
         hint = "; allow the download with --data.download true"
-    with network(options.download), explained(DataError, f"cannot load {where}", end=hint):
+    with (
+        network(options.download),
+        explained(DataError, f"cannot load {where}", end=hint),
+    ):
         if not name:
             return dict(_local(datasets, expanded(options.root or Path()), config))
         cache = str(expanded(options.root)) if options.root is not None else None
@@ -147,13 +150,19 @@ def _train_split(splits: dict[str, Any], options: SourceOptions, where: str) -> 
     return split
 
 
-def _test_split(splits: dict[str, Any], options: SourceOptions, where: str) -> str | None:
+def _test_split(
+    splits: dict[str, Any], options: SourceOptions, where: str
+) -> str | None:
     """Return the name of the test split, or None."""
     return _split(splits, "test", TEST, options, where)
 
 
 def _split(
-    splits: dict[str, Any], kind: str, usual: tuple[str, ...], options: SourceOptions, where: str
+    splits: dict[str, Any],
+    kind: str,
+    usual: tuple[str, ...],
+    options: SourceOptions,
+    where: str,
 ) -> str | None:
     """Return the split that an option names, or the first of the usual names that exists."""
     chosen = options.own.get(kind)
@@ -162,7 +171,9 @@ def _split(
         return found[0] if found else None
     if chosen not in splits:
         known = ", ".join(map(printable, splits))
-        raise DataError(f"{where} has no split '{printable(str(chosen))}', it has {known}")
+        raise DataError(
+            f"{where} has no split '{printable(str(chosen))}', it has {known}"
+        )
     return str(chosen)
 
 
@@ -179,7 +190,9 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     column = options.own.get(meaning)
     if column is not None:
         if column not in features:
-            raise DataError(f"{where} has no column '{printable(str(column))}', it has {known}")
+            raise DataError(
+                f"{where} has no column '{printable(str(column))}', it has {known}"
+            )
         return str(column)
     for name, kind in features.items():
         if kind == FEATURES[meaning]:

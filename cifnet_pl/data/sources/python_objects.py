@@ -127,11 +127,15 @@ def _read_data_set(dataset: Any) -> LabelledObject:
         UsageError: its items are no pairs of image and label.
     """
     problem = "the data are no pairs of sample and label"
-    with explained(UsageError, problem, TypeError, IndexError, KeyError, end=f": {EXPECTED}"):
+    with explained(
+        UsageError, problem, TypeError, IndexError, KeyError, end=f": {EXPECTED}"
+    ):
         targets = getattr(dataset, "targets", None)
         if targets is None:
             targets = [dataset[i][1] for i in range(len(dataset))]
         pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
     class_names = getattr(dataset, "classes", None)
-    return LabelledObject(labels, class_names, partial(ArraySet, partial(dataset_image, dataset)))
+    return LabelledObject(
+        labels, class_names, partial(ArraySet, partial(dataset_image, dataset))
+    )

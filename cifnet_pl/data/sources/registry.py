@@ -23,7 +23,13 @@ from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.sources.tables import embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.plugins import entry_point, import_part, names_import, naming, offered
+from cifnet_pl.utilities.plugins import (
+    entry_point,
+    import_part,
+    names_import,
+    naming,
+    offered,
+)
 
 SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "digits": digits,
@@ -138,5 +144,7 @@ def _torchvision_class(name: str) -> str:
     plain = classes.get(name.removeprefix(prefix).lower())
     if plain is None:
         torchvision_names = [prefix + class_name for class_name in classes.values()]
-        raise unknown_name("data source", name, [*SOURCES, *offered("sources"), *torchvision_names])
+        raise unknown_name(
+            "data source", name, [*SOURCES, *offered("sources"), *torchvision_names]
+        )
     return plain

@@ -62,7 +62,9 @@ class SampleTable:
         column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
             known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(f"{shown_path(self.path)} has no '{printable(name)}', it has {known}")
+            raise DataError(
+                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
+            )
         with readable(self.path):
             return self.read(column)
 
@@ -91,9 +93,13 @@ class SampleTable:
         return array
 
     def _wrong_shape(self, name: str, shape: str) -> DataError:
-        return DataError(f"{shown_path(self.path)}: '{printable(name)}' has shape {shape}")
+        return DataError(
+            f"{shown_path(self.path)}: '{printable(name)}' has shape {shape}"
+        )
 
-    def samples(self, z: np.ndarray, labels: np.ndarray, ids: str | None = None) -> EmbeddingSet:
+    def samples(
+        self, z: np.ndarray, labels: np.ndarray, ids: str | None = None
+    ) -> EmbeddingSet:
         """Return embeddings of this file as samples.
 
         Args:
@@ -116,7 +122,10 @@ class SampleTable:
         return EmbeddingSet(z, labels, self.path, ids=identities)
 
     def labelled(
-        self, embeddings: str = "embeddings", labels: str = "labels", ids: str | None = None
+        self,
+        embeddings: str = "embeddings",
+        labels: str = "labels",
+        ids: str | None = None,
     ) -> tuple[list[str], EmbeddingSet]:
         """Return the names of the classes, and all embeddings with their labels.
 
@@ -145,7 +154,9 @@ def readable(path: Path) -> Any:
 
 def _npz(path: Path) -> SampleTable:
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        members = {
+            info.filename.removesuffix(".npy"): info for info in archive.infolist()
+        }
 
     def read(name: str) -> np.ndarray:
         member = members[name]
@@ -209,7 +220,11 @@ def _column(column: Any, path: Path, name: str) -> np.ndarray:
     """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
     types = import_pyarrow().types
     kind = column.type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if (
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+    ):
         return _list_column(column, path, name)
     if column.null_count:  # NumPy's integers cannot be missing: all would become floats
         return np.array(column.to_pylist(), dtype=object)
@@ -228,7 +243,11 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
         whole = whole.chunk(0)
     values = whole.flatten()
     lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
-    if len(lengths) > 1 or values.null_count or not pyarrow.types.is_floating(values.type):
+    if (
+        len(lengths) > 1
+        or values.null_count
+        or not pyarrow.types.is_floating(values.type)
+    ):
         raise DataError(
             f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number in"
             " each row"
@@ -316,7 +335,9 @@ class EmbeddingSet(SampleSet):
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the embedding's bytes."""
-        return content_hash(np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes())
+        return content_hash(
+            np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes()
+        )
 
 
 def embeddings(options: SourceOptions) -> Source:
@@ -361,7 +382,9 @@ def open_table(root: Path | None) -> SampleTable:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise unknown_name(
-            f"kind of file of embeddings in {shown_path(path)}", path.suffix or "no ending", READERS
+            f"kind of file of embeddings in {shown_path(path)}",
+            path.suffix or "no ending",
+            READERS,
         )
     with readable(path):
         return reader(path)
@@ -375,7 +398,9 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         options: of the source :func:`embeddings`.
     """
     table = open_table(Path(root) if root else None)
-    return int(table.matrix(str((options or {}).get("embeddings", "embeddings"))).shape[1])
+    return int(
+        table.matrix(str((options or {}).get("embeddings", "embeddings"))).shape[1]
+    )
 
 
 # ---------------------------------------------------------------------- lists of image files
@@ -432,14 +457,18 @@ def _manifest_cells(
             cells[meaning] = table[name]
         elif meaning in ("path", "label") or meaning in options.own:
             known = ", ".join(map(printable, table))
-            raise DataError(f"{where} has no column '{printable(name)}', it has {known}")
+            raise DataError(
+                f"{where} has no column '{printable(name)}', it has {known}"
+            )
     return cells
 
 
 def _columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a table, as texts."""
     if not path.is_file():
-        raise DataError(f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}")
+        raise DataError(
+            f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}"
+        )
     ending = path.suffix.lower()
     if ending == ".parquet":
         return _parquet_texts(open_table(path))
@@ -506,7 +535,9 @@ def _groups(column: list[str]) -> SampleGroups:
     """Return the groups that a column names, sorted, numbers as numbers."""
     names = sorted(set(column), key=_number_order)
     position = {name: i for i, name in enumerate(names)}
-    return SampleGroups(names, np.array([position[name] for name in column], dtype=np.int64))
+    return SampleGroups(
+        names, np.array([position[name] for name in column], dtype=np.int64)
+    )
 
 
 def _number_order(name: str) -> tuple[bool, int, str]:

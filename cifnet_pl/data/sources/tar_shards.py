@@ -141,7 +141,9 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     return samples
 
 
-def _add_member(samples: dict[str, Members], member: tarfile.TarInfo, shard: str) -> None:
+def _add_member(
+    samples: dict[str, Members], member: tarfile.TarInfo, shard: str
+) -> None:
     """Add a member to its sample, whose key is the name up to the first dot."""
     folder, slash, last = member.name.rpartition("/")
     stem, _, ending = last.partition(".")
@@ -169,10 +171,14 @@ def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
     """
     ending = _first_ending(members, (name, *LABELS))
     if ending is None:
-        raise DataError(f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}")
+        raise DataError(
+            f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}"
+        )
     member = members[ending]
     file.seek(member.offset_data)
-    with explained(DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"):
+    with explained(
+        DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"
+    ):
         text = file.read(member.size).decode("utf-8").strip()
         if ending == "json":
             return json.loads(text)[name]
@@ -215,14 +221,18 @@ class ShardReader:
         for number, shard in enumerate(shards):
             shown = printable(shard)
             with (
-                explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
+                explained(
+                    DataError, f"shard {shown} is damaged, cut off or no tar file"
+                ),
                 open(shard, "rb") as file,
             ):
                 for key, members in _samples(file, shown).items():
                     where = f"{shown}: sample {printable(key)}"
                     ending = _first_ending(members, IMAGES)
                     if ending is None:
-                        raise DataError(f"{where} has no image, it has {_listed(members)}")
+                        raise DataError(
+                            f"{where} has no image, it has {_listed(members)}"
+                        )
                     image = members[ending]
                     self.labels.append(_label(file, members, label, where))
                     self.names.append(f"{Path(shard).name}/{key}")

@@ -11,9 +11,13 @@ from cifnet_pl.learning.callbacks.energy import EnergyMonitor as EnergyMonitor
 from cifnet_pl.learning.callbacks.figures import TrajectoryPlot as TrajectoryPlot
 from cifnet_pl.learning.callbacks.held_out import HeldOutImages as HeldOutImages
 from cifnet_pl.learning.callbacks.predictions import ActivationTable as ActivationTable
-from cifnet_pl.learning.callbacks.predictions import PredictionRecord as PredictionRecord
+from cifnet_pl.learning.callbacks.predictions import (
+    PredictionRecord as PredictionRecord,
+)
 from cifnet_pl.learning.callbacks.predictions import PredictionTable as PredictionTable
-from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy as PrequentialAccuracy
+from cifnet_pl.learning.callbacks.predictions import (
+    PrequentialAccuracy as PrequentialAccuracy,
+)
 from cifnet_pl.learning.callbacks.screen import DuplicatesReport as DuplicatesReport
 from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
 from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar

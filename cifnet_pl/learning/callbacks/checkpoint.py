@@ -69,10 +69,18 @@ class TaskCheckpoint(Checkpoint):
                 leftover.unlink(missing_ok=True)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Save inside a task, if it is time; Lightning calls this after all other callbacks."""
-        if self.every_minutes is None or not cast(TaskModule, pl_module).can_resume_inside_task:
+        if (
+            self.every_minutes is None
+            or not cast(TaskModule, pl_module).can_resume_inside_task
+        ):
             return
         due = time.monotonic() - self._saved >= 60 * self.every_minutes
         # All processes save together, by the clock of the first one.

@@ -32,7 +32,9 @@ class ClassResults(TaskCallback):
     def __init__(self) -> None:
         self.history: list[Tensor] = []
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Remove the confusion matrix of a finished run that goes on with more tasks."""
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
@@ -86,7 +88,9 @@ class ClassResults(TaskCallback):
             self.history = list(state_dict["counts"])
 
 
-def _write_confusion(trainer: Trainer, confusion: np.ndarray, names: list[str], step: int) -> None:
+def _write_confusion(
+    trainer: Trainer, confusion: np.ndarray, names: list[str], step: int
+) -> None:
     """Write the confusion matrix as a table and as a figure."""
     rows = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
     write_table(trainer, "confusion.csv", ["true_class", *names], rows)

@@ -107,7 +107,9 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if unknown is not None or coverage is not None:
             self._judge = module.model.judge(unknown, coverage)
 
-    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+    def observe_predictions(
+        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    ) -> None:
         """Count a batch of test images."""
         if not isinstance(module, CIFNetModule):
             return
@@ -130,10 +132,14 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         """Add the counts of all processes, and write ``prediction_sets.csv``."""
         self.measured = {}
         judge = self._judge
-        if not isinstance(module, CIFNetModule) or (judge is None and self._unknown is None):
+        if not isinstance(module, CIFNetModule) or (
+            judge is None and self._unknown is None
+        ):
             return
         counts = torch.stack(of_all_processes(self._set_counts)).sum(dim=0)
-        novelty = torch.cat(of_all_processes(torch.cat([torch.zeros(0), *self._novelty])))
+        novelty = torch.cat(
+            of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))
+        )
         rejected = sum(of_all_processes(int(self._rejected)))
         images, covered, members = counts.sum(dim=0).tolist()
         if not images:
@@ -146,7 +152,9 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if judge is not None and judge.reference is not None:
             self.measured["known_rejected"] = 100 * rejected / images
         if self._unknown is not None:
-            unknown = module.head.novelty(self._unknown.to(module.head.labels.device)).cpu()
+            unknown = module.head.novelty(
+                self._unknown.to(module.head.labels.device)
+            ).cpu()
             auroc, fpr95 = detection(novelty, unknown)
             self.measured["unknown_auroc"] = auroc
             self.measured["unknown_fpr95"] = fpr95
@@ -157,7 +165,10 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     data = module.data
     with prefixed("--data.unknown"):
         z, _, unreadable = embed(
-            folder, module.backbone, image_size=data.image_size, device=str(module.device)
+            folder,
+            module.backbone,
+            image_size=data.image_size,
+            device=str(module.device),
         )
         if unreadable and data.on_corrupt == "error":
             reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]

@@ -113,10 +113,17 @@ class EnergyMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
-        if self.enabled and stage == "fit" and trainer.local_rank == 0 and self._tracker is None:
+        if (
+            self.enabled
+            and stage == "fit"
+            and trainer.local_rank == 0
+            and self._tracker is None
+        ):
             self._guard(lambda: self._start(trainer))
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Start to measure the learning of a task."""
         module = cast(TaskModule, pl_module)
         since_last = self._since_last()
@@ -152,14 +159,18 @@ class EnergyMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the energy of the open task; CheckpointError if it is damaged."""
-        with explained(CheckpointError, "the checkpoint is damaged, its energy cannot be read"):
+        with explained(
+            CheckpointError, "the checkpoint is damaged, its energy cannot be read"
+        ):
             spent = state_dict["spent"]
             if spent is None:
                 self._stored = None
             else:
                 self._stored = Energy(**spent)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         """Stop the tracker."""
         if self._tracker is not None:
             self._guard(self._tracker.stop)
@@ -204,7 +215,9 @@ class EnergyMonitor(Callback):
         # Not flush(), which leaves out what took less than 50 ms.
         self._tracker._measure_power_and_energy()
         data = self._tracker._prepare_emissions_data()
-        self._last_total = Energy(data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions)
+        self._last_total = Energy(
+            data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions
+        )
 
     def _task_energy(self) -> Energy | None:
         """Return the energy of the open task; None if a part of it was not measured."""
@@ -298,5 +311,7 @@ def _gpu_sources(part: Any) -> list[str]:
 def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
     """Return the sum over processes; only one process on each node has a reading."""
     values = torch.tensor(astuple(energy or Energy()), dtype=torch.float64)
-    total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+    total = trainer.strategy.reduce(
+        values.to(trainer.strategy.root_device), reduce_op="sum"
+    )
     return Energy(*total.tolist())

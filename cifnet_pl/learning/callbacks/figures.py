@@ -33,7 +33,9 @@ def write_figure(trainer: Trainer, path: Path, content: bytes, step: int) -> Non
         width, height = opened.size
     # Not ``add_image``: it would decode the file into floats, three times over, and encode it
     # again.
-    image = Summary.Image(height=height, width=width, colorspace=RGBA, encoded_image_string=content)
+    image = Summary.Image(
+        height=height, width=width, colorspace=RGBA, encoded_image_string=content
+    )
     summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -62,7 +62,9 @@ class HeldOutImages(TaskCallback):
         if folder is not None and trainer.is_global_zero:
             shutil.rmtree(folder / COMPLETE, ignore_errors=True)
 
-    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+    def observe_predictions(
+        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    ) -> None:
         """Store the content hashes of decoded images, and the embeddings of the last evaluation."""
         if not module.data.learns_held_out or not isinstance(module, CIFNetModule):
             return
@@ -94,7 +96,9 @@ class HeldOutImages(TaskCallback):
             if trainer.is_global_zero:
                 self.model.save(folder / COMPLETE, overwrite=True)
             count = sum(self.model.counts.values())
-            added = number_of(count - sum(module.model.counts.values()), "held-out image")
+            added = number_of(
+                count - sum(module.model.counts.values()), "held-out image"
+            )
             self._sentences = [
                 f"Refit on all {count} images, with {added}, in the run folder; the figures above"
                 " are without them (checkpoints/last.ckpt)"

@@ -59,15 +59,21 @@ class PredictionTable(BasePredictionWriter):
         source = module.data.source
         table = []
         for local in gathered:
-            for row, label, probability in zip(*(c.tolist() for c in local), strict=True):
+            for row, label, probability in zip(
+                *(c.tolist() for c in local), strict=True
+            ):
                 true_class = source.class_names[int(source.val.labels[row])]
                 name = source.val.names[row]
-                table.append((name, true_class, module.class_names[label], f"{probability:.6f}"))
+                table.append(
+                    (name, true_class, module.class_names[label], f"{probability:.6f}")
+                )
         path = self.folder / "predictions.csv"
         write_text(path, to_csv(PREDICTION_COLUMNS, sorted(table)))
         self._message = f"{len(table)} predictions in {path}"
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         """Print where the predictions are, once the progress bar is gone."""
         if self._message:
             print(self._message, flush=True)
@@ -101,7 +107,9 @@ class TaskPredictions:
             np.concatenate([batch.probabilities for batch in batches])[order],
         )
 
-    def table(self, task: int, images: Sequence[str], class_names: Sequence[str]) -> pd.DataFrame:
+    def table(
+        self, task: int, images: Sequence[str], class_names: Sequence[str]
+    ) -> pd.DataFrame:
         """Return the rows of ``predictions.parquet``.
 
         Args:
@@ -118,7 +126,9 @@ class TaskPredictions:
         probabilities = self.probabilities.astype(np.float32)
         probabilities = np.pad(probabilities, missing, constant_values=np.nan)
         image = [utf8(images[row]) for row in self.rows]
-        table = pd.DataFrame({"task": task, "image": image, "label": names[self.labels]})
+        table = pd.DataFrame(
+            {"task": task, "image": image, "label": names[self.labels]}
+        )
         for k in range(TOP_K):
             table[f"top_{k + 1}"] = names[top[:, k]]
             table[f"probability_{k + 1}"] = probabilities[:, k]
@@ -147,7 +157,9 @@ class PredictionRecord(TaskCallback):
         if every_task:
             optional("pyarrow", "--predictions.every_task", "tables")
 
-    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+    def observe_predictions(
+        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    ) -> None:
         """Store the predictions of a batch."""
         if not self.every_task:
             return
@@ -170,9 +182,13 @@ class PredictionRecord(TaskCallback):
         if trainer.is_global_zero and folder is not None and batches:
             task = module.tasks_finished
             predictions = TaskPredictions.concatenate(batches)
-            table = predictions.table(task, module.data.source.val.names, module.class_names)
+            table = predictions.table(
+                task, module.data.source.val.names, module.class_names
+            )
             path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
-            write_atomic(path, lambda to: table.to_parquet(to, index=False, compression="zstd"))
+            write_atomic(
+                path, lambda to: table.to_parquet(to, index=False, compression="zstd")
+            )
 
 
 @dataclass
@@ -210,7 +226,9 @@ class PrequentialAccuracy(Callback):
         self._head: Head | None = None
         self._current = PrequentialRow(0, 0, 0, 0)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Copy the head as it is before the task."""
         module = cast(TaskModule, pl_module)
         head = getattr(module, "head", None)
@@ -218,10 +236,17 @@ class PrequentialAccuracy(Callback):
         returns = module.tasks_finished and module.data.plan.kind.samples_return
         if returns and isinstance(head, Head):
             self._head = copy.deepcopy(head)
-            self._current = PrequentialRow(module.tasks_finished + 1, 0, 0, len(module.class_names))
+            self._current = PrequentialRow(
+                module.tasks_finished + 1, 0, 0, len(module.class_names)
+            )
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Predict a batch with the head from before the task."""
         if self._head is not None and len(outputs["label"]):
@@ -289,14 +314,20 @@ class ActivationTable(TaskCallback):
     def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Reset the sums."""
         tasks = len(module.learned_tasks)
-        self._sums = torch.zeros(tasks, tasks, dtype=torch.float64, device=module.device)
+        self._sums = torch.zeros(
+            tasks, tasks, dtype=torch.float64, device=module.device
+        )
         self._images = torch.zeros(tasks, dtype=torch.float64, device=module.device)
 
-    def observe_predictions(self, module: TaskModule, probabilities: Tensor, batch: Batch) -> None:
+    def observe_predictions(
+        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    ) -> None:
         """Add the activations of a batch to the rows of its images' tasks."""
         model = cast(CIFNetModule, module)
         sizes = [len(names) for names in module.learned_tasks]
-        task_of_label = torch.repeat_interleave(torch.tensor(sizes, device=batch.label.device))
+        task_of_label = torch.repeat_interleave(
+            torch.tensor(sizes, device=batch.label.device)
+        )
         task = task_of_label[batch.label]
         activations = torch.sigmoid(model.head(model.evaluated))
         by_task = torch.split(activations, sizes, dim=1)
@@ -311,7 +342,9 @@ class ActivationTable(TaskCallback):
         means = self._sums / self._images[:, None]
         tasks = range(1, len(means) + 1)
         rows: list[list[float | None]] = []
-        for task, images, mean in zip(tasks, self._images.tolist(), means.tolist(), strict=True):
+        for task, images, mean in zip(
+            tasks, self._images.tolist(), means.tolist(), strict=True
+        ):
             if images:
                 rows.append([task, *mean])
             else:

@@ -84,7 +84,9 @@ class TaskProgressBar(RichProgressBar):
     def _get_train_description(self, current_epoch: int) -> str:
         return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, Any]:
         """Return only A_k of the last task, in percent."""
         metrics = super().get_metrics(trainer, pl_module)
         if "A_k" in metrics:
@@ -100,7 +102,9 @@ def megabytes(row: TaskRow, module: TaskModule) -> float:
         module: it knows the bytes of an element of each.
     """
     buffer = row.buffer_elements * module.bytes_per_element("buffer")
-    statistics = (row.state_elements - row.buffer_elements) * module.bytes_per_element("statistics")
+    statistics = (row.state_elements - row.buffer_elements) * module.bytes_per_element(
+        "statistics"
+    )
     return (buffer + statistics) / 1e6
 
 
@@ -138,7 +142,9 @@ def _accuracy_lines(summary: dict[str, Any], module: TaskModule) -> list[str]:
         lines.append("With one class the accuracy is always 100 %: add a second class")
     if summary["forgetting"] is not None:
         lines.append(f"Forgetting {number(summary['forgetting'])} points")
-    lines.append(f"Calibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)")
+    lines.append(
+        f"Calibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
+    )
     return lines
 
 
@@ -148,7 +154,9 @@ def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -
         energy = f"{summary['energy_kwh']:.1e} kWh ({summary['energy_source']})"
     training = f"Training {summary['train_seconds']:.1f} s, {energy}"
     size = megabytes(record.rows[-1], module)
-    return f"{training}; evaluation {summary['eval_seconds']:.1f} s; state {size:.2f} MB"
+    return (
+        f"{training}; evaluation {summary['eval_seconds']:.1f} s; state {size:.2f} MB"
+    )
 
 
 def sample_name(module: TaskModule) -> str:
@@ -174,7 +182,11 @@ class RunTable(TaskCallback):
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Print the row of the task, unless the progress bar is shown."""
         metrics = callback_of(trainer, TaskMetrics)
-        if trainer.is_global_zero and metrics is not None and not self.console.is_terminal:
+        if (
+            trainer.is_global_zero
+            and metrics is not None
+            and not self.console.is_terminal
+        ):
             lines = self._table_lines(metrics.record)
             self._print_table(lines[:-1])  # the lower border follows at the end
 
@@ -189,11 +201,17 @@ class RunTable(TaskCallback):
             self.console.out(line, highlight=False)
         self._printed_lines = len(lines)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         """Print the result of validate or test, once the progress bar is gone."""
         module = cast(TaskModule, pl_module)
         evaluation = module.evaluation
-        if stage not in ("validate", "test") or not trainer.is_global_zero or evaluation is None:
+        if (
+            stage not in ("validate", "test")
+            or not trainer.is_global_zero
+            or evaluation is None
+        ):
             return
         rows = []
         accuracies = zip(module.learned_tasks, evaluation.task_accuracy, strict=True)
@@ -203,7 +221,9 @@ class RunTable(TaskCallback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        self._print(f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)")
+        self._print(
+            f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)"
+        )
         for line in self._class_warnings(module):
             self._print(line)
 
@@ -218,7 +238,9 @@ class RunTable(TaskCallback):
         summary = f"{number_of(len(stream.classes()), 'class')} in {number_of(len(stream), 'task')}"
         device = module.device.type
         if done == len(stream):
-            self._print(f"{summary}: all tasks are learned already, nothing is left to do")
+            self._print(
+                f"{summary}: all tasks are learned already, nothing is left to do"
+            )
             return
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
@@ -258,7 +280,9 @@ class RunTable(TaskCallback):
         done = cast(TaskModule, pl_module).tasks_finished
         interrupted = isinstance(exception, KeyboardInterrupt | SystemExit)
         if trainer.state.fn == "fit" and trainer.is_global_zero and interrupted:
-            self._print(f"stopped after task {done}: resume by the same command, --ckpt_path last")
+            self._print(
+                f"stopped after task {done}: resume by the same command, --ckpt_path last"
+            )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the rest of the table, the summary, where the run is, and what comes next."""

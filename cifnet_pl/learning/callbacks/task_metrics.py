@@ -61,7 +61,9 @@ class TaskMetrics(TaskCallback):
                 "go on from a checkpoint that has both, such as last.ckpt of the run's folder"
             )
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Start the clock of a task; write the configuration of a run without command line."""
         module = cast(TaskModule, pl_module)
         folder = run_folder(trainer)
@@ -76,7 +78,12 @@ class TaskMetrics(TaskCallback):
         self._cached_images = 0
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Count images whose embeddings were read from the cache."""
         images = isinstance(cast(TaskModule, pl_module).data.source.train, ImageSet)
@@ -215,5 +222,7 @@ def _prepare_folder(folder: Path, module: TaskModule) -> None:
     # A run with this file is complete.
     (folder / "summary.json").unlink(missing_ok=True)
     if not (folder / "config.yaml").exists():
-        text = yaml.safe_dump(configuration(module), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(
+            configuration(module), sort_keys=False, allow_unicode=True
+        )
         write_text(folder / "config.yaml", text)

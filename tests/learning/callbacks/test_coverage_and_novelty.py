@@ -14,7 +14,13 @@ from cifnet_pl.images.image import read_square
 from cifnet_pl.model.unknowns import detection
 from tests.command_line import BUFFER, fit, learned, rows
 
-COLUMNS = ["set_size", "set_coverage", "known_rejected", "unknown_auroc", "unknown_fpr95"]
+COLUMNS = [
+    "set_size",
+    "set_coverage",
+    "known_rejected",
+    "unknown_auroc",
+    "unknown_fpr95",
+]
 TAGS = {
     "prediction_sets/size": "set_size",
     "unknown/auroc": "unknown_auroc",
@@ -28,13 +34,21 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unknown")
     draw = np.random.default_rng(0)
     for i in range(20):
-        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            folder / f"{i}.png"
+        )
     return folder
 
 
 def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
     run = learned(
-        tmp_path, *RIDGE, *BUFFER, "--model.calibrate", "true", "--data.unknown", str(unknown)
+        tmp_path,
+        *RIDGE,
+        *BUFFER,
+        "--model.calibrate",
+        "true",
+        "--data.unknown",
+        str(unknown),
     )
     table = rows(run / "tasks.csv")
     summary = json.loads((run / "summary.json").read_text())
@@ -63,7 +77,9 @@ def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
         assert np.average(values, weights=weights) == pytest.approx(summary[mean])
     # The same from the model that the run left.
     model = cifnet_pl.load(run, device="cpu")
-    squares = [torch.from_numpy(read_square(file, 8).copy()) for file in unknown.iterdir()]
+    squares = [
+        torch.from_numpy(read_square(file, 8).copy()) for file in unknown.iterdir()
+    ]
     z = model.embed(torch.stack(squares).permute(0, 3, 1, 2))
     auroc, _ = detection(model.head.novelty(model.buffer.z), model.head.novelty(z))
     assert auroc > 95
@@ -82,17 +98,28 @@ def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path, ca
     [
         (["--data.unknown", "{tmp}/none"], ["--data.unknown", "{tmp}/none"]),
         (["--data.unknown", "{tmp}/bad"], ["{tmp}/bad/1.png", "{tmp}/bad/2.png"]),
-        (["--data.unknown", "{tmp}/bad", "--data.on_corrupt", "skip"], ["none", "{tmp}/bad"]),
-        (["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"], ["NCMHead", "unknown"]),
+        (
+            ["--data.unknown", "{tmp}/bad", "--data.on_corrupt", "skip"],
+            ["none", "{tmp}/bad"],
+        ),
+        (
+            ["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"],
+            ["NCMHead", "unknown"],
+        ),
     ],
 )
 def test_refusals(
-    options: list[str], reasons: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    reasons: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "bad").mkdir()
     for name in ("1.png", "2.png"):
         (tmp_path / "bad" / name).write_bytes(b"no image")
-    assert fit(tmp_path / "logs", *RIDGE, *(o.format(tmp=tmp_path) for o in options)) in (1, 2)
+    assert fit(
+        tmp_path / "logs", *RIDGE, *(o.format(tmp=tmp_path) for o in options)
+    ) in (1, 2)
     message = " ".join(capsys.readouterr().err.split())
     for part in reasons:
         assert part.format(tmp=tmp_path) in message

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from cifnet_pl.iterative import FinetuneModule
-from cifnet_pl.learning.callbacks.energy import EnergyMonitor, energy_source, physical_gpus
+from cifnet_pl.learning.callbacks.energy import (
+    EnergyMonitor,
+    energy_source,
+    physical_gpus,
+)
 from tests.command_line import fit
 from tests.command_line import rows as rows_of
 from tests.killing import Killed, at_call, die
@@ -39,7 +43,9 @@ class GPU:
 
     def __init__(self, kinds=(NvidiaGPUDevice, NvidiaGPUDevice), gpu_ids=(0, 1)):
         self.gpu_ids = gpu_ids
-        self.devices = SimpleNamespace(devices=[kind(i) for i, kind in enumerate(kinds)])
+        self.devices = SimpleNamespace(
+            devices=[kind(i) for i, kind in enumerate(kinds)]
+        )
 
     def _get_gpu_ids(self):
         return self.gpu_ids
@@ -81,7 +87,10 @@ class Tracker:
     def _prepare_emissions_data(self):
         n = self.readings
         return SimpleNamespace(
-            cpu_energy=1.0 * n, gpu_energy=10.0 * n, ram_energy=100.0 * n, emissions=0.5 * n
+            cpu_energy=1.0 * n,
+            gpu_energy=10.0 * n,
+            ram_energy=100.0 * n,
+            emissions=0.5 * n,
         )
 
     def stop(self):
@@ -100,7 +109,9 @@ def tracker(monkeypatch):
 
 def results(logs: Path, version: int = 0):
     folder = logs / "default" / f"version_{version}"
-    return rows_of(folder / "tasks.csv"), json.loads((folder / "summary.json").read_text())
+    return rows_of(folder / "tasks.csv"), json.loads(
+        (folder / "summary.json").read_text()
+    )
 
 
 def test_learning_and_evaluation_are_apart(tracker, tmp_path):
@@ -139,7 +150,9 @@ def trained(logs: Path, *options: str) -> int:
         "--checkpoint.every_minutes",
         "0",
     ]
-    return fit(logs, *model, "--data.batch_size", "32", "--data.max_tasks", "2", *options)
+    return fit(
+        logs, *model, "--data.batch_size", "32", "--data.max_tasks", "2", *options
+    )
 
 
 def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
@@ -149,7 +162,9 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     assert trained(tmp_path / "whole", "--energy.enabled", "true") == 0
     whole, _ = results(tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(FinetuneModule, "loss", at_call(18 + 10, FinetuneModule.loss, die))
+        patched.setattr(
+            FinetuneModule, "loss", at_call(18 + 10, FinetuneModule.loss, die)
+        )
         with pytest.raises(Killed):
             trained(tmp_path, "--energy.enabled", "true")
     path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
@@ -158,11 +173,15 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     assert stopped["callbacks"]["EnergyMonitor"]["spent"]["cpu"] > 0
     assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
     rows, summary = results(tmp_path)
-    assert [float(row["energy_kwh"]) for row in rows] == [float(row["energy_kwh"]) for row in whole]
+    assert [float(row["energy_kwh"]) for row in rows] == [
+        float(row["energy_kwh"]) for row in whole
+    ]
     assert summary["energy_kwh"] == sum(float(row["energy_kwh"]) for row in rows)
 
 
-def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(tracker, tmp_path, monkeypatch):
+def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(
+    tracker, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patched:
         patched.setattr(FinetuneModule, "loss", at_call(10, FinetuneModule.loss, die))
         with pytest.raises(Killed):
@@ -174,9 +193,13 @@ def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(tracker, tmp
 
 
 @pytest.mark.parametrize(
-    "where", [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)], ids=str
+    "where",
+    [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)],
+    ids=str,
 )
-def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, monkeypatch):
+def test_a_failure_costs_the_reading_and_not_the_run(
+    where, tracker, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tracker, "fail_at", where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -184,17 +207,34 @@ def test_a_failure_costs_the_reading_and_not_the_run(where, tracker, tmp_path, m
     sentence = [str(w.message) for w in caught if "energy" in str(w.message)]
     assert sentence == ["energy is not measured: RuntimeError: no sensor"]
     rows, summary = results(tmp_path)
-    measured = {("measure", 5): 1, ("stop", 1): 3}.get(where, 0)  # tasks before the failure
-    assert [row["energy_kwh"] for row in rows] == ["111.0"] * measured + [""] * (3 - measured)
+    measured = {("measure", 5): 1, ("stop", 1): 3}.get(
+        where, 0
+    )  # tasks before the failure
+    assert [row["energy_kwh"] for row in rows] == ["111.0"] * measured + [""] * (
+        3 - measured
+    )
     whole = measured == 3
-    for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh", "eval_energy_kwh"):
+    for key in (
+        "energy_kwh",
+        "energy_cpu_kwh",
+        "co2_kg",
+        "A_K_per_kwh",
+        "eval_energy_kwh",
+    ):
         assert (summary[key] is not None) == whole, key
     assert len(tracker.stopped) == {"init": 0, "stop": 2}.get(where[0], 1)
 
 
 @pytest.mark.parametrize("mode", ["machine", "process"])
-def test_whether_other_processes_are_counted_is_chosen_and_said(mode, tracker, tmp_path):
-    assert fit(tmp_path, *MEASURED, "--energy.tracking_mode", mode, "--data.max_tasks", "1") == 0
+def test_whether_other_processes_are_counted_is_chosen_and_said(
+    mode, tracker, tmp_path
+):
+    assert (
+        fit(
+            tmp_path, *MEASURED, "--energy.tracking_mode", mode, "--data.max_tasks", "1"
+        )
+        == 0
+    )
     assert tracker.chosen["tracking_mode"] == mode
     assert results(tmp_path)[1]["energy_counts_other_processes"] is (mode == "machine")
 
@@ -221,7 +261,10 @@ def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():
     assert source(NvidiaGPUDevice, NvidiaGPUDevice) == "gpu nvml"
     assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu amdsmi, gpu nvml"
     assert source(NvidiaGPUDevice, AMDGPUDevice, gpu_ids=[1]) == "gpu amdsmi"
-    assert source(lambda i: NvidiaGPUDevice(i, counter=False)) == "gpu nvml (power sampled)"
+    assert (
+        source(lambda i: NvidiaGPUDevice(i, counter=False))
+        == "gpu nvml (power sampled)"
+    )
 
 
 def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
@@ -232,7 +275,9 @@ def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
     assert physical_gpus([0, 2]) == [0, 2]
     strategy = SimpleNamespace(root_device=SimpleNamespace(type="cuda"))
     monitor = EnergyMonitor(tracking_mode="process")
-    monitor.setup(SimpleNamespace(local_rank=0, strategy=strategy, device_ids=[1]), None, "fit")
+    monitor.setup(
+        SimpleNamespace(local_rank=0, strategy=strategy, device_ids=[1]), None, "fit"
+    )
     assert monitor._tracker.options["gpu_ids"] == [1]
     assert monitor._tracker.options["tracking_mode"] == "process"
     assert monitor.source == "cpu intel_rapl, gpu nvml, ram estimated"

@@ -38,7 +38,10 @@ def test_all_images_are_learned_after_the_evaluation(
     assert set(scored.counts.values()) == {8}
     assert set(model.counts.values()) == {10}
     assert model.tasks == scored.tasks
-    assert (model.history[-1].images, model.history[-1].parents) == (8, [scored.identity])
+    assert (model.history[-1].images, model.history[-1].parents) == (
+        8,
+        [scored.identity],
+    )
     everything = tmp_path / "everything"
     for part in ("train", "val"):
         shutil.copytree(images, everything / part)
@@ -64,7 +67,10 @@ def test_a_given_test_split_is_never_learned(
 ):
     for part in ("train", "val"):
         shutil.copytree(images, tmp_path / "parts" / part)
-    for root, options in ((tmp_path / "parts", RIDGE), (images, [*RIDGE, "--data.tune", "0.2"])):
+    for root, options in (
+        (tmp_path / "parts", RIDGE),
+        (images, [*RIDGE, "--data.tune", "0.2"]),
+    ):
         folder = run(tmp_path / "logs", root, *options)
         assert not (folder / "model").exists()
         shutil.rmtree(tmp_path / "logs")

@@ -37,10 +37,14 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
     for k in range(1, 6):
         task_rows = [row for row in predictions if row["task"] == k]
         right = [row["top_1"] == row["label"] for row in task_rows]
-        assert 100 * np.mean(right) == pytest.approx(float(tasks[k - 1]["A_k"]), abs=1e-9)
+        assert 100 * np.mean(right) == pytest.approx(
+            float(tasks[k - 1]["A_k"]), abs=1e-9
+        )
         for line in table:
             answers = [
-                row["top_1"] == row["label"] for row in task_rows if row["label"] == line["class"]
+                row["top_1"] == row["label"]
+                for row in task_rows
+                if row["label"] == line["class"]
             ]
             cell = line[f"after_task_{k}"]
             assert (
@@ -51,7 +55,11 @@ def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_ta
         for j in range(1, k + 1):
             known = {line["class"] for line in table if int(line["task"]) == j}
             share = 100 * np.mean(
-                [r for r, row in zip(right, task_rows, strict=True) if row["label"] in known]
+                [
+                    r
+                    for r, row in zip(right, task_rows, strict=True)
+                    if row["label"] in known
+                ]
             )
             assert share == pytest.approx(float(matrix[k - 1][f"task_{j}"]))
     counts = rows(whole / "confusion.csv")
@@ -76,9 +84,13 @@ def test_top5_is_the_share_of_images_whose_class_is_among_five(whole: Path) -> N
     ]  # with up to five classes it says nothing
     for k in (3, 4, 5):
         task_rows = [row for row in predictions if row["task"] == k]
-        hits = [row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in task_rows]
+        hits = [
+            row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in task_rows
+        ]
         assert float(tasks[k - 1]["top5"]) == pytest.approx(100 * np.mean(hits))
-    assert json.loads((whole / "summary.json").read_text())["top5"] == float(tasks[4]["top5"])
+    assert json.loads((whole / "summary.json").read_text())["top5"] == float(
+        tasks[4]["top5"]
+    )
     first = next(row for row in predictions if row["task"] == 1)
     assert first["top_3"] is None
     assert first["probability_3"] is None
@@ -95,13 +107,17 @@ def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> N
         (run / name).unlink()
     assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
     assert (run / "confusion.png").is_file()
-    tables = [file.relative_to(whole) for file in (whole / "predictions.parquet").iterdir()]
+    tables = [
+        file.relative_to(whole) for file in (whole / "predictions.parquet").iterdir()
+    ]
     assert len(tables) == 5
     for name in ("class_accuracy.csv", "confusion.csv", *tables):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_forward_transfer_is_known_only_where_classes_return(whole: Path, tmp_path: Path) -> None:
+def test_forward_transfer_is_known_only_where_classes_return(
+    whole: Path, tmp_path: Path
+) -> None:
     assert json.loads((whole / "summary.json").read_text())["forward_transfer"] is None
     stream = ["--data.stream", "Returning", "--data.max_tasks", "3"]
     run = learned(tmp_path, "--model.head", "RidgeHead", *stream)
@@ -124,7 +140,10 @@ ACTIVATIONS = [
 def activations(run: Path) -> np.ndarray:
     with (run / "activations.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["image_task", *(f"neurons_{j + 1}" for j in range(len(rows) - 1))]
+    assert rows[0] == [
+        "image_task",
+        *(f"neurons_{j + 1}" for j in range(len(rows) - 1)),
+    ]
     assert [row[0] for row in rows[1:]] == [str(i + 1) for i in range(len(rows) - 1)]
     return np.array([row[1:] for row in rows[1:]], dtype=float)
 
@@ -144,18 +163,29 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     images = build_source("digits", SourceOptions()).val
     backbone = build_backbone("pixels:8")
     pixels = np.stack([images.image(i).square(8) for i in range(len(images))])
-    largest = torch.sigmoid(head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))).numpy()
+    largest = torch.sigmoid(
+        head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))
+    ).numpy()
     # Classes are learned in the order of the source here: two a task, label c in task c // 2.
     of = [largest[images.labels // 2 == i] for i in range(3)]
-    expected = [[shown[:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)] for shown in of]
+    expected = [
+        [shown[:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)]
+        for shown in of
+    ]
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_calibration_quietens_later_neurons_on_earlier_classes(tmp_path: Path) -> None:
     later = np.triu_indices(3, 1)
     calibrated = activations(
-        learned(tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false")
+        learned(
+            tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false"
+        )
     )
-    bare = activations(learned(tmp_path / "b", *ACTIVATIONS, "--model.head.update_past", "false"))
+    bare = activations(
+        learned(tmp_path / "b", *ACTIVATIONS, "--model.head.update_past", "false")
+    )
     assert calibrated[later].mean() < bare[later].mean() - 0.1
-    assert calibrated.diagonal().mean() == pytest.approx(bare.diagonal().mean(), abs=0.15)
+    assert calibrated.diagonal().mean() == pytest.approx(
+        bare.diagonal().mean(), abs=0.15
+    )

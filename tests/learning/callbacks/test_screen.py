@@ -28,7 +28,9 @@ def at_a_terminal(work: Callable[[], int]) -> int:
 def seen_at_a_terminal(work: Callable[[], int]) -> str:
     """Everything that ``work`` writes to a terminal, without colours."""
     screen, other_side = pty.openpty()
-    process = start(partial(at_a_terminal, work), Path(os.ttyname(other_side)), terminal=True)
+    process = start(
+        partial(at_a_terminal, work), Path(os.ttyname(other_side)), terminal=True
+    )
     os.set_blocking(screen, False)
     shown = b""
     while process.is_alive() or select.select([screen], [], [], 0)[0]:
@@ -73,7 +75,13 @@ def test_the_bar_speaks_of_tasks(terminal):
     assert re.search(r"Task 2/3 .*A_k: 100\.0 %", terminal)
 
 
-SUMMARY = ("Final accuracy A_K", "Forgetting", "Calibration error", "Training", "Leave-one-out")
+SUMMARY = (
+    "Final accuracy A_K",
+    "Forgetting",
+    "Calibration error",
+    "Training",
+    "Leave-one-out",
+)
 """How the lines between the table and the run's folder begin."""
 
 
@@ -81,7 +89,9 @@ def test_a_terminal_shows_the_table_once_and_a_short_summary(terminal, logs):
     lines = [line for line in terminal.splitlines() if line.strip()]
     top = [number for number, line in enumerate(lines) if line.startswith("┏")]
     assert len(top) == 1
-    after = lines[lines.index(next(line for line in lines if line.startswith("└"))) + 1 :]
+    after = lines[
+        lines.index(next(line for line in lines if line.startswith("└"))) + 1 :
+    ]
     summary = [line for line in after if line.startswith(SUMMARY)]
     assert 4 <= len(summary) <= 5
     assert after[-2].startswith("Run folder ")
@@ -90,7 +100,14 @@ def test_a_terminal_shows_the_table_once_and_a_short_summary(terminal, logs):
 
 def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee", "cat", "dog"], 8)
-    options = ["--data.root", str(images), "--data.source", "folder", "--model.head", "RidgeHead"]
+    options = [
+        "--data.root",
+        str(images),
+        "--data.source",
+        "folder",
+        "--model.head",
+        "RidgeHead",
+    ]
     assert fit(tmp_path, *options) == 0
     shown = capsys.readouterr().out
     rows = re.findall(r"^│ +(\d) │ +(\d) │", shown, re.MULTILINE)
@@ -99,13 +116,19 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
     assert re.search(r"A_K [\d.]+ %, .* \(4 classes, 8 held-out images\)", shown)
     assert ": ant (2), bee (2), cat (2), dog (2)" in shown
     assert "energy not measured" in shown
-    assert shown.count(str(tmp_path / "default")) == 2  # the folder, and the next command
-    header = (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
+    assert (
+        shown.count(str(tmp_path / "default")) == 2
+    )  # the folder, and the next command
+    header = (
+        (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
+    )
     assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
 
 
 def test_class_names_with_brackets_and_two_spellings(tmp_path, capsys, caplog):
-    images = make_images(tmp_path / "images", ["[x] box", "[bold] lid", "Cup", "cup"], 8)
+    images = make_images(
+        tmp_path / "images", ["[x] box", "[bold] lid", "Cup", "cup"], 8
+    )
     options = ["--data.root", str(images), "--data.source", "folder"]
     assert fit(tmp_path, *options, "--data.classes_per_task", "4") == 0
     shown = capsys.readouterr()

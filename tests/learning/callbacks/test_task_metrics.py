@@ -20,12 +20,17 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_count_only_where_the_run_goes_on_inside_the_task(kind, tmp_path, monkeypatch):
+def test_they_count_only_where_the_run_goes_on_inside_the_task(
+    kind, tmp_path, monkeypatch
+):
     """From a checkpoint that was written inside the second task."""
     install(monkeypatch.setitem)
     path = tmp_path / "inside.ckpt"
     act = Act(
-        "on_train_batch_end", 1, lambda t: t.save_checkpoint(path, weights_only=False), batches=3
+        "on_train_batch_end",
+        1,
+        lambda t: t.save_checkpoint(path, weights_only=False),
+        batches=3,
     )
     learned, fed = KINDS[kind]()
     trainer(tmp_path, TaskMetrics(), act).fit(learned, datamodule=fed)
@@ -34,7 +39,9 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(kind, tmp_path, m
     content["callbacks"]["TaskMetrics"]["open_seconds"] = LONG
     torch.save(content, path)
     metrics, (learned, fed) = TaskMetrics(), KINDS[kind]()
-    trainer(tmp_path, metrics, TaskCheckpoint()).fit(learned, datamodule=fed, ckpt_path=path)
+    trainer(tmp_path, metrics, TaskCheckpoint()).fit(
+        learned, datamodule=fed, ckpt_path=path
+    )
     first, second = [row.train_seconds for row in metrics.record.rows]
     assert 0 < first < LONG
     assert (second > LONG) == (kind == "trained")
