@@ -1,8 +1,8 @@
-"""The sub-commands: those that need no Trainer are functions whose signature is their command line;
-help of the others.
+"""The sub-commands, and their help.
 
-Help of ``fit``, ``validate``, ``test`` and ``predict`` shows the usual options on one screen, all
-others by topic.
+Commands that need no Trainer are functions: their signature is the command line. The help of
+``fit``, ``validate``, ``test`` and ``predict`` shows the usual options on one screen, and others by
+topic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import docstring_parser
 
@@ -32,63 +32,65 @@ RUNS: dict[str, str] = {
         " folder."
     ),
 }
-"""Name of a sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → what it does,
-in one line.
-"""
+"""Sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → its summary."""
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "audit": (
+
+class Command(NamedTuple):
+    """The module of a sub-command, and its summary."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "audit": Command(
         "cifnet_pl.cli.audit",
-        "Make a page about doubtful labels, odd images, confusions.",
+        "Make a page about label errors, outliers and confusions.",
     ),
-    "classify": ("cifnet_pl.cli.classify", "Name what is on images, into a CSV file."),
-    "configs": (
-        "cifnet_pl.cli.configs",
-        "List the configurations that come with the package.",
+    "classify": Command("cifnet_pl.cli.classify", "Classify images, into a CSV file."),
+    "configs": Command(
+        "cifnet_pl.cli.configs", "List the configurations that come with the package."
     ),
-    "embed": ("cifnet_pl.cli.embed", "Turn images into vectors, in one file."),
-    "evaluate": (
-        "cifnet_pl.cli.evaluate",
-        "Say how well a model names labelled images.",
+    "embed": Command(
+        "cifnet_pl.cli.embed", "Write the embeddings of images into one file."
     ),
-    "export": (
-        "cifnet_pl.cli.export",
-        "Write a model as a bundle, or as one ONNX graph.",
+    "evaluate": Command(
+        "cifnet_pl.cli.evaluate", "Measure a model on labelled images."
     ),
-    "extend": (
-        "cifnet_pl.cli.extend",
-        "Teach a model new classes from images, without any old image.",
+    "export": Command(
+        "cifnet_pl.cli.export", "Write a model as a bundle, or as one ONNX graph."
     ),
-    "forget": (
-        "cifnet_pl.cli.forget",
-        "Remove a class from a model, with its images exactly.",
+    "extend": Command(
+        "cifnet_pl.cli.extend", "Add new classes to a model, without the old images."
     ),
-    "info": ("cifnet_pl.cli.info", "Show what a model knows, and what it has cost."),
-    "merge": (
+    "forget": Command(
+        "cifnet_pl.cli.forget", "Remove a class from a model, with its images exactly."
+    ),
+    "info": Command(
+        "cifnet_pl.cli.info", "Show the classes, accuracy and costs of a model."
+    ),
+    "merge": Command(
         "cifnet_pl.cli.merge",
         "Add up what several models learned from different images.",
     ),
-    "report": ("cifnet_pl.report", "Make tables and figures of finished runs."),
-    "serve": (
+    "report": Command("cifnet_pl.report", "Make tables and figures of finished runs."),
+    "serve": Command(
         "cifnet_pl.serving.serve",
-        "Open a page and an HTTP service to ask a model, teach it, and undo.",
+        "Start a page and an HTTP service to query and update a model.",
     ),
-    "sums": (
-        "cifnet_pl.cli.sums",
-        "Make files of sums of parts of a large set, for merge.",
+    "sums": Command(
+        "cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."
     ),
-    "sweep": ("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
-    "watch": (
+    "sweep": Command("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
+    "watch": Command(
         "cifnet_pl.cli.watch",
-        "Name new images of a folder, into a CSV file and to a webhook.",
+        "Classify new images of a folder, into a CSV file and to a webhook.",
     ),
-    "unpack": (
-        "cifnet_pl.cli.unpack",
-        "Write the images of a data source as class folders.",
+    "unpack": Command(
+        "cifnet_pl.cli.unpack", "Write the images of a data source as class folders."
     ),
 }
-"""Name of any other sub-command → module with a function of its name, and what it does, in one
-line.
+"""Any other sub-command → the module with a function of its name, and its summary.
 
 The function's parameters become options, and ``Args:`` of its docstring their help. These modules
 import torch inside their functions, so that help and errors in options do not wait for it.
@@ -120,14 +122,14 @@ def run_command(command: str, args: Sequence[str]) -> None:
         UsageError: an option or a value that the command does not have.
     """
     function: Callable[..., object] = getattr(
-        import_module(COMMANDS[command][0]), command
+        import_module(COMMANDS[command].module), command
     )
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
     for option in parameters.keys() & {
         "images",
         "check",
-    }:  # of which other commands take several
+    }:  # other commands take several
         if (
             parameters[option].annotation in (str, str | None)
             and words.count(f"--{option}") > 1
@@ -149,12 +151,10 @@ def run_command(command: str, args: Sequence[str]) -> None:
     for option, value in vars(parser.parse_args(args)).items():
         name = (
             option if option in parameters else f"{option}_"
-        )  # of a word of Python's own, such as class
-        more[name] = (
-            None
-            if value == "null" and parameters[name].annotation == str | None
-            else value
-        )
+        )  # a keyword of Python, such as class
+        if value == "null" and parameters[name].annotation == str | None:
+            value = None
+        more[name] = value
     function(**more)
 
 
@@ -171,7 +171,8 @@ def _add(
     if not required:
         options["default"] = parameter.default
     if parameter.name in BY_POSITION:
-        parser.add_argument(parameter.name, **{**options, "type": str, "nargs": "+"})
+        options |= {"type": str, "nargs": "+"}
+        parser.add_argument(parameter.name, **options)
         return
     if kind in (
         list[str],
@@ -200,8 +201,7 @@ OutputKind = Literal["file", "folder", "bundle"]
 def writing(
     target: Path | None, overwrite: bool, kind: OutputKind = "file"
 ) -> Iterator[None]:
-    """Hold the right to write a command's output within the block, once it is known that it may be
-    written.
+    """Lock a command's output within the block, after checking that it may be written.
 
     Args:
         target: where it is to be; None where a command has no output.
@@ -247,8 +247,7 @@ def next_classify(model: Path, trust: bool) -> str:
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Separate the options with a dot in their name (``--data.root DIR`` or ``--data.root=DIR``)
-    from the others.
+    """Separate the options with a dot in their name, such as ``--data.root DIR``, from the others.
 
     Args:
         args: arguments of the command line.
@@ -280,21 +279,13 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
-    summaries = RUNS, {name: summary for name, (_, summary) in COMMANDS.items()}
-    runs, others = (
-        "\n".join(f"  {name:<8}  {text}" for name, text in each.items())
-        for each in summaries
-    )
-    return (
-        (TEXTS / "overview.txt")
-        .read_text(encoding="utf-8")
-        .rstrip()
-        .format(runs=runs, others=others)
-    )
+    runs = [f"  {name:<8}  {summary}" for name, summary in RUNS.items()]
+    others = [f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
+    text = (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip()
+    return text.format(runs="\n".join(runs), others="\n".join(others))
 
 
-# ---------------------------------------------------------------------- help of the commands that
-# need a Trainer
+# ---------------------------------------------------------------------- help of fit and the like
 
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
 """What may follow ``--help``: the sections of a configuration."""
@@ -307,9 +298,7 @@ FIRST_RUNS = """\
 
 
 def usual_help(command: str) -> str:
-    """Return the text of ``--help`` alone of a sub-command that needs a Trainer: the options that
-    most runs need.
-    """
+    """Return the help of a sub-command that needs a Trainer: the options that most runs need."""
     text = (TEXTS / "run.txt").read_text(encoding="utf-8").rstrip()
     if command == "fit":
         examples = FIRST_RUNS
@@ -324,7 +313,7 @@ def usual_help(command: str) -> str:
 
 
 def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
-    """Return whether help is asked for, and about which topic; None for the usual options.
+    """Return whether help is asked for, and on which topic; None for the usual options.
 
     Args:
         words: of the command line after the sub-command.
@@ -332,16 +321,17 @@ def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
     Raises:
         UsageError: an unknown topic.
     """
-    place = next((i for i, word in enumerate(words) if word in ("-h", "--help")), None)
-    topic = None if place is None else next(iter(words[place + 1 :]), None)
+    following = iter(words)
+    if not any(word in ("-h", "--help") for word in following):
+        return False, None
+    topic = next(following, None)
     if topic is not None and topic not in TOPICS:
         raise unknown_name("topic of --help", topic, TOPICS)
-    return place is not None, topic
+    return True, topic
 
 
-def about(text: str, topic: str) -> str:
-    """Return a parser's help without the sections of other topics, internal classes and marks of
-    documentation.
+def help_on_topic(text: str, topic: str) -> str:
+    """Return a parser's help on one topic, without internal classes and markup.
 
     Args:
         text: the whole help.
@@ -359,12 +349,12 @@ def about(text: str, topic: str) -> str:
     sections = text.strip().split("\n\n")
     if topic == "all":
         sections.sort(
-            key=lambda section: _is_about(section, "trainer")
+            key=lambda section: _is_on_topic(section, "trainer")
         )  # Lightning's last
     else:
-        sections = [section for section in sections if _is_about(section, topic)]
+        sections = [section for section in sections if _is_on_topic(section, topic)]
     return "\n\n".join(sections) + "\n"
 
 
-def _is_about(section: str, topic: str) -> bool:
+def _is_on_topic(section: str, topic: str) -> bool:
     return re.search(rf"^  --{topic}\b", section, re.MULTILINE) is not None

@@ -1,4 +1,4 @@
-"""``embed``: turn images into vectors, and write them with names and classes into one file."""
+"""``embed``: write the embeddings of images, with names and classes, into one file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def embed(
     download: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Turn images into vectors by a frozen network, into one file that other programs and fit read.
+    """Embed images by a frozen backbone, into one file that fit and other programs read.
 
-    The file has embeddings (n, d), ids (the images' paths) and, where the images lie in class
-    folders, labels; with train and val also split. So cifnet fit --data.source embeddings
-    --data.root FILE learns from it.
+    The file has embeddings (n, d), ids (the images' paths) and, for class folders, labels; for
+    train and val also the split. cifnet fit --data.source embeddings --data.root FILE learns from
+    it.
 
     Args:
         images: folder of images (with all its sub-folders), Zip archive, or pattern in quotes.
         output: the file, .npz or .parquet.
-        backbone: the network, as --model.backbone of fit.
+        backbone: as --model.backbone of fit.
         architecture: of weights in a file, as --model.architecture of fit.
         image_size: side of the squares in pixels; null for that of the weights.
         engine: what runs the backbone: auto, torch or onnxruntime; auto is ONNX Runtime on a CPU,
@@ -44,7 +44,7 @@ def embed(
         overwrite: whether the file may be replaced.
 
     Raises:
-        UsageError: an unknown network or kind of file, or the file exists.
+        UsageError: an unknown backbone or kind of file, or the file exists.
         DataError: no image there that can be read.
     """
     target = Path(output).expanduser()
@@ -54,36 +54,28 @@ def embed(
         )
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.data.sources.tables import import_pyarrow
-    from cifnet_pl.model.embedding import embed as embedded
+    from cifnet_pl.model.embedding import embed as embed_images
 
     if target.suffix == ".parquet":
         import_pyarrow()  # a missing package is named before the work
     with writing(target, overwrite):
-        network = build_backbone(backbone, architecture, download, engine)
-        z, files, unreadable = embedded(
-            images, network, image_size=image_size, progress=True
+        built = build_backbone(backbone, architecture, download, engine)
+        z, files, unreadable = embed_images(
+            images, built, image_size=image_size, progress=True
         )
         warn([], ((Path(image), reason) for image, reason in unreadable.items()))
         if not files:
-            raise DataError(
-                f"no image of {printable(images)} can be read"
-                f" ({number_of(len(unreadable), 'file')})"
-            )
-        columns = {
-            "embeddings": z.numpy(),
-            **about_files(images, [file for file in files if file is not None]),
-        }
-        write_atomic(target, lambda file: write(columns, target.suffix, file))
-    width = z.shape[1]
-    print(
-        f"{number_of(len(files), 'image')} as vectors of {width} numbers in {target}:"
-        f" {', '.join(columns)}"
-    )
+            count = number_of(len(unreadable), "file")
+            raise DataError(f"no image of {printable(images)} can be read ({count})")
+        columns = {"embeddings": z.numpy()}
+        columns |= image_columns(images, [file for file in files if file is not None])
+        write_atomic(target, lambda file: write_columns(columns, target.suffix, file))
+    count = number_of(len(files), "embedding")
+    print(f"{count} with {z.shape[1]} features in {target}: {', '.join(columns)}")
 
 
-def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
-    """Return what is known of images besides their vectors: ids, and in class folders labels and
-    the split.
+def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
+    """Return the columns besides embeddings: ids, and in class folders labels and the split.
 
     Args:
         images: where they were found.
@@ -100,27 +92,24 @@ def about_files(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     columns = {
         "ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])
     }
-    parts = split_folders(root)
-    homes = [
-        next((part for part in parts or (root,) if part in file.parents), file.parent)
-        for file in files
-    ]
-    below = [
-        file.relative_to(home).parts for file, home in zip(files, homes, strict=True)
-    ]
-    if all(len(names) > 1 for names in below):
-        columns["labels"] = np.array([utf8(names[0]) for names in below])
-        if parts is not None:
-            columns["split"] = np.array(
-                ["test" if home == parts[1] else "train" for home in homes]
-            )
+    splits = split_folders(root)
+    labels = []
+    names = []
+    for file in files:
+        inside = [split for split in splits or (root,) if split in file.parents]
+        home = inside[0] if inside else file.parent
+        folders = file.relative_to(home).parts[:-1]
+        labels.append(utf8(folders[0]) if folders else None)
+        names.append("test" if splits is not None and home == splits[1] else "train")
+    if None not in labels:
+        columns["labels"] = np.array(labels)
+        if splits is not None:
+            columns["split"] = np.array(names)
     return columns
 
 
-def write(columns: dict[str, np.ndarray], ending: str, file: IO[bytes]) -> None:
-    """Write the arrays into an .npz file, or into a Parquet file, in which a matrix is a column of
-    lists.
-    """
+def write_columns(columns: dict[str, np.ndarray], ending: str, file: IO[bytes]) -> None:
+    """Write arrays into an .npz file, or a Parquet file with a matrix as a column of lists."""
     if ending == ".npz":
         import numpy as np
 
@@ -128,6 +117,5 @@ def write(columns: dict[str, np.ndarray], ending: str, file: IO[bytes]) -> None:
     else:
         import pandas as pd
 
-        pd.DataFrame({name: list(array) for name, array in columns.items()}).to_parquet(
-            file, index=False
-        )
+        lists = {name: list(array) for name, array in columns.items()}
+        pd.DataFrame(lists).to_parquet(file, index=False)

@@ -1,6 +1,4 @@
-"""``export``: write a finished run as a bundle that can go on learning, here or on the hub, or as
-an ONNX graph.
-"""
+"""``export``: write a model as a bundle, here or on the hub, or as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def export(
     private: bool = False,
     download: bool = False,
 ) -> None:
-    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph, for a server
-    if wanted.
+    """Write a model as a bundle that can be loaded and extended, or as one ONNX graph.
 
     Args:
         model: a run's folder, a checkpoint file, a bundle, or hf:user/model of the Hugging Face
@@ -46,10 +43,10 @@ def export(
         overwrite: whether what is at output already may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs
             their code.
-        push: hf:user/model, where the bundle is put on the Hugging Face hub, with a card; needs a
-            token that may write.
-        private: whether only its owner may see a model that is new on the hub.
-        download: whether a model of the hub, and weights of its network, may be fetched.
+        push: hf:user/model, to upload the bundle with a card to the Hugging Face hub; needs a
+            token with write access.
+        private: whether a new model on the hub is private.
+        download: whether a model of the hub, and the weights of its backbone, may be fetched.
 
     Raises:
         UsageError: there is something at output already, another process is writing it, or a
@@ -72,9 +69,9 @@ def export(
 
         pushed = load(model, device="cpu", trust=trust, download=download)
         address = hub.push(pushed, hub.HubName.of(push), private, overwrite)
+        classes = number_of(len(pushed.class_names), "class")
         print(
-            f"{len(pushed.class_names)} classes on the hub, {address}: cifnet_pl.load({push!r},"
-            " download=True)"
+            f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
         )
     if output is None:
         return
@@ -85,10 +82,8 @@ def export(
             _export_graph(loaded, target, for_server=format == "triton")
             return
         loaded.save(target, overwrite)
-    print(
-        f"{number_of(len(loaded.class_names), 'class')} in bundle {target}:"
-        f" cifnet_pl.load({str(target)!r})"
-    )
+    classes = number_of(len(loaded.class_names), "class")
+    print(f"{classes} in bundle {target}: cifnet_pl.load({str(target)!r})")
     print(next_classify(target, trust))
 
 
@@ -107,54 +102,47 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
     if not for_server:
         write_bytes(target, content)
-        _say(model, target, check)
+        _print_graph(model, target, check)
         return
     config = triton_config(target.resolve().name, len(model.class_names), content)
     write_bytes(target / "1" / "model.onnx", content)
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
-    _say(model, target, check)
+    _print_graph(model, target, check)
     print(
         f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}"
     )
 
 
-def _say(model: Classifier, target: Path, check: Check) -> None:
-    if check.novelty is None:
-        outputs = "probabilities"
-    else:
-        outputs = "probabilities and novelty"
-    images = "images (n, height, width, 3) uint8 RGB"
+def _print_graph(model: Classifier, target: Path, check: Check) -> None:
+    inputs = f"embeddings (n, {model.head.in_features}) float32"
     if check.pillow is not None:
-        inputs = images
-    else:
-        inputs = f"embeddings (n, {model.head.in_features}) float32"
+        inputs = "images (n, height, width, 3) uint8 RGB"
+    outputs = "probabilities"
+    if check.novelty is not None:
+        outputs = "probabilities and novelty"
     print(
         f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}"
     )
     if check.too_wide is not None:
         print(
-            f"the graph does not tell novelty: its matrix of {check.too_wide} features would be"
-            " most of the file"
+            f"No novelty: its matrix of {check.too_wide} features would be most of the file"
         )
     if model.precision != "32-true":
         print(
-            f"the graph computes in float32; the model learned from embeddings in {model.precision}"
+            f"The graph computes in float32; the model learned embeddings in {model.precision}"
         )
     if check.pillow is None:
+        print(f"Largest difference on random embeddings: {_points(check.torch)}")
+    else:
         print(
-            "checked on random embeddings: its probabilities are this program's to"
-            f" {_points(check.torch)}"
+            f"Largest difference from classify on two images: {_points(check.pillow)}"
         )
-        return
-    print(
-        f"checked on two images: its probabilities are those of classify to {_points(check.pillow)}"
-    )
 
 
 def _points(difference: float) -> str:
-    """Return a difference of probabilities in words, rounded up."""
+    """Return a difference of probabilities in percentage points, rounded up."""
     points = 100 * difference
     if points > 0.01:
-        return f"{math.ceil(10 * points) / 10:g} of 100 points"
-    return "less than 0.01 of 100 points"
+        return f"{math.ceil(10 * points) / 10:g} points of probability"
+    return "less than 0.01 points of probability"

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.cli.commands import COMMANDS, RUNS, about, topic_of
+from cifnet_pl.cli.commands import COMMANDS, RUNS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
@@ -75,16 +75,14 @@ PER_TASK = 10
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
-    """Lightning's parser with short errors, and help about one topic."""
+    """Lightning's parser with short errors, and help on one topic."""
 
     topic = "all"
-    """What help is about, one of :data:`cifnet_pl.cli.commands.TOPICS`; of all parsers of this
-    process.
-    """
+    """Topic of the help of all parsers, one of :data:`cifnet_pl.cli.commands.TOPICS`."""
 
     def format_help(self, *given: Any, **options: Any) -> str:
-        """Return the help about the topic."""
-        return about(super().format_help(*given, **options), self.topic)
+        """Return the help on the topic."""
+        return help_on_topic(super().format_help(*given, **options), self.topic)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -122,7 +120,8 @@ class CIFNetCLI(LightningCLI):
         self._wanted = options["args"][0]
         super().__init__(**options)
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning calls it on the object
+    # Lightning calls it on the object.
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the Trainer's method, with its parameters that are no options."""
         return {self._wanted: LightningCLI.subcommands()[self._wanted]}
 

@@ -322,7 +322,7 @@ def _start_from(config: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def fits(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether the classes of a configuration have an option: RidgeHead has no ``oversample``.
+    """Return whether the classes of a configuration have an option; RidgeHead has no oversampling.
 
     A class that cannot be imported is taken to have every option: ``fit`` reports what is wrong
     with it.

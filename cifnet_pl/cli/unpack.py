@@ -1,6 +1,4 @@
-"""``unpack``: write the images of a data source as class folders, to try the commands that take
-images.
-"""
+"""``unpack``: write the images of a data source as class folders."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def unpack(
     Args:
         source: digits, cifar100 or torchvision:<data set>.
         output: folder for them.
-        classes: names of the classes that are wanted; all if none is given.
+        classes: names of the classes; all if none is given.
         size: side of the images in pixels.
         root: folder of the source's data.
         download: whether a torchvision set may be fetched.
@@ -67,9 +65,9 @@ def unpack(
     with new_folder(target) as folder:
         count = _write(data_source.train, names, wanted, folder / "train", size)
         count += _write(data_source.val, names, wanted, folder / "val", size)
+    classes_written = number_of(len(wanted), "class")
     print(
-        f"{number_of(count, 'image')} of {number_of(len(wanted), 'class')} in {target}/train and"
-        f" {target}/val"
+        f"{number_of(count, 'image')} of {classes_written} in {target}/train and {target}/val"
     )
 
 

@@ -181,7 +181,7 @@ def table_row(image: NewImage, prediction: Prediction) -> dict[str, str]:
 
 
 def json_content(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON object that a webhook gets for a row: null for empty cells, lists as lists."""
+    """Return the JSON object that a webhook gets for a row; empty cells are null, lists lists."""
     content: dict[str, Any] = {name: value or None for name, value in row.items()}
     content["prediction_set"] = read_list_cell(row["prediction_set"])
     for name in ("probability", "known"):
@@ -279,7 +279,7 @@ class Sender:
         self._pause = 1.0
 
     def send(self) -> None:
-        """Send rows up to the first that is not acknowledged; then pause before the next attempt."""
+        """Send rows up to the first that is not acknowledged, and pause before the next attempt."""
         while self.waiting and time.monotonic() >= self._next_attempt:
             problem = self._problem_of_sending(self.waiting[0])
             if problem is not None:

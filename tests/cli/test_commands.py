@@ -31,7 +31,7 @@ from tests.command_line import assert_ends, environment
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_a_function_whose_options_have_help(name, capsys):
-    function = getattr(import_module(COMMANDS[name][0]), name)
+    function = getattr(import_module(COMMANDS[name].module), name)
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     shown = capsys.readouterr().out
@@ -154,7 +154,7 @@ def imported(program: str, *packages: str) -> str:
 
 def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
-    modules = sorted({module for module, _ in COMMANDS.values()})
+    modules = sorted({command.module for command in COMMANDS.values()})
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
     assert (
         imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"

@@ -38,7 +38,7 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
         main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 0
     )
     assert (
-        f"16 images as vectors of 48 numbers in {target}: embeddings, ids, labels, split"
+        f"16 embeddings with 48 features in {target}: embeddings, ids, labels, split"
         in capsys.readouterr().out
     )
     found = read(target)

@@ -123,7 +123,7 @@ def test_network_and_head_in_one_graph(
         == 0
     )
     assert re.search(
-        r"its probabilities are those of classify to .*[\d.]+ of 100 points\n",
+        r"from classify on two images: .*[\d.]+ points of probability\n",
         capsys.readouterr().out,
     )
     content = target.read_bytes()
@@ -230,10 +230,7 @@ def test_a_head_that_is_too_wide_for_novelty_says_so(tmp_path, monkeypatch, caps
     shown = capsys.readouterr().out
     assert shown.startswith("6 classes in ")
     assert "→ probabilities\n" in shown
-    sentence = (
-        f"the graph does not tell novelty: its matrix of {WIDTH} features would be most of the"
-        " file\n"
-    )
+    sentence = f"No novelty: its matrix of {WIDTH} features"
     assert shown.count(sentence) == 1
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     assert [output.name for output in session.get_outputs()] == ["probabilities"]
