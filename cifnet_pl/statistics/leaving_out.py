@@ -1,0 +1,124 @@
+"""Leave samples, or groups of them, out of a ridge regression without solving again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.statistics.solving import factorise
+
+ROUNDING = 1e-9
+"""A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
+
+ROWS_PER_STEP = 1024
+"""Rows whose groups are left out at a time."""
+
+
+def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
+    """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
+
+    Args:
+        gram: (p, p) Gram matrix of all learned samples.
+        penalty: (p,) ridge of each feature, 0 for one that is free.
+        x: (n, p) rows.
+
+    Returns:
+        (n, p) float64.
+
+    Raises:
+        CifnetError: ``gram + diag(penalty)`` is not positive definite.
+    """
+    # A ridge that eigh solves with may be small for float32.
+    factor = factorise(gram.double(), penalty.double())
+    half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
+    return half.T
+
+
+def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
+    """Yield the rows of all groups: (g, k) int64 of g groups of k rows each.
+
+    Each has about ``ROWS_PER_STEP`` rows.
+
+    Args:
+        groups: (count,) int64 number of each row's group; None where each is its own.
+        count: number of rows.
+    """
+    if groups is None:
+        groups = torch.arange(count)
+    order = torch.argsort(groups, stable=True)
+    sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
+    starts = sizes.cumsum(0) - sizes
+    for size in torch.unique(sizes).tolist():
+        first = starts[sizes == size]
+        offsets = torch.arange(size, device=first.device)
+        rows = order[first[:, None] + offsets]
+        yield from torch.split(rows, max(1, ROWS_PER_STEP // size))
+
+
+def left_out_together(
+    scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None
+) -> Tensor:
+    """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
+
+    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general,
+    with S the scores of a group, H its block of the hat matrix, Ω its weights, Y its targets and
+    ``V = Ω^½B``, it is ``(I − HΩ)⁻¹R = R + B(I − VᵀV)⁻¹VᵀΩ^½R`` with ``R = S − HΩY``: a system of
+    as many equations as the group has rows, or of p, whichever is smaller, so that no matrix grows
+    with the square of a group.
+
+    Args:
+        scores: (n, C) of samples that were learned.
+        half: (n, p) from :func:`half_products`.
+        weight: (n,) of each sample in the sums; 0 where it was never seen.
+        targets: (n, C) targets that the solve used.
+        groups: (n,) int64 number of each sample's group; None where each is its own.
+
+    Returns:
+        (n, C) float64; NaN where without the group nothing is known of a sample's score.
+
+    Example:
+        >>> half = torch.tensor([[0.5**0.5]])  # leverage 0.5
+        >>> one = torch.ones(1)
+        >>> left_out_together(2 * torch.ones(1, 1), half, one, torch.tensor([[3.0]]), None).round()
+        tensor([[1.]], dtype=torch.float64)
+    """
+    result = torch.empty_like(scores, dtype=torch.float64)
+    for rows in equal_groups(groups, len(scores)):
+        b = half[rows].double()
+        root = weight[rows].double().sqrt()[..., None]
+        targeted = root * targets[rows].double()
+        of_rows = scores[rows].double()
+        v = root * b
+        if v.shape[1] <= v.shape[2]:
+            hat = b @ v.mT
+            rest = of_rows - hat @ targeted
+            system = _solved(v @ v.mT, root * rest)
+            without = rest + hat @ system.solution
+        else:
+            rest = of_rows - b @ (v.mT @ targeted)
+            system = _solved(v.mT @ v, v.mT @ (root * rest))
+            without = rest + b @ system.solution
+        result[rows] = without.masked_fill(system.gap < ROUNDING, torch.nan)
+    return result
+
+
+class _Solved(NamedTuple):
+    """Solutions of g systems.
+
+    Attributes:
+        solution: (g, k, C) ``(I − P)⁻¹R``.
+        gap: (g, 1, 1) smallest eigenvalue of I − P.
+    """
+
+    solution: Tensor
+    gap: Tensor
+
+
+def _solved(products: Tensor, right: Tensor) -> _Solved:
+    values, vectors = torch.linalg.eigh(products)
+    gaps = 1 - values[..., None]
+    rotated = vectors.mT @ right
+    return _Solved(vectors @ (rotated / gaps.clamp_min(ROUNDING)), gaps[:, -1:])
