@@ -4,12 +4,19 @@ from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.distances import Discriminant as Discriminant
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
+from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
+from cifnet_pl.statistics.gcv import Choice as Choice
+from cifnet_pl.statistics.gcv import Position as Position
+from cifnet_pl.statistics.gcv import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
 from cifnet_pl.statistics.groups import comparable as comparable
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import left_out_groups as left_out_groups
 from cifnet_pl.statistics.groups import near_groups as near_groups
 from cifnet_pl.statistics.groups import near_limit as near_limit
+from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
+from cifnet_pl.statistics.leaving_out import half_products as half_products
+from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
 from cifnet_pl.statistics.probabilities import ProbabilityFit as ProbabilityFit
 from cifnet_pl.statistics.probabilities import fit_probabilities as fit_probabilities
 from cifnet_pl.statistics.probabilities import fit_temperature as fit_temperature
@@ -27,20 +34,13 @@ from cifnet_pl.statistics.projections import (
 from cifnet_pl.statistics.projections import (
     with_product_features as with_product_features,
 )
-from cifnet_pl.statistics.ridge import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.ridge import Centred as Centred
-from cifnet_pl.statistics.ridge import Choice as Choice
-from cifnet_pl.statistics.ridge import Position as Position
-from cifnet_pl.statistics.ridge import Ridge as Ridge
-from cifnet_pl.statistics.ridge import check_ridge as check_ridge
-from cifnet_pl.statistics.ridge import equal_groups as equal_groups
-from cifnet_pl.statistics.ridge import factorise as factorise
-from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge
-from cifnet_pl.statistics.ridge import half_products as half_products
-from cifnet_pl.statistics.ridge import left_out_together as left_out_together
-from cifnet_pl.statistics.ridge import number_or_gcv as number_or_gcv
 from cifnet_pl.statistics.ridge import solve as solve
-from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
+from cifnet_pl.statistics.solving import Ridge as Ridge
+from cifnet_pl.statistics.solving import check_ridge as check_ridge
+from cifnet_pl.statistics.solving import factorise as factorise
+from cifnet_pl.statistics.solving import number_or_gcv as number_or_gcv
+from cifnet_pl.statistics.solving import solve_ridge as solve_ridge
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes

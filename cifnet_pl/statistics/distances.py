@@ -1,5 +1,6 @@
-"""Compute Mahalanobis distances of rows to class means from sums, also as if a row had not been
-learned.
+"""Mahalanobis distances to class means, and linear discriminants, from sums.
+
+Both also give the scores of learned rows as if the row, or its group, had not been learned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.ridge import ROUNDING, equal_groups, factorise
+from cifnet_pl.statistics.leaving_out import ROUNDING, equal_groups
+from cifnet_pl.statistics.solving import factorise
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class ClassMoments:
         sums = sums.double()
         weights = weights.double()
         mass = mass.double()
+        classes = len(weights)
         if total is None:
             rest_weight = mass - weights.sum()
             rest = torch.zeros_like(sums[0])
@@ -67,12 +70,9 @@ class ClassMoments:
             rest = total[1:].double() - sums.sum(dim=0)
         # What is left of sums that were subtracted again is rounding, and no group.
         if rest_weight > max(rounding, ROUNDING) * 10 * mass:
-            groups = torch.cat([sums, rest[None]])
-            group_weights = torch.cat([weights, rest_weight[None]])
-        else:
-            groups = sums
-            group_weights = weights
-        return cls(gram, groups, group_weights, len(weights), mass, rounding)
+            sums = torch.cat([sums, rest[None]])
+            weights = torch.cat([weights, rest_weight[None]])
+        return cls(gram, sums, weights, classes, mass, rounding)
 
     @property
     def group_means(self) -> Tensor:
@@ -98,12 +98,11 @@ class ClassMoments:
         return self.gram - self.weights.sum() * torch.outer(self.mean, self.mean)
 
 
-class Products(NamedTuple):
-    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means, as if no
-    group was learned.
+class InnerProducts(NamedTuple):
+    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means.
 
-    What they are with the scatter of all rows, and what is added to each product of a and b for the
-    rows that are gone: the inner product of what is said of a and of b here.
+    They are those without the group. ``inner`` and ``square`` have the scatter of all rows. For the
+    rows that are left out, the inner product of further coordinates of a and of b is added to each.
 
     Attributes:
         inner: (g, k, C) of each row with each mean.
@@ -128,8 +127,7 @@ class Products(NamedTuple):
 
 
 class Removable:
-    """Learned rows that can be taken out of a scatter within classes and of the class means again,
-    group by group.
+    """Learned rows that can be left out of a scatter within classes and of the class means.
 
     With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without k rows of class c, each
     of weight 1, and ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)`` with ``s = Σ v``,
@@ -139,8 +137,10 @@ class Removable:
 
     Args:
         factor: (p, p) L.
-        means: (C, p) of the classes, and class_mass: (C,) n_c.
-        x: (n, p) the rows, and columns: (n,) int64 class of each.
+        means: (C, p) of the classes.
+        class_mass: (C,) n_c.
+        x: (n, p) the rows.
+        columns: (n,) int64 class of each.
     """
 
     def __init__(
@@ -154,18 +154,17 @@ class Removable:
         self.factor = factor
         self.class_mass = class_mass
         self.columns = columns
-        self.means, self.away = self.half(means), self.half(x - means[columns])
-        self.along, self.square = (
-            self.away @ self.means.T,
-            self.means.square().sum(dim=1),
-        )
+        self.means = self.half(means)
+        self.away = self.half(x - means[columns])
+        self.along = self.away @ self.means.T
+        self.square = self.means.square().sum(dim=1)
 
     def half(self, x: Tensor) -> Tensor:
         """Return ``L⁻¹x`` for rows x (n, p)."""
         half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
         return half.T
 
-    def without(self, rows: Tensor, q: Tensor) -> Products:
+    def without(self, rows: Tensor, q: Tensor) -> InnerProducts:
         """Return the products of some rows with the class means, without all rows of their group.
 
         Args:
@@ -178,22 +177,22 @@ class Removable:
         )  # (g, k, C)
         remaining = self.class_mass - own.sum(dim=1)
         gone = remaining <= ROUNDING * self.class_mass
-        shift = own / torch.where(gone, torch.inf, remaining)[:, None]
-        lost = (
-            torch.eye(rows.shape[1]).to(own) + own @ shift.mT
-        )  # D: shift is zero where another class's
+        shift = (
+            own / remaining.masked_fill(gone, torch.inf)[:, None]
+        )  # zero for other classes
+        lost = torch.eye(rows.shape[1]).to(own) + own @ shift.mT  # D
         root = torch.linalg.cholesky(lost)
-        values, vectors = torch.linalg.eigh(root.mT @ (away @ away.mT) @ root)
-        turn = (root @ vectors / (1 - values).clamp_min(ROUNDING).sqrt()[:, None]).mT
-        moved = (
-            away @ away.mT
-        ) @ shift  # products of the rows with what each mean loses
+        products = away @ away.mT
+        values, vectors = torch.linalg.eigh(root.mT @ products @ root)
+        gap = (1 - values).clamp_min(ROUNDING)
+        turn = (root @ vectors / gap.sqrt()[:, None]).mT
+        moved = products @ shift  # products of the rows with what each mean loses
         along = self.along[rows]
         square = self.square + (shift * (moved - 2 * along)).sum(dim=1)
         to_rows = q @ away.mT
         inner = q @ self.means.T - to_rows @ shift
         remaining = remaining.masked_fill(gone, 0.0)[:, None]
-        return Products(
+        return InnerProducts(
             inner,
             square[:, None],
             to_rows @ turn.mT,
@@ -209,11 +208,11 @@ class ClassDistances:
     With the scatters ``S_w`` within classes and ``S_t`` around the mean μ of all N rows, and λ a
     share of the mean eigenvalue of ``S_w``,
 
-        near(x) = min_c N·(q − μ_c)ᵀ(S_w + λI)⁻¹(q − μ_c)      overall(x) = N·(q − μ)ᵀ(S_t + λI)⁻¹(q
-        − μ),
+        near(x) = min_c N·(q − μ_c)ᵀ(S_w + λI)⁻¹(q − μ_c)
+        overall(x) = N·(q − μ)ᵀ(S_t + λI)⁻¹(q − μ)
 
     where q is x stretched to the root mean square length of the rows: the length of an embedding
-    says more about a image's contrast than about what is on it (Mahalanobis++, Mueller and Hein,
+    depends more on the contrast of an image than on its content (Mahalanobis++, Mueller and Hein,
     2025, normalise rows, too). The difference of the two is the relative distance of Ren et al.
     (2021).
 
@@ -227,9 +226,8 @@ class ClassDistances:
         within = moments.within()
         total = moments.total()
         scale = within.diagonal().mean()
-        smallest = (10 * moments.rounding * moments.square).clamp_min(
-            torch.finfo(torch.float64).tiny
-        )
+        rounding = 10 * moments.rounding * moments.square
+        smallest = rounding.clamp_min(torch.finfo(torch.float64).tiny)
         if share * scale <= smallest:  # every class is a single point
             scale = total.diagonal().mean()
         self.ridge = torch.maximum(share * scale, smallest)
@@ -254,22 +252,19 @@ class ClassDistances:
         towards = within @ self.means.T
         offset = (self.means.T * towards).sum(dim=0)
 
-        def measure(x: Tensor) -> Tensor:
-            q = (
-                self.length * torch.nn.functional.normalize(x.double(), dim=1)
-                - self.centre
-            )
-            return self.moments.mass * (
-                _quadratic(q, inverse) + (offset - 2 * q @ towards).min(dim=1).values
-            )
+        def relative_distance(x: Tensor) -> Tensor:
+            direction = torch.nn.functional.normalize(x.double(), dim=1)
+            q = self.length * direction - self.centre
+            square = (q * (q @ inverse)).sum(dim=1)
+            nearest = (offset - 2 * q @ towards).min(dim=1).values
+            return self.moments.mass * (square + nearest)
 
-        return measure
+        return relative_distance
 
     def left_out(
         self, x: Tensor, columns: Tensor, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the distances near and overall of learned rows, each as if it, or its group, had
-        not been learned.
+        """Return the distances near and overall of learned rows, each without itself or its group.
 
         Args:
             x: (n, p), each of weight 1 in the sums.
@@ -281,59 +276,44 @@ class ClassDistances:
             where there is no other.
         """
         x = x.double()
-        moments = self.moments
         away = x - self.centre
-        mass = moments.weights
-        kinds = (
-            Removable(
-                self.within_factor, self.means, mass[: moments.classes], away, columns
-            ),
-            Removable(
-                self.total_factor,
-                away.new_zeros(1, x.shape[1]),
-                mass.sum()[None],
-                away,
-                0 * columns,
-            ),
+        weights = self.moments.weights
+        class_weights = weights[: self.moments.classes]
+        near = Removable(self.within_factor, self.means, class_weights, away, columns)
+        one_class = torch.zeros_like(columns)
+        no_mean = away.new_zeros(1, x.shape[1])
+        overall = Removable(
+            self.total_factor, no_mean, weights.sum()[None], away, one_class
         )
-        unit = torch.nn.functional.normalize(x, dim=1)
+        return self._left_out(x, near, groups), self._left_out(x, overall, groups)
+
+    def _left_out(
+        self, x: Tensor, removable: Removable, groups: Tensor | None
+    ) -> Tensor:
+        """Return (n,) distance of each row to the nearest mean without the rows of its group."""
+        moments = self.moments
         squares = x.square().sum(dim=1)
-        halves = [(kind.half(unit), kind.half(self.centre[None])) for kind in kinds]
-        result = x.new_empty(2, len(x))
+        direction = removable.half(torch.nn.functional.normalize(x, dim=1))
+        centre = removable.half(self.centre[None])
+        distances = x.new_empty(len(x))
         for rows in equal_groups(groups, len(x)):
-            left = moments.mass - rows.shape[1]
-            left = left.masked_fill(left <= ROUNDING * moments.mass, torch.nan)
-            length = (
-                (moments.square - squares[rows].sum(dim=1)).clamp_min(0)[:, None] / left
-            ).sqrt()
-            for distances, kind, (direction, centre) in zip(
-                result, kinds, halves, strict=True
-            ):
-                q = length.nan_to_num()[..., None] * direction[rows] - centre
-                distances[rows] = left * _nearest(q, kind.without(rows, q))
-        return result[0], result[1]
+            mass = moments.mass - rows.shape[1]
+            mass = mass.masked_fill(mass <= ROUNDING * moments.mass, torch.nan)
+            square = (moments.square - squares[rows].sum(dim=1)).clamp_min(0)
+            length = (square[:, None] / mass).sqrt().nan_to_num()
+            q = length[..., None] * direction[rows] - centre
+            distances[rows] = mass * _nearest(q, removable.without(rows, q))
+        return distances
 
 
-def _nearest(q: Tensor, products: Products) -> Tensor:
-    """Return (g, k) squared distance of each row to the nearest class mean; NaN where no class is
-    left.
-    """
-    further = torch.cdist(
-        products.rows, products.means.mT, compute_mode="donot_use_mm_for_euclid_dist"
-    ).square()
-    distance = (
-        q.square().sum(dim=2, keepdim=True)
-        - 2 * products.inner
-        + products.square
-        + further
-    )
+def _nearest(q: Tensor, products: InnerProducts) -> Tensor:
+    """Return (g, k) squared distance of each row to the nearest class mean; NaN without classes."""
+    exact = "donot_use_mm_for_euclid_dist"
+    further = torch.cdist(products.rows, products.means.mT, compute_mode=exact).square()
+    square = q.square().sum(dim=2, keepdim=True)
+    distance = square - 2 * products.inner + products.square + further
     nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
     return nearest.masked_fill(nearest.isinf(), torch.nan)
-
-
-def _quadratic(x: Tensor, matrix: Tensor) -> Tensor:
-    """Return (n,) ``xᵀ·matrix·x`` of rows (n, p)."""
-    return (x * (x @ matrix)).sum(dim=1)
 
 
 def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
@@ -351,12 +331,11 @@ def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Discriminant:
     """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within
-    classes; equal priors.
+    classes.
 
-    The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average,
-        with
-    ``df = tr (S + λI)⁻¹S``, so that a class of few rows is hardly ever named. ``unbiased`` scores
-    take half of that back; where classes are even, it is the same for all.
+    The priors are equal. The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too
+    large on average, with ``df = tr (S + λI)⁻¹S``, so that a class of few rows is rarely predicted.
+    ``unbiased`` scores correct that by half of it. Where classes are even, it is the same for all.
 
     Attributes:
         factor: (d, d) lower Cholesky factor of S + λI, float64 as all others.
@@ -420,25 +399,24 @@ class Discriminant:
     @cached_property
     def freedom(self) -> Tensor:
         """() ``tr (S + λI)⁻¹S``."""
-        inverse = torch.linalg.solve_triangular(
-            self.factor, torch.eye(len(self.factor)).to(self.factor), upper=False
-        )
-        freedom: Tensor = len(self.factor) - self.ridge * inverse.square().sum()
+        width = len(self.factor)
+        identity = torch.eye(width).to(self.factor)
+        inverse = torch.linalg.solve_triangular(self.factor, identity, upper=False)
+        freedom: Tensor = width - self.ridge * inverse.square().sum()
         return freedom
 
     def leaving_out(
         self, z: Tensor, columns: Tensor
     ) -> Callable[[Tensor | None], Tensor]:
-        """Prepare the scores of learned rows, each as if it, or its group, had not been learned, at
-        the same λ.
+        """Prepare the scores of learned rows, each without itself or its group, at the same λ.
 
         Args:
             z: (n, d) rows that are in the sums, each of weight 1.
             columns: (n,) int64 class of each.
 
         Returns:
-            Function from the number of each row's group (n,) int64, or None where each stands
-            alone, to scores (n, C); NaN for a class that had no other row.
+            Function from the number of each row's group (n,) int64, or None where each is its own,
+            to scores (n, C); NaN for a class that had no other row.
         """
         removable = Removable(
             self.factor, self.means, self.class_mass, z.double(), columns
@@ -454,13 +432,9 @@ class Discriminant:
             result = half.new_empty(len(z), len(self.means))
             for rows in equal_groups(groups, len(z)):
                 p = removable.without(rows, half[rows])
-                score = (
-                    p.inner
-                    - p.square / 2
-                    + p.rows @ p.means
-                    - p.means.square().sum(dim=1, keepdim=True) / 2
-                )
-                score = (self.mass - rows.shape[1]) * score
+                inner = p.inner + p.rows @ p.means
+                square = p.square + p.means.square().sum(dim=1, keepdim=True)
+                score = (self.mass - rows.shape[1]) * (inner - square / 2)
                 if (
                     self.unbiased
                 ):  # the trace of the inverse grows by that of what is added to it

@@ -1,4 +1,4 @@
-"""Sum over embeddings: sufficient statistics to add to, merge, subtract and reduce over processes.
+"""Sums over embeddings: sufficient statistics to add to, merge, subtract and reduce.
 
 All sums are additive over samples, so any batch order, batch size or split over processes gives the
 same statistics up to rounding. Nothing here knows about tasks, labels or Lightning.
@@ -17,9 +17,7 @@ from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 BLOCK = 256
-"""Columns that are computed at a time: narrower blocks leave out more, but their products are
-slower.
-"""
+"""Columns of a Gram matrix computed at a time: narrower blocks skip more, but are slower."""
 
 
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
@@ -73,14 +71,13 @@ def pack(matrix: Tensor) -> Tensor:
     width = matrix.shape[-1]
     rows, columns = packed_shape(width)
     shift = rows - width
-    corner_width = width - columns
+    rest = width - columns
     packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
     packed[..., shift:, :] = matrix[..., :columns]
-    corner = packed[..., :corner_width, columns - corner_width :]
-    upper = torch.ones(
-        corner_width, corner_width, dtype=torch.bool, device=matrix.device
-    ).triu()
-    corner.copy_(torch.where(upper, matrix[..., columns:, columns:].mT, corner))
+    corner = packed[..., :rest, columns - rest :]
+    upper = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device).triu()
+    other_half = matrix[..., columns:, columns:].mT
+    corner.copy_(torch.where(upper, other_half, corner))
     return packed
 
 
@@ -88,10 +85,10 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     """Return the symmetric matrix (``width``, ``width``) that was packed into (rows, columns)."""
     rows, columns = packed_shape(width)
     shift = rows - width
-    corner_width = width - columns
+    rest = width - columns
     matrix = packed.new_empty(width, width)
     matrix[:, :columns] = packed[shift:]
-    matrix[columns:, columns:] = packed[:corner_width, columns - corner_width :].T
+    matrix[columns:, columns:] = packed[:rest, columns - rest :].T
     return mirror_(matrix)
 
 
@@ -125,7 +122,7 @@ class Sums(GrowingModule):
             class's weight.
         counts: (C,) int64, number of rows of each class.
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the
-            classes; copies that are known (``count_duplicates``) do not count.
+            classes; known duplicates (:meth:`count_duplicates`) do not count.
         mass: () ``Σ ω`` over all rows.
         packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
             rows are added they are summed up in a square, which is packed in ``settle``. Read
@@ -162,16 +159,12 @@ class Sums(GrowingModule):
         self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
         self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
-        self.register_buffer(
-            "packed_gram", torch.zeros(shape, dtype=dtype) if gram else None
-        )
-        self.register_buffer(
-            "class_grams",
-            torch.zeros(classes, *shape, dtype=dtype) if per_class else None,
-        )
-        self._square: Tensor | None = (
-            None  # (p, p), where rows are being added: then it holds all of the products
-        )
+        empty_gram = torch.zeros(shape, dtype=dtype) if gram else None
+        class_grams = torch.zeros(classes, *shape, dtype=dtype) if per_class else None
+        self.register_buffer("packed_gram", empty_gram)
+        self.register_buffer("class_grams", class_grams)
+        # (p, p) while rows are being added: then it holds the whole Gram matrix.
+        self._square: Tensor | None = None
 
     @property
     def gram(self) -> Tensor:
@@ -198,18 +191,16 @@ class Sums(GrowingModule):
         classes.
         """
         dtype = self.class_sums.dtype
-        device = self.class_sums.device
-        return Sums(
-            self.width,
-            classes,
-            gram=self.has_gram,
-            per_class=self.per_class,
-            dtype=dtype,
-        ).to(device)
+        kinds = {"gram": self.has_gram, "per_class": self.per_class}
+        return Sums(self.width, classes, **kinds, dtype=dtype).to(
+            self.class_sums.device
+        )
 
     def of_class(self, column: int) -> Sums:
-        """Return the sums over the rows of the class at ``column`` alone; only ``per_class`` and
-        with ``gram``.
+        """Return the sums over the rows of one class; only ``per_class`` and with ``gram``.
+
+        Args:
+            column: of the class.
         """
         sums = self.empty(1)
         sums.class_sums[0] = self.class_sums[column]
@@ -224,13 +215,12 @@ class Sums(GrowingModule):
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
-        self.class_sums = torch.cat(
-            [self.class_sums, self.class_sums.new_zeros(classes, self.width)]
-        )
+        sums = self.class_sums.new_zeros(classes, self.width)
+        self.class_sums = torch.cat([self.class_sums, sums])
         self.counts = torch.cat([self.counts, self.counts.new_zeros(classes)])
         if self.per_class:
-            more = self.class_grams.new_zeros(classes, *packed_shape(self.width))
-            self.class_grams = torch.cat([self.class_grams, more])
+            grams = self.class_grams.new_zeros(classes, *packed_shape(self.width))
+            self.class_grams = torch.cat([self.class_grams, grams])
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
         """Add rows.
@@ -244,31 +234,42 @@ class Sums(GrowingModule):
         """
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.class_sums.dtype)
-            weighted = x if weight is None else x * weight.to(x)[:, None]
             self.seen += len(x)
-            self.mass += len(x) if weight is None else weight.to(x).sum()
+            if weight is None:
+                weighted = x
+                self.mass += len(x)
+            else:
+                weight = weight.to(x)
+                weighted = x * weight[:, None]
+                self.mass += weight.sum()
             if self.has_gram:
-                if self._square is None:
-                    self._square, self.packed_gram = (
-                        unpack(self.packed_gram, self.width),
-                        self.packed_gram.new_zeros(0, 0),
-                    )
-                add_lower_(self._square, weighted, x)
-            member = index >= 0
-            if not member.all():
-                x = x[member]
-                weighted = weighted[member]
-                index = index[member]
-            self.class_sums.index_add_(0, index, weighted)
-            self.counts += torch.bincount(index, minlength=len(self.counts))
-            for c in torch.unique(index).tolist() if self.per_class else ():
-                self.class_grams[c] += pack(weighted[index == c].T @ x[index == c])
+                self._add_to_gram(weighted, x)
+            self._add_to_classes(weighted, x, index)
+
+    def _add_to_gram(self, weighted: Tensor, x: Tensor) -> None:
+        if self._square is None:
+            self._square = unpack(self.packed_gram, self.width)
+            self.packed_gram = self.packed_gram.new_zeros(0, 0)
+        add_lower_(self._square, weighted, x)
+
+    def _add_to_classes(self, weighted: Tensor, x: Tensor, index: Tensor) -> None:
+        is_member = index >= 0
+        if not is_member.all():
+            x = x[is_member]
+            weighted = weighted[is_member]
+            index = index[is_member]
+        self.class_sums.index_add_(0, index, weighted)
+        self.counts += torch.bincount(index, minlength=len(self.counts))
+        if self.per_class:
+            for c in torch.unique(index).tolist():
+                rows = index == c
+                self.class_grams[c] += pack(weighted[rows].T @ x[rows])
 
     def count_duplicates(self, count: int) -> None:
-        """Count rows as copies of others: ``seen`` falls, the sums stay.
+        """Count rows as duplicates of others: ``seen`` falls, the sums stay.
 
         Args:
-            count: number of rows; a negative number takes an earlier call back.
+            count: number of rows; a negative number reverses an earlier call.
         """
         self.seen -= count
 
@@ -279,9 +280,7 @@ class Sums(GrowingModule):
             self._square = None
 
     def drop_gram(self) -> None:
-        """Free the memory of the Gram matrix; only the sums of the classes are of use
-        afterwards.
-        """
+        """Free the memory of the Gram matrix; only the class sums can be used afterwards."""
         self.packed_gram = self.packed_gram.new_zeros(0, 0)
         self._square = None
 
@@ -298,17 +297,15 @@ class Sums(GrowingModule):
         """
         device = self.class_sums.device
         if columns is None:
-            into = torch.arange(len(other.counts), device=device)
-        else:
-            into = columns
-        self.class_sums.index_add_(0, into, sign * other.class_sums.to(device))
-        self.counts.index_add_(0, into, sign * other.counts.to(device))
+            columns = torch.arange(len(other.counts), device=device)
+        self.class_sums.index_add_(0, columns, sign * other.class_sums.to(device))
+        self.counts.index_add_(0, columns, sign * other.counts.to(device))
         self.seen += sign * other.seen.to(device)
         self.mass += sign * other.mass.to(device)
         if self.has_gram:
-            self._add_products(other, sign)
+            self._add_gram(other, sign)
         if self.per_class:
-            self.class_grams.index_add_(0, into, sign * other.class_grams.to(device))
+            self.class_grams.index_add_(0, columns, sign * other.class_grams.to(device))
 
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.
@@ -317,17 +314,17 @@ class Sums(GrowingModule):
             other: sums of the same width; only its Gram matrix, number of rows and total weight are
                 read.
         """
-        self._add_products(other, 1)
+        self._add_gram(other, 1)
         self.seen += other.seen
         self.mass += other.mass
 
-    def _add_products(self, other: Sums, sign: int) -> None:
+    def _add_gram(self, other: Sums, sign: int) -> None:
         self.settle()
         other.settle()
         self.packed_gram.add_(other.packed_gram.to(self.packed_gram.device), alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
-        """Take ``rowsᵀ rows`` out of the Gram matrix.
+        """Subtract ``rowsᵀ rows`` from the Gram matrix.
 
         Args:
             rows: (n, p).
@@ -336,9 +333,7 @@ class Sums(GrowingModule):
         self.packed_gram.sub_(pack(rows.T @ rows))
 
     def keep(self, columns: Tensor) -> None:
-        """Drop all classes but those in ``columns``; their rows stay in ``gram`` as rows of no
-        class.
-        """
+        """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
         self.class_sums = self.class_sums[columns]
         self.counts = self.counts[columns]
         if self.per_class:
@@ -365,19 +360,19 @@ class Sums(GrowingModule):
         self, destination: Any, prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if (
-            self._square is not None
-        ):  # not settled: nothing that is computed may depend on when a state was stored
+        # Not settled: nothing that is computed may depend on when a state was stored.
+        if self._square is not None:
             destination[prefix + "packed_gram"] = pack(self._square)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
         packed = packed_shape(self.width)
-        for name, shape in (
-            ("class_sums", (self.width,)),
-            ("packed_gram", packed),
-            ("class_grams", packed),
-        ):
+        shapes: dict[str, tuple[int, ...]] = {
+            "class_sums": (self.width,),
+            "packed_gram": packed,
+            "class_grams": packed,
+        }
+        for name, shape in shapes.items():
             stored = state.get(name)
             if isinstance(stored, Tensor) and stored.shape[-len(shape) :] != shape:
                 raise CheckpointError(

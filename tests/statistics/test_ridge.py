@@ -27,12 +27,9 @@ from cifnet_pl.statistics import (
     solve,
     solve_ridge,
 )
-from cifnet_pl.statistics import ridge as lapack
-from cifnet_pl.statistics.ridge import (
-    FACTORED_FROM,
-    shares_of_independent_error,
-    spectrum,
-)
+from cifnet_pl.statistics import spectrum as lapack
+from cifnet_pl.statistics.gcv import shares_of_independent_error
+from cifnet_pl.statistics.spectrum import WIDTH_FOR_FACTORS, spectrum
 from cifnet_pl.utilities.errors import CifnetError
 
 
@@ -290,7 +287,7 @@ def test_few_easy_samples_are_at_the_cap() -> None:
 
 # ---------------------------------------------------------------------- the eigendecomposition
 
-WIDTHS = [1, 2, FACTORED_FROM - 1, FACTORED_FROM, 200]
+WIDTHS = [1, 2, WIDTH_FOR_FACTORS - 1, WIDTH_FOR_FACTORS, 200]
 
 
 def gram_of(samples: int, width: int, dtype: torch.dtype = torch.float64) -> Tensor:
