@@ -83,8 +83,9 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     """
     import numpy as np
 
-    from cifnet_pl.data.sources.folders import split_folders
+    from cifnet_pl.data.sources.folders import find_splits
     from cifnet_pl.images.files import expanded, is_folder
+    from cifnet_pl.utilities.names import class_name, split_of
 
     root = expanded(images)
     if not is_folder(root):
@@ -92,19 +93,17 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     columns = {
         "ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])
     }
-    splits = split_folders(root)
-    labels = []
-    names = []
-    for file in files:
-        inside = [split for split in splits or (root,) if split in file.parents]
-        home = inside[0] if inside else file.parent
-        folders = file.relative_to(home).parts[:-1]
-        labels.append(utf8(folders[0]) if folders else None)
-        names.append("test" if splits is not None and home == splits[1] else "train")
-    if None not in labels:
-        columns["labels"] = np.array(labels)
+    below = [file.relative_to(root).parts[:-1] for file in files]
+    splits = None
+    if find_splits(root) is not None:
+        splits = [split_of(folders[0]) or "" if folders else "" for folders in below]
+        below = [folders[1:] for folders in below]
+    if all(below):
+        columns["labels"] = np.array(
+            [class_name(utf8(folders[0])) for folders in below]
+        )
         if splits is not None:
-            columns["split"] = np.array(names)
+            columns["split"] = np.array(splits)
     return columns
 
 

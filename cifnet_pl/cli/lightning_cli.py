@@ -36,7 +36,7 @@ from cifnet_pl.cli.parsing import (
     with_clean_heads,
 )
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.sources.folders import class_folders
+from cifnet_pl.data.sources.folders import find_class_names
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
     PredictionRecord,
@@ -291,7 +291,7 @@ def learn_few_classes_at_once(data: Namespace) -> None:
     )
     if data.source == "folder" and data.root and not planned:
         data.classes_per_task = min(
-            PER_TASK, len(class_folders(Path(str(data.root)))) or PER_TASK
+            PER_TASK, len(find_class_names(Path(str(data.root)))) or PER_TASK
         )
 
 

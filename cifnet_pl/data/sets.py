@@ -25,7 +25,8 @@ from cifnet_pl.images.image import (
 )
 from cifnet_pl.images.reader import ContentMemory, look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
-from cifnet_pl.utilities.text import first_line, has_controls, printable
+from cifnet_pl.utilities.names import Split, class_name, class_name_problem
+from cifnet_pl.utilities.text import first_line, is_or_are, number_of, printable
 
 
 class SampleSet(ABC):
@@ -154,9 +155,9 @@ class SampleGroups(NamedTuple):
     names: list[str]
     numbers: np.ndarray  # (n,) int64, position of each sample's group in ``names``
 
-    def divided(self, val: np.ndarray) -> Grouping:
-        """Return the groups of the samples outside and inside of a mask ``val`` (n,) bool."""
-        return Grouping(self.names, self.numbers[~val], self.numbers[val])
+    def divided(self, train_rows: np.ndarray, val_rows: np.ndarray) -> Grouping:
+        """Return the groups of the training and of the validation samples."""
+        return Grouping(self.names, self.numbers[train_rows], self.numbers[val_rows])
 
 
 @dataclass
@@ -256,7 +257,13 @@ class FileSet(ImageSet):
 
         No program can set back the last.
         """
-        return file_identity(self.given(index))
+        try:
+            return file_identity(self.given(index))
+        except (
+            OSError,
+            KeyError,
+        ):  # it is unreadable, and is reported when it is decoded
+            return ()
 
     def size(self, index: int) -> int:
         """Return the file's size."""
@@ -399,31 +406,57 @@ def classes_of(
 
     Raises:
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
-            with control characters or of two classes.
+            that no class can have, or of two classes.
     """
-    for row, label in enumerate(labels):
-        if isinstance(label, bool) or not isinstance(label, int | str):
-            raise _no_label(label, row, where)
-    distinct = sorted(set(labels), key=_label_order)
+    read = [_label(label, row, where) for row, label in enumerate(labels)]
+    distinct = sorted(set(read), key=_label_order)
     class_names = []
     for label in distinct:
         if names is None or isinstance(label, str):
             class_names.append(str(label))
         elif 0 <= label < len(names):
-            class_names.append(names[label])
+            class_names.append(class_name(names[label]))
         else:
             last = len(names) - 1
             raise DataError(
                 f"{where}: a label is {label}, but there are names of 0 to {last}"
             )
-    for name, count in Counter(class_names).items():
-        if count > 1 or not name or has_controls(name):
-            raise DataError(
-                f"{where}: '{printable(name)}' cannot be the name of a class, or is that of two:"
-                " rename it"
-            )
+    require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
-    return class_names, np.array([position[label] for label in labels], dtype=np.int64)
+    return class_names, np.array([position[label] for label in read], dtype=np.int64)
+
+
+def require_class_names(names: Sequence[str], where: str) -> None:
+    """Raise DataError where a name cannot be that of a class, or is that of two."""
+    for name, count in Counter(names).items():
+        problem = class_name_problem(name)
+        if problem is not None:
+            raise DataError(
+                f"{where}: class name '{printable(name)}' {problem}: rename the class"
+            )
+        if count > 1:
+            raise DataError(
+                f"{where}: two classes have the name '{printable(name)}': rename one"
+            )
+
+
+def _label(label: Any, row: int, where: str) -> int | str:
+    """Return a label, a text as the name of a class.
+
+    Raises:
+        DataError: it is missing, or neither an integer nor a text.
+    """
+    if isinstance(label, str):
+        return class_name(label)
+    if isinstance(label, int) and not isinstance(label, bool):
+        return label
+    if label is None:
+        found = "missing"
+    else:
+        found = f"{printable(str(label)[:60])} ({type(label).__name__})"
+    raise DataError(
+        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
+    )
 
 
 def _label_order(label: int | str) -> tuple[bool, int | str]:
@@ -431,27 +464,56 @@ def _label_order(label: int | str) -> tuple[bool, int | str]:
     return isinstance(label, str), label
 
 
-def _no_label(label: Any, row: int, where: str) -> DataError:
-    if label is None:
-        found = "missing"
-    else:
-        found = f"{printable(str(label)[:60])} ({type(label).__name__})"
-    return DataError(
-        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
-    )
-
-
 # ---------------------------------------------------------------------- splits
 
-TRAIN = ("train", "training")
-TEST = ("test", "val", "validation", "valid", "eval")
-"""Names of splits; of several for testing the first one in this list is used."""
+
+class SplitChoice(NamedTuple):
+    """Which samples of the data are for training, and which for testing.
+
+    Attributes:
+        test: (n,) bool; None where the data have no test split.
+        used: (n,) bool, which samples are used at all.
+        note: a sentence for the user about those that are not; None if all are.
+    """
+
+    test: np.ndarray | None
+    used: np.ndarray
+    note: str | None
+
+
+def choose_splits(splits: Sequence[Split], where: str) -> SplitChoice:
+    """Choose the samples to train and to test with.
+
+    All sources share one rule: the test split is tested with; where there is none, the validation
+    split. A validation split beside a test split is not used at all.
+
+    Args:
+        splits: (n,) split of each sample.
+        where: the data, for messages.
+    """
+    split_of_sample = np.array(splits)
+    test = split_of_sample == "test"
+    val = split_of_sample == "val"
+    everything = np.ones(len(splits), dtype=bool)
+    if not test.any():
+        return SplitChoice(val if val.any() else None, everything, None)
+    if not val.any():
+        return SplitChoice(test, everything, None)
+    return SplitChoice(test, ~val, unused_split_message(where, int(val.sum())))
+
+
+def unused_split_message(where: str, count: int) -> str:
+    """Say that the validation split beside a test split is not used."""
+    return (
+        f"note: {where} has a validation and a test split: the test split is tested with, the"
+        f" {number_of(count, 'sample')} of the validation split {is_or_are(count)} not used"
+    )
 
 
 def source_with_split(
     class_names: list[str],
     whole: SampleSet,
-    test: np.ndarray | None,
+    splits: Sequence[Split] | None,
     options: SourceOptions,
     where: str,
     domains: SampleGroups | None = None,
@@ -462,7 +524,7 @@ def source_with_split(
     Args:
         class_names: names of the classes.
         whole: all samples.
-        test: (n,) bool, which samples are in the test split; None if the data have none.
+        splits: (n,) split of each sample; None if the data have none.
         options: share and seed.
         where: the data, for messages.
         domains, tasks: groups of the samples, where the data have them.
@@ -472,11 +534,17 @@ def source_with_split(
     """
     if not len(whole):
         raise DataError(f"{where}: there is no {whole.noun} in it")
-    if test is None:
+    choice = choose_splits(splits or ["train"] * len(whole), where)
+    if choice.test is None:
+        if splits is not None:
+            raise DataError(f"{where}: the test split has no {whole.noun}")
         return split_by_seed(class_names, whole, options, domains, tasks)
-    return checked_source(
-        source_by_mask(class_names, whole, test, domains, tasks), where
+    source = source_by_mask(
+        class_names, whole, choice.test, domains, tasks, choice.used
     )
+    if choice.note is not None:
+        source.notes += (choice.note,)
+    return checked_source(source, where)
 
 
 def split_by_seed(
@@ -551,6 +619,7 @@ def source_by_mask(
     val: np.ndarray,
     domains: SampleGroups | None = None,
     tasks: SampleGroups | None = None,
+    used: np.ndarray | None = None,
 ) -> Source:
     """Divide samples into a training and a validation set.
 
@@ -559,15 +628,17 @@ def source_by_mask(
         whole: all samples.
         val: (n,) bool, which are for validation.
         domains, tasks: groups of the samples, where the data have them.
+        used: (n,) bool, which samples are used; None for all.
     """
-    train_set = whole.subset(np.flatnonzero(~val))
-    val_set = whole.subset(np.flatnonzero(val))
+    every = np.ones(len(whole), dtype=bool) if used is None else used
+    train_rows = np.flatnonzero(every & ~val)
+    val_rows = np.flatnonzero(every & val)
     return Source(
         class_names,
-        train_set,
-        val_set,
-        domains and domains.divided(val),
-        tasks and tasks.divided(val),
+        whole.subset(train_rows),
+        whole.subset(val_rows),
+        domains and domains.divided(train_rows, val_rows),
+        tasks and tasks.divided(train_rows, val_rows),
     )
 
 

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
-from cifnet_pl.images.names import is_hidden, is_image
+from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_image
 from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.text import printable
+
+NO_WAITING = (
+    getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+"""Flags with which a file is opened, as far as the system has them."""
 
 FILE_BYTES_LIMIT = 2**28
 """Bytes that one image may have, unpacked (256 MB): an archive may promise any number."""
@@ -66,17 +74,38 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        DataError: it cannot be read within an archive, or it is larger than ``FILE_BYTES_LIMIT``.
+        DataError: it cannot be read within an archive, it is no regular file, or it is larger than
+            ``FILE_BYTES_LIMIT``.
     """
-    part = archive_part(path)
-    if part is None:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_LIMIT + 1)
-    else:
-        content = part.open().read(part.name, FILE_BYTES_LIMIT + 1)
+    content = first_bytes(path, FILE_BYTES_LIMIT + 1)
     if len(content) > FILE_BYTES_LIMIT:
         raise DataError(f"larger than {FILE_BYTES_LIMIT // 2**20} MB")
     return content
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return at most ``count`` bytes of a file, which may be in an archive.
+
+    Opening a pipe would wait for its other end, and a device may have no end: neither is read.
+
+    Raises:
+        OSError: it cannot be read.
+        DataError: it cannot be read within an archive, or it is no regular file.
+    """
+    part = archive_part(path)
+    if part is not None:
+        return part.open().read(part.name, count)
+    with open_regular(path) as file:
+        return file.read(count)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file; OSError or DataError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError("a pipe, socket or device, not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
@@ -110,39 +139,73 @@ ENTRIES_SORTED = 10_000
 """Entries of one folder that are sorted by name at once, so that memory stays bounded."""
 
 
-def walk_images(folder: Path, entered: set[str] | None = None) -> Iterator[Path]:
-    """Yield the images below a folder, folder by folder; memory does not grow with their number.
+class ImageWalk:
+    """A walk through the images below a folder, folder by folder, in bounded memory.
 
-    Hidden entries and files whose name is not that of an image are skipped. Links are followed, but
-    no folder is entered twice. A link to a folder that contains the link itself is not followed,
-    because it would bring in the images of other folders.
+    Hidden entries, folders of the system, and files whose name is not that of an image are skipped.
+    Links are followed, but no folder is entered twice. A link to a folder that contains the link
+    itself is not followed, because it would bring in the images of other folders. A link that leads
+    nowhere, a pipe or a device is yielded if its name is that of an image: it is unreadable.
 
     Args:
-        folder: where to begin.
-        entered: real paths of the folders that were entered before; this one is added.
-
-    Raises:
-        OSError: a folder cannot be read.
+        passed_over: counts the files that are skipped although they may be images; None not to
+            look at them.
+        tolerant: whether folders that cannot be read are skipped.
     """
-    if entered is None:
-        entered = set()
-    real_path = os.path.realpath(folder)
-    if real_path in entered:
-        return
-    entered.add(real_path)
-    with os.scandir(folder) as entries:
-        while chunk := sorted(
-            islice(entries, ENTRIES_SORTED), key=lambda entry: entry.name
-        ):
-            for entry in chunk:
-                path = folder / entry.name
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if not links_upwards(path):
-                        yield from walk_images(path, entered)
-                elif is_image(path):
-                    yield path
+
+    def __init__(self, passed_over: PassedOver | None = None, tolerant: bool = False):
+        self._passed_over = passed_over
+        self._tolerant = tolerant
+        self._entered: set[str] = set()
+
+    def images(self, folder: Path) -> Iterator[Path]:
+        """Yield the images below a folder.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        real_path = os.path.realpath(folder)
+        if real_path in self._entered:
+            return
+        self._entered.add(real_path)
+        try:
+            entries = os.scandir(folder)
+        except OSError:
+            if self._tolerant:
+                return
+            raise
+        with entries:
+            while chunk := sorted(
+                islice(entries, ENTRIES_SORTED), key=lambda entry: entry.name
+            ):
+                for entry in chunk:
+                    if not is_hidden(entry.name):
+                        yield from self._images_of(folder / entry.name, entry)
+
+    def _images_of(self, path: Path, entry: os.DirEntry[str]) -> Iterator[Path]:
+        """Yield the images of an entry of a folder: itself, or those below it."""
+        if _is_directory(entry):
+            if not links_upwards(path):
+                yield from self.images(path)
+        elif is_image(path):
+            yield path
+        elif self._passed_over is not None:
+            self._passed_over.add(path, _signature(path))
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a circle of links
+        return False
+
+
+def _signature(path: Path) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    try:
+        return first_bytes(path, SIGNATURE_BYTES)
+    except (OSError, DataError):
+        return b""
 
 
 class FileVersion(NamedTuple):
@@ -162,15 +225,19 @@ class NewFiles:
 
     Args:
         folder: with its sub-folders.
+
+    Attributes:
+        passed_over: files that the last look passed over although they may be images.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.passed_over = PassedOver()
         self._last_seen: dict[Path, FileVersion] = {}
         self._found: dict[Path, FileVersion] = {}
 
     def find(self, settled: bool = True) -> Iterator[Path]:
-        """Yield new images; nothing while the folder cannot be read.
+        """Yield new images; a folder that cannot be read has none for the time being.
 
         An image at which the consumer stops with an error is yielded again by the next call.
 
@@ -178,16 +245,26 @@ class NewFiles:
             settled: whether a file must be as it was at the call before, so that it is not still
                 being written.
         """
-        with suppress(OSError):
-            for path in walk_images(self.folder):
-                status = path.stat()
-                version = FileVersion(status.st_mtime_ns, status.st_size)
-                if self._found.get(path) == version:
-                    continue
-                if not settled or self._last_seen.get(path) == version:
-                    yield path
-                    self._found[path] = version
-                self._last_seen[path] = version
+        self.passed_over = PassedOver()
+        for path in ImageWalk(self.passed_over, tolerant=True).images(self.folder):
+            version = _version(path)
+            if version is None or self._found.get(path) == version:
+                continue
+            if not settled or self._last_seen.get(path) == version:
+                yield path
+                self._found[path] = version
+            self._last_seen[path] = version
+
+
+def _version(path: Path) -> FileVersion | None:
+    """Return the version of a file, or of a link that leads nowhere; None if it is gone."""
+    for read_status in (os.stat, os.lstat):
+        try:
+            status = read_status(path)
+        except OSError:
+            continue
+        return FileVersion(status.st_mtime_ns, status.st_size)
+    return None
 
 
 def links_upwards(folder: Path) -> bool:
@@ -197,24 +274,34 @@ def links_upwards(folder: Path) -> bool:
     )
 
 
-def image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Path]:
     """Return all images below a folder, a Zip archive or a folder in one, sorted.
 
-    Links are followed as by :func:`walk_images`.
+    Args:
+        folder: the folder or archive, read as by :class:`ImageWalk`.
+        passed_over: counts the files that are skipped although they may be images.
 
     Raises:
         OSError: a folder cannot be read.
     """
     part = archive_part(folder)
-    if part is not None:
-        return [path for path in archived_files(part) if is_image(path)]
-    if links_upwards(folder):
-        return []
-    return sorted(walk_images(folder))
+    if part is None:
+        if links_upwards(folder):
+            return []
+        return sorted(ImageWalk(passed_over).images(folder))
+    images = []
+    for path in archived_files(part):
+        if is_image(path):
+            images.append(path)
+        elif passed_over is not None:
+            passed_over.add(path, _signature(path))
+    return images
 
 
 def sub_folders(root: Path) -> list[Path]:
-    """Return the sub-folders of a folder or Zip archive, sorted by name, without hidden ones.
+    """Return the sub-folders of a folder or Zip archive, sorted by name.
+
+    Hidden ones and those of the system are left out.
 
     Args:
         root: the folder or archive.
@@ -225,15 +312,17 @@ def sub_folders(root: Path) -> list[Path]:
     part = archive_part(root)
     if part is not None:
         return archived_folders(part)
-    entries = sorted(entry for entry in root.iterdir() if not is_hidden(entry.name))
-    broken = [
-        entry for entry in entries if entry.is_symlink() and not os.path.exists(entry)
-    ]
-    if broken:
-        raise DataError(
-            f"the link {shown_path(broken[0])} leads nowhere: repair or remove it"
-        )
-    return [entry for entry in entries if entry.is_dir()]
+    folders = []
+    for entry in sorted(root.iterdir()):
+        if is_hidden(entry.name):
+            continue
+        if entry.is_dir():
+            folders.append(entry)
+        elif entry.is_symlink() and not os.path.exists(entry) and not is_image(entry):
+            raise DataError(
+                f"the link {shown_path(entry)} leads nowhere: repair or remove it"
+            )
+    return folders
 
 
 def require_folder(folder: Path, option: str, what: str) -> None:
@@ -249,7 +338,9 @@ def require_folder(folder: Path, option: str, what: str) -> None:
         raise DataError(f"no {kind} {shown_path(folder)}: set {option} to {what}")
 
 
-def find_images(source: Path | str) -> Iterator[Path]:
+def find_images(
+    source: Path | str, passed_over: PassedOver | None = None
+) -> Iterator[Path]:
     """Yield the images of a file, a folder with its sub-folders, a Zip archive, or a glob pattern.
 
     In a pattern ``**`` stands for any depth. Hidden files are skipped, and in folders files that
@@ -257,6 +348,7 @@ def find_images(source: Path | str) -> Iterator[Path]:
 
     Args:
         source: path or pattern.
+        passed_over: counts the files that are skipped although they may be images.
 
     Raises:
         DataError: there is no such file or folder, it holds no image, or a folder cannot be read.
@@ -264,13 +356,15 @@ def find_images(source: Path | str) -> Iterator[Path]:
     path = expanded(source)
     shown = printable(str(source))
     part = archive_part(path)
+    if passed_over is None:
+        passed_over = PassedOver()
     if part is not None and is_folder(path):
-        images = iter(image_files(path))
+        images = iter(image_files(path, passed_over))
         nothing_found = f"archive {shown} holds no image"
     elif path.is_dir():
-        images = walk_images(path)
+        images = ImageWalk(passed_over).images(path)
         nothing_found = f"folder {shown} holds no image"
-    elif path.exists() or (part is not None and part.name in part.open().files):
+    elif os.path.lexists(path) or (part is not None and part.name in part.open().files):
         return iter([path])
     elif glob.has_magic(str(path)):
         images = _matching(path)
@@ -283,9 +377,12 @@ def find_images(source: Path | str) -> Iterator[Path]:
     with listing():
         first = next(images, None)
     if first is None:
+        notes = "".join(
+            f" ({note.removeprefix('note: ')})" for note in passed_over.notes()
+        )
         raise DataError(
-            f"{nothing_found}: give an image, a folder or Zip archive of images, or a pattern in"
-            " quotes"
+            f"{nothing_found}{notes}: give an image, a folder or Zip archive of images, or a"
+            " pattern in quotes"
         )
     return chain([first], _listed(images))
 
@@ -312,6 +409,6 @@ def _matching(pattern: Path) -> Iterator[Path]:
         if (
             not is_hidden(str(path.relative_to(base)))
             and is_image(path)
-            and path.is_file()
+            and not path.is_dir()
         ):
             yield path

@@ -17,15 +17,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cifnet_pl.images.files import read_bytes
+from cifnet_pl.images.names import HEIC_BRANDS
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
 # helps nobody.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
-
-HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-"""Bytes 8 to 12 of files that are HEIC, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
 
 ImageLike = Path | bytes | Image.Image
 """An image in a file (which may be in a Zip archive), as the content of a file, or decoded."""

@@ -13,31 +13,25 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.data.sources.folders import (
+    class_folders,
     file_set,
+    find_splits,
     nesting_message,
-    require_classes,
-    split_folders,
     strays_message,
 )
 from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
-from cifnet_pl.images.files import (
-    expanded,
-    listing,
-    require_folder,
-    shown_path,
-    sub_folders,
-)
+from cifnet_pl.images.files import expanded, listing, require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
+from cifnet_pl.images.names import PassedOver
 from cifnet_pl.images.reader import (
     LEFT_OUT,
     DecodedBatch,
     decode_images,
     decoding_batch_size,
 )
-from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable
@@ -92,22 +86,27 @@ class LabelledImages:
             option,
             "a folder or Zip archive with one sub-folder of images per class",
         )
-        notes = []
+        notes: list[str] = []
         with listing():
-            split = split_folders(root)
-            if split is not None:
-                train, val = split
-                root = val if tested else train
-                notes.append(
-                    f"note: {folder} has {train.name} and {val.name}: taking {root.name}"
+            splits = find_splits(root)
+            if splits is not None:
+                root = (
+                    splits.test if tested and splits.test is not None else splits.train
                 )
-            names = [path.name for path in sub_folders(root)]
-            require_classes(names, root)
-            class_names(names, shown_path(root), DataError)
+                notes += splits.notes
+                if splits.test is not None:
+                    notes.append(
+                        f"note: {folder} has {splits.train.name} and {splits.test.name}: taking"
+                        f" {root.name}"
+                    )
+            folders = class_folders(root)
+            passed_over = PassedOver()
+            files = file_set(root, folders, passed_over)
+            notes += passed_over.notes()
             strays = strays_message(root)
             if strays:
                 notes.append(strays)
-            return cls(names, file_set(root, names), notes=tuple(notes))
+            return cls(list(folders), files, notes=tuple(notes))
 
     def of(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""

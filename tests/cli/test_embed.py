@@ -48,7 +48,7 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
     for z, name, label, split in zip(*found.values(), strict=True):
         pixels = torch.from_numpy(read_square(images / name, 4).copy()).permute(2, 0, 1)
         assert np.array_equal(z, network(pixels[None])[0].numpy())
-        assert name.split("/")[:2] == [{"train": "train", "test": "val"}[split], label]
+        assert name.split("/")[:2] == [split, label]
     assert (
         main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 2
     )

@@ -291,7 +291,7 @@ def test_class_folders_with_control_characters(name, tmp_path, capsys):
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys)
     assert "\x1b" not in shown
-    assert "has control characters: rename it" in shown
+    assert "has control characters: rename the class" in shown
 
 
 def test_interrupted_command(monkeypatch, capsys):

@@ -225,7 +225,7 @@ def train_is_empty(root: Path) -> None:
 
 
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
-    (empty_class, "class folder {root}/amber holds no image (.avif"),
+    (empty_class, "class folder {root}/amber holds no image (.apng .avif"),
     (no_folders, "{root} has no sub-folders: expected one folder of images per class"),
     (
         no_root,
@@ -237,8 +237,8 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (
         into_train,
         (
-            "{root} has train, expected train and val: call the held-out folder val, or set"
-            " --data.root to"
+            "{root} has train, expected train and test: call the held-out folder test, or set the"
+            " folder to {root}/train"
         ),
     ),
     (

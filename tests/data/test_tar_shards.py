@@ -194,7 +194,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
             "sample a has no readable label 'label' in .json",
         ),
         ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
-        ([("a", {"png": b"x", "txt": b"a\nb"})], "cannot be the name of a class"),
+        ([("a", {"png": b"x", "txt": b"a\nb"})], "has control characters"),
         (
             [("a", {"png": b"x", "json": b'{"label": 1.5}'})],
             "is 1.5 (float), expected integers or names",

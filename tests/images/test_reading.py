@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import cifnet_pl
+from cifnet_pl.images import files as files_module
 from cifnet_pl.images import reader as reading
 from cifnet_pl.images.duplicates import similar_groups
 from cifnet_pl.images.reader import decode_images, decoding_batch_size
@@ -87,7 +88,7 @@ def test_threads_change_no_group(
 @pytest.fixture
 def opened(watch: Callable[..., list[str]]) -> list[str]:
     """The names of files as they were opened."""
-    return watch(Path, "open", lambda path, *_, **__: str(path))
+    return watch(files_module, "open_regular", str)
 
 
 def once(opened: list[str], images: Path) -> bool:

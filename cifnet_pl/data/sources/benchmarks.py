@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,14 +30,15 @@ from cifnet_pl.data.sets import (
     split_by_seed,
 )
 from cifnet_pl.data.sources.folders import (
+    class_folders,
     file_set,
+    find_splits,
     folder,
-    require_classes,
     required_root,
-    split_folders,
 )
 from cifnet_pl.data.sources.tables import import_pyarrow, open_table
-from cifnet_pl.images.files import expanded, listing, shown_path, sub_folders
+from cifnet_pl.images.files import expanded, is_folder, listing, shown_path
+from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.text import first_line
 
@@ -249,7 +251,8 @@ def imagenet100(options: SourceOptions) -> Source:
             raise DataError(
                 f"{shown_path(root)} has no train and val: set --data.root to {IMAGENET}"
             )
-        names = [path.name for path in sub_folders(train)]
+        folders = class_folders(train)
+        names = list(folders)
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
             rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[
@@ -260,12 +263,21 @@ def imagenet100(options: SourceOptions) -> Source:
             raise DataError(
                 f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}"
             )
+        val_folders = class_folders(val)
         for name in names:
-            if not (val / name).is_dir():
+            if name not in val_folders:
                 raise DataError(
-                    f"class '{name}' is not in val of {shown_path(root)}: --data.root must be {IMAGENET}"
+                    f"class '{name}' is not in val of {shown_path(root)}: --data.root must be"
+                    f" {IMAGENET}"
                 )
-        return Source(names, file_set(train, names), file_set(val, names))
+        passed_over = PassedOver()
+        train_set = file_set(
+            train, {name: folders[name] for name in names}, passed_over
+        )
+        val_set = file_set(
+            val, {name: val_folders[name] for name in names}, passed_over
+        )
+        return Source(names, train_set, val_set, notes=tuple(passed_over.notes()))
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
@@ -287,9 +299,12 @@ def tinyimagenet(options: SourceOptions) -> Source:
             raise DataError(
                 f"{shown_path(root)} has no train: set --data.root to {TINY}"
             )
-        names = [path.name for path in sub_folders(root / "train")]
+        folders = class_folders(root / "train")
+        passed_over = PassedOver()
+        train_set = file_set(root / "train", folders, passed_over)
+        val_set = _validation(annotations, list(folders))
         return Source(
-            names, file_set(root / "train", names), _validation(annotations, names)
+            list(folders), train_set, val_set, notes=tuple(passed_over.notes())
         )
 
 
@@ -422,28 +437,32 @@ def domains(options: SourceOptions) -> Source:
     """
     with listing():
         root = required_root(options, WHAT_DOMAINS)
-        domain_names = [home.name for home in sub_folders(root)]
-        require_classes(domain_names, root)
-        classes_of_domain: dict[str, list[str]] = {}
-        for domain in domain_names:
-            classes = [path.name for path in sub_folders(root / domain)]
-            require_classes(classes, root / domain)
-            classes_of_domain[domain] = classes
-        class_names = sorted(set(chain.from_iterable(classes_of_domain.values())))
+        domain_folders = class_folders(root)
+        folders_of_domain: list[dict[str, list[Path]]] = []
+        for homes in domain_folders.values():
+            folders: dict[str, list[Path]] = {}
+            for home in homes:
+                for name, paths in class_folders(home).items():
+                    folders.setdefault(name, []).extend(paths)
+            folders_of_domain.append(folders)
+        class_names = sorted(set(chain.from_iterable(folders_of_domain)))
+        passed_over = PassedOver()
         names: list[str] = []
         labels: list[int] = []
         numbers: list[int] = []
-        for number, (domain, classes) in enumerate(classes_of_domain.items()):
-            images = file_set(root / domain, classes)
-            names += [f"{domain}/{name}" for name in images.names]
+        for number, folders in enumerate(folders_of_domain):
+            images = file_set(root, folders, passed_over)
+            classes = list(folders)
+            names += images.names
             labels += [class_names.index(classes[label]) for label in images.labels]
             numbers += [number] * len(images)
     whole = FileSet(root, names, labels)
-    groups = SampleGroups(domain_names, np.array(numbers))
+    groups = SampleGroups(list(domain_folders), np.array(numbers))
     held = held_out_rows(
         whole, groups.numbers, options.val_fraction, options.split_seed
     )
-    return source_by_mask(class_names, whole, held, groups)
+    source = source_by_mask(class_names, whole, held, groups)
+    return replace(source, notes=tuple(passed_over.notes()))
 
 
 # ---------------------------------------------------------------------- CIFAR-100
@@ -473,7 +492,7 @@ def cifar100(options: SourceOptions) -> Source:
             f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file: add it"
         )
     if missing:
-        if split_folders(root) is not None:
+        if is_folder(root) and find_splits(root) is not None:
             return folder(options)
         return torchvision_set("CIFAR100", options)
     parts = [ParquetImages(file) for file in files]

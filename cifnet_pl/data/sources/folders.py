@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
 from cifnet_pl.data.sets import (
-    TEST,
-    TRAIN,
     FileSet,
     Source,
     SourceOptions,
+    require_class_names,
     source_by_mask,
     split_by_seed,
 )
@@ -37,18 +38,10 @@ from cifnet_pl.images.files import (
     shown_path,
     sub_folders,
 )
-from cifnet_pl.images.names import EXTENSIONS, is_image
+from cifnet_pl.images.names import EXTENSIONS, PassedOver, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import (
-    has_controls,
-    is_or_are,
-    listed,
-    number_of,
-    printable,
-)
-
-PART_NAMES = frozenset({*TRAIN, *TEST, "testing", "dev"})
-"""Folder names that mean a split of a data set, not a class."""
+from cifnet_pl.utilities.names import Split, class_name, split_of
+from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
 
@@ -56,59 +49,194 @@ WHAT = "a folder or Zip archive with one sub-folder of images per class"
 def folder(options: SourceOptions) -> Source:
     """Read class folders.
 
-    These are ``root/train/<class>/…`` with ``root/val/<class>/…``, or ``root/<class>/…``, of which
+    These are ``root/train/<class>/…`` with ``root/test/<class>/…``, or ``root/<class>/…``, of which
     a share is held out.
 
     Raises:
         UsageError: no root, or ``--data.group`` where there is a test split.
-        DataError: no class folders, an empty class, or folders that are splits without a test
-            split.
+        DataError: no class folders, an empty class, or folders that are splits without a training
+            and a test split.
     """
     with listing():
         root = required_root(options, WHAT)
-        parts = split_folders(root)
-        if parts is None:
-            return _class_folders(root, options)
-        train, val = parts
-        if options.group is not None:
+        splits = find_splits(root)
+        if splits is None:
+            return _held_out_source(root, options)
+        if splits.test is None:
+            source = _held_out_source(splits.train, options)
+        elif options.group is not None:
             raise UsageError(
-                f"{shown_path(root)} has {train.name} and {val.name} already, nothing is to be held out:"
-                " leave --data.group out"
+                f"{shown_path(root)} has {splits.train.name} and {splits.test.name} already, nothing is"
+                " to be held out: leave --data.group out"
             )
-        return _train_and_val(train, val)
+        else:
+            source = _train_and_test(splits.train, splits.test)
+        return replace(source, notes=(*splits.notes, *source.notes))
 
 
-def _class_folders(root: Path, options: SourceOptions) -> Source:
+def _held_out_source(root: Path, options: SourceOptions) -> Source:
     """Read ``root/<class>/…``, and hold out a share of each class."""
-    names = [path.name for path in sub_folders(root)]
-    require_classes(names, root)
-    if {name.lower() for name in names} <= PART_NAMES and "train" in names:
-        raise DataError(
-            f"{shown_path(root)} has {', '.join(names)}, expected train and val: call the held-out"
-            f" folder val, or set --data.root to {shown_path(root / 'train')} to have a part of it"
-            " held out"
-        )
-    whole = file_set(root, names)
+    folders = class_folders(root)
+    names = list(folders)
+    passed_over = PassedOver()
+    whole = file_set(root, folders, passed_over)
     if options.group == SINGLE:
         source = split_by_seed(names, whole, options)
     elif options.group in (None, NEAR):
         source = _split_near(names, whole, options)
     else:
         source = _split_by_group(names, whole, options, options.group)
-    notes = [*source.notes]
+    notes = [*source.notes, *passed_over.notes()]
     for note in (nesting_message(whole, names), strays_message(root)):
         if note:
             notes.append(note)
     return replace(source, notes=tuple(notes))
 
 
-def class_folders(root: Path) -> list[str]:
+def class_folders(home: Path) -> dict[str, list[Path]]:
+    """Find the class folders in a folder or Zip archive, sorted by the names of the classes.
+
+    Folders whose names are one name in Unicode (NFC and NFD) are one class.
+
+    Args:
+        home: the folder that holds them.
+
+    Returns:
+        Name of each class → its folders.
+
+    Raises:
+        DataError: there are none, or a name cannot be that of a class.
+    """
+    folders: dict[str, list[Path]] = {}
+    for path in sub_folders(home):
+        folders.setdefault(class_name(path.name), []).append(path)
+    if not folders:
+        raise DataError(
+            f"{shown_path(home)} has no sub-folders: expected one folder of images per class"
+        )
+    names = sorted(folders)
+    require_class_names(names, shown_path(home))
+    return {name: folders[name] for name in names}
+
+
+# ---------------------------------------------------------------------- splits
+
+
+class SplitFolders(NamedTuple):
+    """The folders of the splits of a data set.
+
+    Attributes:
+        train: class folders to learn.
+        test: class folders to test with; None where the test split has no labels.
+        notes: sentences for the user about what is not used.
+    """
+
+    train: Path
+    test: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def find_splits(root: Path) -> SplitFolders | None:
+    """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
+
+    The rule is that of :func:`~cifnet_pl.data.sets.choose_splits`.
+
+    Returns:
+        None where the sub-folders are no splits, but classes.
+
+    Raises:
+        DataError: sub-folders that are splits without a training and a test split, or two folders
+            of one split.
+    """
+    folders = sub_folders(root)
+    splits: dict[Split, Path] = {}
+    for path in folders:
+        split = split_of(path.name)
+        if split is None:
+            continue
+        if split in splits:
+            raise DataError(
+                f"{shown_path(root)} has {splits[split].name} and {path.name}: keep one of them"
+            )
+        splits[split] = path
+    if not splits or not _are_splits(folders, splits):
+        return None
+    named = ", ".join(printable(path.name) for path in folders)
+    if "train" not in splits:
+        raise DataError(
+            f"{shown_path(root)} has {named}, but no train: expected train and test"
+        )
+    train = splits.pop("train")
+    labelled = {split: path for split, path in splits.items() if sub_folders(path)}
+    if not splits:
+        raise DataError(
+            f"{shown_path(root)} has {named}, expected train and test: call the held-out folder test, or"
+            f" set the folder to {shown_path(train)} to have a part of it held out"
+        )
+    notes = []
+    for split, path in splits.items():
+        if split not in labelled:
+            notes.append(
+                f"note: {shown_path(path)} has no class folders, and is not used: sort its images into"
+                " class folders to test with them"
+            )
+    if "test" in labelled and "val" in labelled:
+        notes.append(
+            f"note: {shown_path(root)} has {labelled['val'].name} and {labelled['test'].name}:"
+            f" {labelled['test'].name} is tested with, {labelled['val'].name} is not used"
+        )
+    test = labelled.get("test", labelled.get("val"))
+    return SplitFolders(train, test, tuple(notes))
+
+
+def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
+    """Return whether the sub-folders of a folder are splits, and not classes.
+
+    They are if a training split lies beside a test or validation split, or alone, and they hold
+    class folders or nothing; or if all of several hold the same sub-folders, whatever their names.
+    """
+    if "train" in splits and (len(splits) > 1 or len(folders) == 1):
+        has_classes = any(sub_folders(path) for path in splits.values())
+        return has_classes or not _images_beside(splits["train"])
+    inner = [{sub_folder.name for sub_folder in sub_folders(path)} for path in folders]
+    return len(folders) > 1 and _all_equal(inner)
+
+
+def _all_equal(names: Iterable[set[str]]) -> bool:
+    """Return whether all sets of names are the same, and not empty."""
+    first, *others = names
+    return bool(first) and all(other == first for other in others)
+
+
+def find_class_names(root: Path) -> list[str]:
     """Return the names of the classes that :func:`folder` finds, without opening an image."""
     with listing():
         root = required_root(SourceOptions(root), WHAT)
-        parts = split_folders(root)
-        home = root if parts is None else parts[0]
-        return [path.name for path in sub_folders(home)]
+        splits = find_splits(root)
+        return list(class_folders(root if splits is None else splits.train))
+
+
+def _train_and_test(train: Path, test: Path) -> Source:
+    folders = class_folders(train)
+    test_folders: dict[str, list[Path]] = {name: [] for name in folders}
+    for name, paths in class_folders(test).items():
+        if name not in folders:
+            raise DataError(
+                f"class '{printable(name)}' is in {shown_path(test)} but not in {shown_path(train)}: add its"
+                " training images, or take it out"
+            )
+        test_folders[name] = paths
+    note = strays_message(train, test)
+    passed_over = PassedOver()
+    train_set = file_set(train, folders, passed_over)
+    test_set = file_set(test, test_folders, passed_over, may_be_empty=True)
+    notes = passed_over.notes()
+    if note:
+        notes.append(note)
+    return Source(list(folders), train_set, test_set, notes=tuple(notes))
+
+
+# ---------------------------------------------------------------------- held-out images
 
 
 def _split_near(
@@ -226,13 +354,7 @@ def strays_message(*folders: Path) -> str | None:
     Args:
         folders: each holds class folders.
     """
-    strays = []
-    for home in folders:
-        part = archive_part(home)
-        beside = sorted(home.iterdir()) if part is None else archived_files(part)
-        for path in beside:
-            if path.parent == home and is_image(path) and not is_folder(path):
-                strays.append(path)
+    strays = list(chain.from_iterable(_images_beside(home) for home in folders))
     if not strays:
         return None
     count = len(strays)
@@ -243,85 +365,49 @@ def strays_message(*folders: Path) -> str | None:
     )
 
 
-def split_folders(root: Path) -> tuple[Path, Path] | None:
-    """Return the folders of the training and the test split, such as ``train`` and ``val``.
-
-    Returns:
-        None without such folders.
-    """
-    train = _first_folder(root, TRAIN)
-    held = _first_folder(root, ("val", *TEST))
-    if train is None or held is None:
-        return None
-    return (train, held)
+def _images_beside(home: Path) -> list[Path]:
+    """Return the images right in a folder or archive, beside its sub-folders."""
+    part = archive_part(home)
+    entries = sorted(home.iterdir()) if part is None else archived_files(part)
+    return [
+        path
+        for path in entries
+        if path.parent == home and is_image(path) and not is_folder(path)
+    ]
 
 
-def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
-    for name in names:
-        if is_folder(root / name):
-            return root / name
-    return None
-
-
-def _train_and_val(train: Path, val: Path) -> Source:
-    names = [path.name for path in sub_folders(train)]
-    require_classes(names, train)
-    known = set(names)
-    for path in sub_folders(val):
-        if path.name not in known:
-            raise DataError(
-                f"class '{printable(path.name)}' is in {shown_path(val)} but not in {shown_path(train)}: add"
-                " its training images, or take it out"
-            )
-    note = strays_message(train, val)
-    train_set = file_set(train, names)
-    val_set = file_set(val, names, may_be_empty=True)
-    return Source(names, train_set, val_set, notes=(note,) if note else ())
-
-
-def file_set(root: Path, class_names: list[str], may_be_empty: bool = False) -> FileSet:
+def file_set(
+    root: Path,
+    folders: Mapping[str, Sequence[Path]],
+    passed_over: PassedOver,
+    may_be_empty: bool = False,
+) -> FileSet:
     """Return all images of some class folders, named by their paths below ``root``.
 
     Args:
         root: the folder that holds the class folders.
-        class_names: names of the class folders; their order gives the labels.
-        may_be_empty: whether a class folder may be without images.
+        folders: folders of each class; their order gives the labels.
+        passed_over: counts the files that are skipped although they may be images.
+        may_be_empty: whether a class may be without images.
 
     Raises:
-        DataError: a folder without an image.
+        DataError: a class without an image.
     """
     names: list[str] = []
     labels: list[int] = []
-    for label, class_name in enumerate(class_names):
-        home = root / class_name
-        files = image_files(home) if is_folder(home) else []
+    for label, homes in enumerate(folders.values()):
+        files = list(
+            chain.from_iterable(image_files(home, passed_over) for home in homes)
+        )
         if not files and not may_be_empty:
             known = " ".join(sorted(EXTENSIONS))
             raise DataError(
-                f"class folder {shown_path(home)} holds no image ({known}): add images or remove the"
-                " folder"
+                f"class folder {shown_path(homes[0])} holds no image ({known}): add images or"
+                " remove the folder"
             )
         names += [path.relative_to(root).as_posix() for path in files]
         labels += [label] * len(files)
     return FileSet(root, names, labels)
-
-
-def require_classes(names: Sequence[str], root: Path) -> None:
-    """Check the names of class folders.
-
-    Raises:
-        DataError: there are none, or a name could not be shown or stored.
-    """
-    if not names:
-        raise DataError(
-            f"{shown_path(root)} has no sub-folders: expected one folder of images per class"
-        )
-    for name in names:
-        if has_controls(name):
-            raise DataError(
-                f"class folder '{printable(name)}' in {shown_path(root)} has control characters:"
-                " rename it"
-            )
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cifnet_pl.data.sets import (
-    TEST,
-    TRAIN,
     ArraySet,
     Source,
     SourceOptions,
@@ -20,6 +17,7 @@ from cifnet_pl.data.sets import (
 )
 from cifnet_pl.images.files import expanded
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable
 
@@ -46,7 +44,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     Options:
         image, label: names of the columns; found by their features and names if not given.
         train, test: names of the splits; without a test split a share of each class is held out by
-            seed.
+            seed. A test split without labels is not used.
         config: name of the configuration, of a data set with several.
 
     Raises:
@@ -54,28 +52,35 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
         DataError: a data set, split or column that is not there.
     """
     where = f"hf:{printable(name)}" if name else printable(str(options.root))
-    splits = _load(name, options, where)
-    chosen = [_train_split(splits, options, where)]
-    test_split = _test_split(splits, options, where)
-    if test_split is not None:
-        chosen.append(test_split)
-    parts = [splits[split] for split in chosen]
-    image = _column(parts[0], "image", options, where)
-    label = _column(parts[0], "label", options, where)
+    parts = _load(name, options, where)
+    splits_found = _named_splits(parts, options, where)
+    train = parts[splits_found["train"]]
+    image = _column(train, "image", options, where)
+    label = _column(train, "label", options, where)
     labels: list[Any] = []
     names: list[str] = []
-    for split, part in zip(chosen, parts, strict=True):
+    splits: list[Split] = []
+    read = []
+    notes = []
+    for meaning, split in splits_found.items():
+        part = parts[split]
+        if meaning != "train" and not _has_labels(part, label):
+            notes.append(
+                f"note: split {printable(split)} of {where} has no labels: it is not used"
+            )
+            continue
+        read.append(part)
         labels += part.select_columns([label])[label]
         names += [f"{split}/{i}" for i in range(len(part))]
+        splits += [meaning] * len(part)
     described = f"{where}: column '{printable(label)}'"
-    label_names = getattr(parts[0].features[label], "names", None)
+    label_names = getattr(train.features[label], "names", None)
     class_names, positions = classes_of(labels, described, label_names)
-    reader = row_reader(parts, image, where)
+    reader = row_reader(read, image, where)
     whole = ArraySet(reader, positions, names, where=f"{where}#", sequential=True)
-    test = None
-    if test_split is not None:
-        test = np.arange(len(names)) >= len(parts[0])
-    return source_with_split(class_names, whole, test, options, where)
+    given = splits if len(read) > 1 else None
+    source = source_with_split(class_names, whole, given, options, where)
+    return replace(source, notes=(*notes, *source.notes))
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -135,46 +140,40 @@ def network(allowed: bool) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _train_split(splits: dict[str, Any], options: SourceOptions, where: str) -> str:
-    """Return the name of the training split.
+def _named_splits(
+    parts: dict[str, Any], options: SourceOptions, where: str
+) -> dict[Split, str]:
+    """Return the names of the splits: those that options give, else by what they are called.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no training split, or not the one that an option gives.
     """
-    split = _split(splits, "train", TRAIN, options, where)
-    if split is None:
-        known = ", ".join(map(printable, splits))
+    known = ", ".join(map(printable, parts))
+    splits: dict[Split, str] = {}
+    for kind in ("train", "test"):
+        chosen = options.own.get(kind)
+        if chosen is None:
+            continue
+        if chosen not in parts:
+            raise DataError(
+                f"{where} has no split '{printable(str(chosen))}', it has {known}"
+            )
+        splits["train" if kind == "train" else "test"] = str(chosen)
+    for name in parts:
+        split = split_of(name)
+        if split == "train" or (split is not None and options.own.get("test") is None):
+            splits.setdefault(split, name)
+    if "train" not in splits:
         raise DataError(
             f"{where} has no split train, it has {known}: name one with --data.options.train"
         )
-    return split
+    return splits
 
 
-def _test_split(
-    splits: dict[str, Any], options: SourceOptions, where: str
-) -> str | None:
-    """Return the name of the test split, or None."""
-    return _split(splits, "test", TEST, options, where)
-
-
-def _split(
-    splits: dict[str, Any],
-    kind: str,
-    usual: tuple[str, ...],
-    options: SourceOptions,
-    where: str,
-) -> str | None:
-    """Return the split that an option names, or the first of the usual names that exists."""
-    chosen = options.own.get(kind)
-    if chosen is None:
-        found = [name for name in usual if name in splits]
-        return found[0] if found else None
-    if chosen not in splits:
-        known = ", ".join(map(printable, splits))
-        raise DataError(
-            f"{where} has no split '{printable(str(chosen))}', it has {known}"
-        )
-    return str(chosen)
+def _has_labels(part: Any, label: str) -> bool:
+    """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
+    labels = part.select_columns([label])[label] if label in part.column_names else []
+    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:

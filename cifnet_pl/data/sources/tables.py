@@ -4,23 +4,23 @@ files.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import os
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cifnet_pl.data.sets import (
-    TEST,
-    TRAIN,
     FileSet,
     SampleGroups,
     SampleSet,
@@ -32,8 +32,9 @@ from cifnet_pl.data.sets import (
 from cifnet_pl.images.files import expanded, shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import has_controls, listed, printable
+from cifnet_pl.utilities.text import has_controls, listed, number_of, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
@@ -259,8 +260,13 @@ READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
-TEST_WORDS = {*TEST, "1", "true"}
-"""Values of a column ``split`` that mean the test split."""
+TRUTH_VALUES: dict[str, Split] = {
+    "0": "train",
+    "1": "test",
+    "false": "train",
+    "true": "test",
+}
+"""Values of a column ``split`` that say whether a sample is tested with, in small letters."""
 
 
 class EmbeddingSet(SampleSet):
@@ -356,14 +362,30 @@ def embeddings(options: SourceOptions) -> Source:
             do not fit.
     """
     table = open_table(options.root)
+    where = shown_path(table.path)
     names = {key: str(value) for key, value in options.own.items()}
-    split = names.pop("split", "split" if "split" in table.columns else None)
+    split_column = names.pop("split", "split" if "split" in table.columns else None)
     class_names, whole = table.labelled(**names)
-    test = None
-    if split is not None:
-        words = [str(word).lower() for word in table.vector(split, len(whole))]
-        test = np.isin(words, list(TEST_WORDS))
-    return source_with_split(class_names, whole, test, options, shown_path(table.path))
+    splits = None
+    if split_column is not None:
+        words = table.vector(split_column, len(whole)).tolist()
+        splits = [read_split(word, where) for word in words]
+    return source_with_split(class_names, whole, splits, options, where)
+
+
+def read_split(word: Any, where: str) -> Split:
+    """Return the split that a cell means: a name, or true and 1 for the test split.
+
+    Raises:
+        DataError: it means none.
+    """
+    text = str(word)
+    split = TRUTH_VALUES.get(text.casefold(), split_of(text))
+    if split is None:
+        raise DataError(
+            f"{where} has split '{printable(text)}', expected train or test"
+        )
+    return split
 
 
 def open_table(root: Path | None) -> SampleTable:
@@ -407,8 +429,21 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
 
 WHAT_MANIFEST = "a table (.csv, .tsv or .parquet) with the columns path and label"
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""Ending of a text file's name → what is between its cells."""
+ENDINGS = (".csv", ".tsv", ".txt", ".parquet")
+"""Endings of tables."""
+
+DELIMITERS = (",", ";", "\t", "|")
+"""What may be between the cells of a text file: spreadsheets write what their language has."""
+
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""First bytes of a text file → its encoding; without them it is UTF-8."""
+
+MEANINGS = ("path", "label", "split", "task", "domain")
+"""What the columns of a manifest may mean; the first two are needed."""
 
 
 def manifest(options: SourceOptions) -> Source:
@@ -430,113 +465,232 @@ def manifest(options: SourceOptions) -> Source:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
     where = shown_path(options.root)
-    cells = _manifest_cells(_columns(file), options, where)
-    _check_cells(cells, file.parent, where)
+    names = {meaning: str(options.own.get(meaning, meaning)) for meaning in MEANINGS}
+    table = _read_table(file, names)
+    cells = _manifest_cells(table, names, options, where)
+    if not cells["path"]:
+        raise DataError(f"{where} lists no image")
+    _check_cells(cells, where)
+    paths = _existing_files(cells["path"], file.parent, where)
     class_names, labels = classes_of(cells["label"], where)
-    whole = FileSet(file.parent, cells["path"], labels.tolist())
-    test = None
+    whole = FileSet(file.parent, paths, labels.tolist())
+    splits = None
     if "split" in cells:
-        test = np.array([word.lower() in TEST for word in cells["split"]], dtype=bool)
+        splits = [read_split(word, where) for word in cells["split"]]
     domains = _groups(cells["domain"]) if "domain" in cells else None
     tasks = _groups(cells["task"]) if "task" in cells else None
-    return source_with_split(class_names, whole, test, options, where, domains, tasks)
+    source = source_with_split(
+        class_names, whole, splits, options, where, domains, tasks
+    )
+    if not table.empty_rows:
+        return source
+    note = f"note: {where}: {number_of(table.empty_rows, 'empty row')} passed over"
+    return replace(source, notes=(note, *source.notes))
+
+
+class ManifestTable(NamedTuple):
+    """The cells of a table.
+
+    Attributes:
+        header: names of all columns.
+        columns: name → cells; of a text file texts, without spaces around them.
+        empty_rows: number of rows without any content, which are left out.
+    """
+
+    header: list[str]
+    columns: dict[str, list[Any]]
+    empty_rows: int
 
 
 def _manifest_cells(
-    table: dict[str, list[str]], options: SourceOptions, where: str
-) -> dict[str, list[str]]:
-    """Return the columns of a manifest by their meaning: path, label, split, task and domain.
+    table: ManifestTable, names: dict[str, str], options: SourceOptions, where: str
+) -> dict[str, list[Any]]:
+    """Return the columns of a manifest by their meaning.
+
+    Args:
+        table: the table.
+        names: meaning → name of its column, in any letter case.
+        options: options of the source.
+        where: the table, for messages.
 
     Raises:
         DataError: the table lacks ``path`` or ``label``, or a column that was named.
     """
     cells = {}
-    for meaning in ("path", "label", "split", "task", "domain"):
-        name = str(options.own.get(meaning, meaning))
-        if name in table:
-            cells[meaning] = table[name]
+    folded = {name.casefold(): name for name in table.columns}
+    for meaning, name in names.items():
+        column = name if name in table.columns else folded.get(name.casefold())
+        if column is not None:
+            cells[meaning] = table.columns[column]
         elif meaning in ("path", "label") or meaning in options.own:
-            known = ", ".join(map(printable, table))
+            known = ", ".join(map(printable, table.header)) or "none"
             raise DataError(
                 f"{where} has no column '{printable(name)}', it has {known}"
             )
     return cells
 
 
-def _columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a table, as texts."""
+def _read_table(path: Path, names: dict[str, str]) -> ManifestTable:
+    """Read a table; the ending of its name says the format.
+
+    Args:
+        path: the table.
+        names: meaning → name of its column.
+
+    Raises:
+        UsageError: another ending.
+        DataError: no such table, or one that is damaged.
+    """
     if not path.is_file():
         raise DataError(
             f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}"
         )
     ending = path.suffix.lower()
-    if ending == ".parquet":
-        return _parquet_texts(open_table(path))
-    if ending not in DELIMITERS:
-        known = [*DELIMITERS, ".parquet"]
+    if ending not in ENDINGS:
         raise unknown_name(
-            f"kind of table in {shown_path(path)}", path.suffix or "no ending", known
+            f"kind of table in {shown_path(path)}", path.suffix or "no ending", ENDINGS
         )
-    with readable(path), path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=DELIMITERS[ending])
-        header, *rows = [row for row in reader if row] or [[]]
-    for number, row in enumerate(rows, 1):
+    if ending == ".parquet":
+        table = open_table(path)
+        wanted = {name.casefold() for name in names.values()}
+        columns = {}
+        for name in table.columns:
+            if name.casefold() in wanted:
+                columns[name] = table.array(name).tolist()
+        return ManifestTable(table.columns, columns, 0)
+    with readable(path):
+        content = path.read_bytes()
+    return _parse_text(_decode_text(content, path), path, names)
+
+
+def _decode_text(content: bytes, path: Path) -> str:
+    """Decode a text file: UTF-16 with its byte order mark, else UTF-8.
+
+    Raises:
+        DataError: it is neither; spreadsheets on Windows write other encodings by default.
+    """
+    encoding = "utf-8"
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if content.startswith(mark):
+            encoding = name
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{shown_path(path)} is not {encoding.upper()} (line {line}): save it as CSV UTF-8"
+        ) from error
+
+
+def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
+    """Parse the text of a table, whatever delimiter it has.
+
+    Raises:
+        DataError: a row has another number of cells than the header, or two columns have one name.
+    """
+    with readable(path):
+        delimiter = _delimiter(text, names)
+        lines = csv.reader(text.splitlines(True), delimiter=delimiter)
+        rows = []
+        for line in lines:
+            rows.append([cell.strip() for cell in line])
+    header = rows[0] if rows else []
+    columns: dict[str, list[Any]] = {}
+    for name in filter(None, header):
+        if name in columns:
+            raise DataError(
+                f"{shown_path(path)} has two columns '{printable(name)}': rename one"
+            )
+        columns[name] = []
+    empty_rows = 0
+    for number, row in enumerate(rows[1:], 1):
+        if not any(row):
+            empty_rows += bool(row)
+            continue
         if len(row) != len(header):
             cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
             raise DataError(f"{shown_path(path)}: {cells}: {printable(row[0])}")
-    columns = {}
-    for i, name in enumerate(header):
-        columns[name] = [row[i] for row in rows]
-    return columns
+        for name, cell in zip(header, row, strict=True):
+            if name:
+                columns[name].append(cell)
+    return ManifestTable(header, columns, empty_rows)
 
 
-def _parquet_texts(table: SampleTable) -> dict[str, list[str]]:
-    columns = {}
-    for name in table.columns:
-        cells = table.array(name)
-        columns[name] = ["" if cell is None else str(cell) for cell in cells]
-    return columns
+def _delimiter(text: str, names: dict[str, str]) -> str:
+    """Return the delimiter with which the header has the most of the wanted columns."""
+    wanted = {name.casefold() for name in names.values()}
+
+    def columns_found(delimiter: str) -> int:
+        header = next(csv.reader(text.splitlines(True)[:1], delimiter=delimiter), [])
+        return len(wanted & {name.strip().casefold() for name in header})
+
+    return max(DELIMITERS, key=columns_found)
 
 
-def _check_cells(cells: dict[str, list[str]], root: Path, where: str) -> None:
-    """Check the cells of a table.
+def _check_cells(cells: dict[str, list[Any]], where: str) -> None:
+    """Check that no cell is empty, is no text or number, or has control characters.
 
     Raises:
-        DataError: no rows, a cell that is empty or cannot be shown, a split that is neither for
-            training nor for testing, an image that is listed twice or is not there.
+        DataError: one is.
     """
-    paths = cells["path"]
-    if not paths:
-        raise DataError(f"{where} lists no image")
     for meaning, column in cells.items():
         for number, cell in enumerate(column, 1):
-            if not cell:
+            if cell is None or cell == "" or cell != cell:  # the last: not a number
                 raise DataError(f"{where}: row {number} has nothing for {meaning}")
-            if has_controls(cell):
+            numbers_allowed = meaning != "path"
+            if not isinstance(cell, str) and not (
+                numbers_allowed and isinstance(cell, int)
+            ):
+                raise DataError(
+                    f"{where}: row {number} has {printable(str(cell)[:60])}"
+                    f" ({type(cell).__name__}) for {meaning}, expected a text"
+                )
+            if has_controls(str(cell)):
                 raise DataError(
                     f"{where}: row {number} has control characters for {meaning},"
-                    f" '{printable(cell)}'"
+                    f" '{printable(str(cell))}'"
                 )
-    for word in cells.get("split", ()):
-        if word.lower() not in TRAIN + TEST:
-            raise DataError(f"{where} has split '{word}', expected train or test")
-    name, times = Counter(paths).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"{where} lists an image twice ({name}): an image has one row")
-    missing = [path for path in paths if not (root / path).is_file()]
+
+
+def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
+    """Return the paths of a table's files, each in one spelling.
+
+    Backslashes separate folders where a file of the name with backslashes is not there: tables are
+    written on Windows, too.
+
+    Raises:
+        DataError: files that are not there, or one that is listed twice.
+    """
+    found = []
+    missing = []
+    for path in paths:
+        if not os.path.lexists(root / path) and os.path.lexists(
+            root / path.replace("\\", "/")
+        ):
+            path = path.replace("\\", "/")
+        if not os.path.lexists(root / path):
+            missing.append(path)
+        found.append(os.path.normpath(path))
     if missing:
         raise DataError(
             f"{where} lists {len(missing)} files that are not there, the first is"
             f" {shown_path(root / missing[0])}: paths are relative to the table's folder"
         )
+    name, times = Counter(found).most_common(1)[0]
+    if times > 1:
+        raise DataError(
+            f"{where} lists an image twice ({printable(name)}): an image has one row"
+        )
+    return found
 
 
-def _groups(column: list[str]) -> SampleGroups:
+def _groups(column: list[Any]) -> SampleGroups:
     """Return the groups that a column names, sorted, numbers as numbers."""
-    names = sorted(set(column), key=_number_order)
+    cells = [str(cell) for cell in column]
+    names = sorted(set(cells), key=_number_order)
     position = {name: i for i, name in enumerate(names)}
     return SampleGroups(
-        names, np.array([position[name] for name in column], dtype=np.int64)
+        names, np.array([position[cell] for cell in cells], dtype=np.int64)
     )
 
 

@@ -18,8 +18,6 @@ from typing import IO, Any
 import numpy as np
 
 from cifnet_pl.data.sets import (
-    TEST,
-    TRAIN,
     ArraySet,
     Source,
     SourceOptions,
@@ -27,10 +25,12 @@ from cifnet_pl.data.sets import (
     source_with_split,
 )
 from cifnet_pl.images.files import expanded, file_identity
+from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.text import printable
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "img")
+IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 """Endings of a sample's image."""
 
 LABELS = ("cls", "txt", "json")
@@ -44,8 +44,9 @@ def webdataset(options: SourceOptions) -> Source:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
-    ``.txt`` (a name) or ``.json`` with an entry "label". Shards in a folder ``train`` or ``test``,
-    or whose names begin so, are that split; without both a share of each class is held out by seed.
+    ``.txt`` (a name) or ``.json`` with an entry "label". Hidden members are skipped. Shards in a
+    folder ``train`` or ``test``, or whose names begin so, are that split; without both a share of
+    each class is held out by seed.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -56,7 +57,9 @@ def webdataset(options: SourceOptions) -> Source:
         DataError: a shard that is missing, cut off or no tar file; a sample without an image or a
             label.
     """
-    reader = ShardReader(find_shards(options), str(options.own.get("label", "label")))
+    names_of_numbers = _class_list(options)
+    label_name = str(options.own.get("label", "label"))
+    reader = ShardReader(find_shards(options), label_name, names_of_numbers is not None)
     where = printable(str(options.root))
     name, times = Counter(reader.names).most_common(1)[0]
     if times > 1:
@@ -64,14 +67,13 @@ def webdataset(options: SourceOptions) -> Source:
             f"{where}: sample {printable(name)} stands there twice: give each sample a name of"
             " its own"
         )
-    class_names, labels = classes_of(reader.labels, where, _class_list(options))
+    class_names, labels = classes_of(reader.labels, where, names_of_numbers)
     whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
-    splits = [split_of_shard(shard) for shard in reader.shards]
-    test = None
-    if "train" in splits and "test" in splits:
-        is_test = np.array([split == "test" for split in splits])
-        test = is_test[reader.shard]
-    return source_with_split(class_names, whole, test, options, where)
+    split_of_shards = [split_of_shard(shard) for shard in reader.shards]
+    splits: list[Split] | None = None
+    if "train" in split_of_shards and {"test", "val"} & set(split_of_shards):
+        splits = [split_of_shards[number] or "train" for number in reader.shard]
+    return source_with_split(class_names, whole, splits, options, where)
 
 
 def find_shards(options: SourceOptions) -> list[str]:
@@ -96,14 +98,12 @@ def find_shards(options: SourceOptions) -> list[str]:
     return sorted(files)
 
 
-def split_of_shard(shard: str) -> str | None:
-    """Return "train" or "test" if the name of a shard or of its folder begins so, else None."""
+def split_of_shard(shard: str) -> Split | None:
+    """Return the split with which the name of a shard or of its folder begins, or None."""
     for name in reversed(shard.rsplit("/", 2)[-2:]):
-        word = re.match(r"[a-z]*", name.lower())
-        if word is not None and word[0] in TRAIN:
-            return "train"
-        if word is not None and word[0] in TEST:
-            return "test"
+        word = re.match(r"[A-Za-z]*", name)
+        if word is not None and split_of(word[0]) is not None:
+            return split_of(word[0])
     return None
 
 
@@ -112,7 +112,7 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     if path is None:
         return None
     with explained(DataError, "cannot read the names of the classes"):
-        return expanded(Path(str(path))).read_text(encoding="utf-8").split("\n")
+        return expanded(Path(str(path))).read_text(encoding="utf-8-sig").splitlines()
 
 
 # ---------------------------------------------------------------------- reading
@@ -131,7 +131,7 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
-            if member.isreg():
+            if member.isreg() and not is_hidden(member.name.removeprefix("./")):
                 _add_member(samples, member, shard)
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -160,13 +160,19 @@ def _listed(members: Members) -> str:
     return ", ".join(map(printable, members))
 
 
-def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
+def _label(
+    file: IO[bytes], members: Members, name: str, numbered: bool, where: str
+) -> Any:
     """Read the label of a sample.
+
+    The ending of its member tells its type: .cls is a number where it can be, .json what it says,
+    and others are text, so that "007" and "7" are two classes.
 
     Args:
         file: the shard.
         members: members of the sample.
         name: entry of the .json member, or the ending of the member with the label.
+        numbered: whether texts are numbers of classes whose names are elsewhere.
         where: the sample, for messages.
     """
     ending = _first_ending(members, (name, *LABELS))
@@ -182,7 +188,7 @@ def _label(file: IO[bytes], members: Members, name: str, where: str) -> Any:
         text = file.read(member.size).decode("utf-8").strip()
         if ending == "json":
             return json.loads(text)[name]
-    if re.fullmatch(r"-?\d+", text):
+    if (numbered or ending == "cls") and re.fullmatch(r"-?\d+", text):
         return int(text)
     return text
 
@@ -200,6 +206,7 @@ class ShardReader:
     Args:
         shards: paths of the tar files.
         label: entry of the .json member, or the ending of another member with the label.
+        numbered: whether labels are numbers of classes whose names are elsewhere.
 
     Attributes:
         marks: size and times of each tar file, which change with its content.
@@ -212,7 +219,7 @@ class ShardReader:
             or a label.
     """
 
-    def __init__(self, shards: list[str], label: str):
+    def __init__(self, shards: list[str], label: str, numbered: bool = False):
         self.shards = shards
         self.marks = [file_identity(Path(shard)) for shard in shards]
         self.names: list[str] = []
@@ -234,7 +241,7 @@ class ShardReader:
                             f"{where} has no image, it has {_listed(members)}"
                         )
                     image = members[ending]
-                    self.labels.append(_label(file, members, label, where))
+                    self.labels.append(_label(file, members, label, numbered, where))
                     self.names.append(f"{Path(shard).name}/{key}")
                     places.append((number, image.offset_data, image.size))
         self.shard, self.offset, self.size = np.array(places, dtype=np.int64).T

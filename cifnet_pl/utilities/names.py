@@ -1,0 +1,88 @@
+"""Names that come from outside: of classes, and of the splits of a data set.
+
+Every entrance (folders, archives, tables, shards, hubs, Python objects, options, requests, stored
+models) asks these functions, so that no two of them disagree.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Literal
+
+Split = Literal["train", "val", "test"]
+
+SPLIT_NAMES: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "trn": "train",
+    "test": "test",
+    "testing": "test",
+    "tst": "test",
+    "eval": "test",
+    "evaluation": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+}
+"""What data sets call their splits, in small letters → the split."""
+
+LONGEST_CLASS_NAME = 1000
+"""Characters of a class name."""
+
+DIRECTION_MARKS = (
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+"""Invisible characters that change the direction of the text around them (Unicode, UAX 9)."""
+
+INVISIBLE = "\u00ad\u200b\u2060\ufeff"
+"""Invisible characters that would make two names of what looks like one."""
+
+
+def split_of(name: str) -> Split | None:
+    """Return the split that a name means, in any letter case; None if it means none.
+
+    Example:
+        >>> split_of("Training"), split_of("VAL"), split_of("trains")
+        ('train', 'val', None)
+    """
+    return SPLIT_NAMES.get(name.strip().casefold())
+
+
+def class_name(name: str) -> str:
+    """Return the name of a class in the one form in which it is stored and compared (Unicode NFC).
+
+    Systems write one letter in different ways: macOS gives folders with "u" and a combining
+    diaeresis, where others have "ü".
+
+    Example:
+        >>> class_name("u\u0308") == "\u00fc"
+        True
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def class_name_problem(name: object) -> str | None:
+    """Return why something cannot be the name of a class, to follow "it"; None if it can.
+
+    A class name is shown on one line, stored in files, and joined to the path of a folder.
+
+    Example:
+        >>> class_name_problem("a\\nb"), class_name_problem("../b"), class_name_problem("a/b")
+        ('has control characters', 'is a path', None)
+    """
+    if not isinstance(name, str):
+        return f"is a {type(name).__name__}, not a text"
+    if not name.strip():
+        return "is empty"
+    if len(name) > LONGEST_CLASS_NAME:
+        return f"has {len(name)} characters, at most {LONGEST_CLASS_NAME} are allowed"
+    for character in name:
+        if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
+            return "has control characters"
+        if character in DIRECTION_MARKS + INVISIBLE:
+            return f"has the invisible character U+{ord(character):04X}"
+    for part in name.replace("\\", "/").split("/"):
+        if part in ("", ".", ".."):
+            return "is a path"
+    return None
