@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import PIL
+import simplejpeg
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -33,6 +34,9 @@ OUTPUT_TOLERANCE = 1e-4
 
 Rounding depends on the number of threads and on the processor.
 """
+
+DECODERS = ("Pillow", PIL.__version__, "simplejpeg", simplejpeg.__version__)
+"""What turns files into pixels: other versions round otherwise, so a cache keeps them apart."""
 
 OUTPUTS_FILE = "outputs.npy"
 """File of a pipeline's folder with the embeddings of fixed images."""
@@ -63,7 +67,7 @@ def pipeline_folder(
         engine: "torch" or "onnxruntime".
     """
     expected = outputs.float().cpu().numpy()
-    parts = (PIL.__version__, weights, image_size, crop_ratio, precision, engine)
+    parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     for number in count():
         folder = cache / (f"{key}-{number}" if number else key)

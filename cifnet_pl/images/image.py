@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cifnet_pl.images.files import read_bytes
+from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square
 from cifnet_pl.images.names import HEIC_BRANDS
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
@@ -34,11 +35,8 @@ IMAGE_SIZE_LIMIT = 2048
 THUMBNAIL_SIDE = 8
 """Side of a thumbnail in pixels."""
 
-ORIENTATION_TAG = 0x0112
-"""EXIF tag Orientation (CIPA DC-008, as all tags here)."""
-
 DATE_TAKEN_TAG = 0x9003
-"""EXIF tag DateTimeOriginal, in the part ``EXIF_PART``."""
+"""EXIF tag DateTimeOriginal (CIPA DC-008), in the part ``EXIF_PART``."""
 
 DATE_CHANGED_TAG = 0x0132
 """EXIF tag DateTime."""
@@ -173,9 +171,15 @@ class EncodedImage:
                 return _opened(content, formats)
 
     def square(self, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-        """Decode the image as :func:`square`; UnreadableImage where that fails."""
+        """Decode the image as :func:`square`; UnreadableImage where that fails.
+
+        Ordinary JPEG files are decoded by :mod:`cifnet_pl.images.jpeg`.
+        """
         if isinstance(self.content, Image.Image):
             return square(self.content, size, crop_ratio)
+        pixels = decode_square(self.content, size, crop_ratio)
+        if pixels is not None:
+            return pixels
         with self.open() as image:
             return opened_square(image, size, crop_ratio)
 

@@ -166,39 +166,67 @@ def decode_batches(
     Returns:
         The batches in their order.
     """
-    waiting: deque[PixelBatch[Item, Result]] = deque()
+    queue = _DecodingQueue(pool, batches, size, read, pinned)
+    queue.begin(ahead)
+    if alternate:
+        return queue.in_turn(ahead)
+    return queue.in_order()
 
-    def read_job(items: Sequence[Item], pixels: np.ndarray) -> list[Result]:
-        return [read(item, square) for item, square in zip(items, pixels, strict=True)]
 
-    def begin(count: int) -> None:
-        for items in islice(batches, count):
-            pixels = torch.empty(
-                len(items), size, size, 3, dtype=torch.uint8, pin_memory=pinned
-            )
+class _DecodingQueue(Generic[Item, Result]):
+    """Batches that are being decoded; the arguments are those of :func:`decode_batches`."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        batches: Iterator[Sequence[Item]],
+        size: int,
+        read: Callable[[Item, np.ndarray], Result],
+        pinned: bool,
+    ):
+        self._pool = pool
+        self._batches = batches
+        self._size = size
+        self._read = read
+        self._pinned = pinned
+        self._waiting: deque[PixelBatch[Item, Result]] = deque()
+
+    def begin(self, count: int) -> None:
+        """Let the threads decode the next batches."""
+        for items in islice(self._batches, count):
+            shape = (len(items), self._size, self._size, 3)
+            pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
             rows = pixels.numpy()
             length = max(1, min(IMAGES_PER_JOB, len(items) // decoding_cores()))
             jobs = []
             for start in range(0, len(items), length):
                 end = start + length
-                jobs.append(pool.submit(read_job, items[start:end], rows[start:end]))
-            waiting.append(PixelBatch(items, pixels, jobs))
+                jobs.append(
+                    self._pool.submit(self._read_all, items[start:end], rows[start:end])
+                )
+            self._waiting.append(PixelBatch(items, pixels, jobs))
 
-    def in_order() -> Iterator[PixelBatch[Item, Result]]:
-        while waiting:
-            if alternate:
-                for batch in waiting:
-                    wait(batch.jobs)
-            batch = waiting.popleft()
+    def _read_all(self, items: Sequence[Item], pixels: np.ndarray) -> list[Result]:
+        return [
+            self._read(item, square) for item, square in zip(items, pixels, strict=True)
+        ]
+
+    def in_order(self) -> Iterator[PixelBatch[Item, Result]]:
+        """Yield the batches; for each one that is done another one is begun."""
+        while self._waiting:
+            batch = self._waiting.popleft()
             wait(batch.jobs)
-            if not alternate:
-                begin(1)
+            self.begin(1)
             yield batch
-            if alternate and not waiting:
-                begin(ahead)
 
-    begin(ahead)
-    return in_order()
+    def in_turn(self, ahead: int) -> Iterator[PixelBatch[Item, Result]]:
+        """Yield the batches; others are begun when all are done and the consumer waits."""
+        while self._waiting:
+            for batch in self._waiting:
+                wait(batch.jobs)
+            yield self._waiting.popleft()
+            if not self._waiting:
+                self.begin(ahead)
 
 
 class ReadResult(NamedTuple):

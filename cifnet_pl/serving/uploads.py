@@ -17,7 +17,6 @@ from cifnet_pl.images.image import (
     EncodedImage,
     UnreadableImage,
     content_hash,
-    opened_square,
 )
 from cifnet_pl.images.names import is_hidden
 from cifnet_pl.model.classifier import Classifier
@@ -202,11 +201,13 @@ def decoded(
         UnreadableImage: no image of a known format, one that is damaged, or one with too many
             pixels.
     """
-    with EncodedImage(content).open(OPENED_FORMATS) as image:
+    encoded = EncodedImage(content)
+    with encoded.open(OPENED_FORMATS) as image:
         if image.width * image.height > limits.pixels:
             area = f"{image.width} × {image.height} pixels"
             raise UnreadableImage(f"{area} are more than {limits.pixels:,}")
-        return opened_square(image, size, crop_ratio), FORMATS[image.format or "PNG"]
+        extension = FORMATS[image.format or "PNG"]
+    return encoded.square(size, crop_ratio), extension
 
 
 def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
