@@ -1,6 +1,4 @@
-"""``configs``: find the configurations that come with the package by name, and the one that ``fit``
-uses by default.
-"""
+"""``configs``: find the package's configurations by name, and the default of ``fit``."""
 
 from __future__ import annotations
 
@@ -11,25 +9,22 @@ from pathlib import Path
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import RECOMMENDED, config_files
 
-DECIDES = (
-    *(
-        "--config",
-        "-c",
-        "--model",
-        "--model.head",
-        "--model.buffer",
-        "--model.calibrate",
-        "--data.source",
-    ),
-    *("--model.head.update_past", "--model.head.weighting"),  # only CIFNetHead has them
+METHOD_OPTIONS = (
+    "--config",
+    "-c",
+    "--model",
+    "--model.head",
+    "--model.buffer",
+    "--model.calibrate",
+    "--model.head.update_past",  # only CIFNetHead has this one and the next
+    "--model.head.weighting",
+    "--data.source",
 )
-"""Options of ``fit`` by which the user chooses the method or the data: then nothing is
-recommended.
-"""
+"""Options of ``fit`` that choose the method or the data; with them nothing is recommended."""
 
 
 def configs() -> None:
-    """List the configurations that come with the package: --config takes their names."""
+    """List the configurations of the package; --config takes their names."""
     files = config_files()
     width = max(map(len, files))
     for name, path in files.items():
@@ -77,14 +72,18 @@ def with_named_configs(args: Sequence[str]) -> list[str]:
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
-    """Add the configuration for images to ``fit --data.root IMAGES``; return other arguments as
-    they are.
+    """Add the recommended configuration to ``fit --data.root IMAGES``; return others as they are.
 
     Args:
         args: arguments of the command line.
     """
     keys = {arg.partition("=")[0] for arg in args}
-    if not args or args[0] != "fit" or "--data.root" not in keys or keys & set(DECIDES):
+    if (
+        not args
+        or args[0] != "fit"
+        or "--data.root" not in keys
+        or keys & set(METHOD_OPTIONS)
+    ):
         return list(args)
     path = config_files()[RECOMMENDED]
     print(

@@ -72,7 +72,8 @@ def sentence(
             (name for name in names if f"--{name.rstrip('_')}" not in options), None
         )
         if place is not None:
-            return f"no {place} are given: name them before the options, {program} {place.upper()} …"
+            example = f"{program} {place.upper()} …"
+            return f"no {place} are given: name them before the options, {example}"
         return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
     if found := re.match(
         r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument",

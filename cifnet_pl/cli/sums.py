@@ -1,6 +1,4 @@
-"""``sums``: compute the sums of parts of a training set, one file each, which ``merge`` adds up and
-solves.
-"""
+"""``sums``: write the sums of shards of a training set to files, which ``merge`` adds up and solves."""
 
 from __future__ import annotations
 
@@ -26,13 +24,11 @@ from cifnet_pl.utilities.text import next_command, one_line
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import Shard, ShardLearner
 
-HEAD = "RidgeHead"
-"""Of sums, unless another one is given: its sums are exact, and small."""
+DEFAULT_SUMS_HEAD = "RidgeHead"
+"""Its sums are exact and small."""
 
-SEED = 1
-"""Of the head, as ``fit`` sets it: sums of another random projection could not be merged with a
-run.
-"""
+HEAD_SEED = 1
+"""As ``fit`` sets it: sums of another random projection could not be merged with a run."""
 
 
 def sums(
@@ -44,27 +40,24 @@ def sums(
     retries: int = 3,
     threads: int = 1,
 ) -> None:
-    """Embed parts of a training set and write one file of sums for each; cifnet merge adds them up.
+    """Embed shards of a training set and write one file of sums for each; cifnet merge adds them up.
 
-    Options with a dot in their name are those of fit: --data.source, --data.root, --model.backbone,
-        --model.head, ….
-    Shards that are finished are skipped.
+    Options with a dot in their name are those of fit, such as --data.root and --model.head. Shards
+    that are finished are skipped.
 
     Args:
         output: folder for the files.
-        shard: parts to make here, one after the other, such as 3/64.
-        shards: cut the set into so many parts and make them all, with Ray, which tries those that
-            fail again.
+        shard: shards to compute one after the other, such as 3/64.
+        shards: number of shards to cut the set into, and to compute all of them with Ray.
         workers: number of Ray's workers at a time.
-        retries: how often Ray tries a part again whose worker was lost.
-        threads: of torch in each worker; sums of one part are the same to the last bit for the same
-            number.
+        retries: how often Ray retries a shard whose worker was lost.
+        threads: of torch in each worker; sums of a shard have the same bits for the same number.
 
     Raises:
         UsageError: options that do not fit, a head whose statistics are not sums, or Ray is not
             installed.
         DataError: samples that cannot be read.
-        CifnetError: parts that failed however often they were tried.
+        CifnetError: shards failed despite the retries.
     """
     from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partial_sums import Shard
@@ -79,7 +72,7 @@ def sums(
         return
     if shards is None or shard is not None:
         raise UsageError(
-            "give either --shard 3/64 for one part, or --shards 64 for all of them"
+            "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
     _make_with_ray(
@@ -182,7 +175,9 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     parser.set_defaults(
         {"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1}
     )
-    config = parser.parse_args(with_clean_heads([f"--model.head={HEAD}", *options]))
+    config = parser.parse_args(
+        with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *options])
+    )
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
     given = any(
@@ -190,7 +185,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         for word in options
     )
     if head_options is not None and "seed" in head_options and not given:
-        head_options["seed"] = SEED
+        head_options["seed"] = HEAD_SEED
     try:
         built: Any = parser.instantiate_classes(config)
     except (ValueError, TypeError) as error:
@@ -198,19 +193,16 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     module = built.model
     data = built.data
     size, crop_ratio = data.image_shape(module.backbone.preprocessing)
-    # there is no score to hold out for
+    source = data.source
     if data.learns_held_out:
-        source = data.source.untested()
-    else:
-        source = data.source
+        source = source.untested()  # sums have no score to hold out for
     left_out = None
     if data.duplicates is not None:
         copies = find_duplicates(source, ())
-        for note in (*data.notes, *copies.sentences(source, data.duplicates)):
-            print(note)
-        left_out = (
-            copies.left_out(source)[0] if data.duplicates == "leave_out" else None
-        )
+        for message in (*data.notes, *copies.sentences(source, data.duplicates)):
+            print(message)
+        if data.duplicates == "leave_out":
+            left_out = copies.left_out(source)[0]
     return ShardLearner(
         source,
         Classifier(
@@ -267,8 +259,7 @@ def _make_with_ray(
 
 
 def _start(ray: Any, workers: int) -> None:
-    # Workers import what this process imports: its folder, and the package where it is not
-    # installed.
+    # Workers import what this process imports, also where the package is not installed.
     paths = os.pathsep.join(
         dict.fromkeys(
             [*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()]

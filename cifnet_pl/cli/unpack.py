@@ -21,7 +21,7 @@ def unpack(
     root: str | None = None,
     download: bool = False,
 ) -> None:
-    """Write the images of a data source as PNG files, OUTPUT/train/CLASS/… and OUTPUT/val/CLASS/….
+    """Write the images of a data source as PNG files, OUTPUT/train/CLASS/… and OUTPUT/val/….
 
     Args:
         source: digits, cifar100 or torchvision:<data set>.

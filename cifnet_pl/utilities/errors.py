@@ -170,7 +170,7 @@ def check_embeddings(z: Tensor, width: int) -> None:
         CifnetError: wrong number of dimensions, width or dtype.
         NonFiniteError: NaN or Inf, with the rows that hold them.
     """
-    import torch  # here: help and errors in options need the errors, but not the seconds that this takes
+    import torch  # not above: it takes seconds, which help and errors in options need not wait
 
     if z.ndim != 2 or z.shape[1] != width:
         raise CifnetError(

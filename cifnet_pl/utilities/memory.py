@@ -16,17 +16,15 @@ M_MMAP_THRESHOLD = -3
 M_MMAP_MAX = -4
 """Parameters of ``mallopt``, from malloc.h of the GNU C library."""
 
-LARGE = 2**25
-MANY = 2**16
-"""Bytes of the largest threshold that the library takes, and the number of blocks that it maps by
-default.
-"""
+LARGEST_THRESHOLD = 2**25
+"""Bytes; the library takes no larger threshold."""
+
+MAPPED_BLOCKS = 2**16
+"""Number of blocks that the library maps by default."""
 
 
 def gnu_c_library() -> ctypes.CDLL | None:
-    """Return the GNU C library, whose allocator can be tuned; None with other libraries, which are
-    left as they are.
-    """
+    """Return the GNU C library, whose allocator can be tuned; None with other libraries."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -36,8 +34,7 @@ def gnu_c_library() -> ctypes.CDLL | None:
 
 
 def keep_freed_memory() -> bool:
-    """Tell the GNU C library's allocator to reuse large blocks instead of giving each back to the
-    system.
+    """Make the GNU C library's allocator reuse large blocks, not return them to the system.
 
     On a CPU every activation of a layer is a block of many megabytes. By default each block is
     fresh from the system and goes back at once, and the system clears every page of it: measured,
@@ -65,12 +62,11 @@ _lock = threading.Lock()
 
 @contextmanager
 def matrices_given_back() -> Iterator[None]:
-    """While any thread is within the block, give each block of 32 MB and more back to the system
-    once it is freed.
+    """Return freed blocks of 32 MB and more to the system while a thread is within this block.
 
-    That is how the library is set if :func:`keep_freed_memory` does not change it. A solve takes
-    some ten matrices of the features' width, of sizes that differ a little, so that what is kept of
-    one does not serve for the next.
+    This is the library's default, without :func:`keep_freed_memory`. A solve allocates some ten
+    matrices of the features' width, of slightly different sizes, so that freed memory of one does
+    not fit the next.
     """
     global _solving
     library = _keeping
@@ -79,8 +75,8 @@ def matrices_given_back() -> Iterator[None]:
         return
     with _lock:
         _solving += 1
-        library.mallopt(M_MMAP_THRESHOLD, LARGE)
-        library.mallopt(M_MMAP_MAX, MANY)
+        library.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
+        library.mallopt(M_MMAP_MAX, MAPPED_BLOCKS)
     try:
         yield
     finally:
@@ -91,12 +87,12 @@ def matrices_given_back() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> bool:
-    """Give freed blocks of the GNU C library's allocator back to the system.
+    """Return freed blocks of the GNU C library's allocator to the system.
 
     Each thread frees into an arena of its own, where blocks of other sizes and other threads do not
     fit. A process that runs for days and now and then copies a model would keep most of what each
-    copy took: after twelve lessons of a head of width 1280 a process held 752 MB without this and
-        611 to 655 MB with it.
+    copy took: after twelve updates of a head of width 1280 a process held 752 MB without this
+    function and 611 to 655 MB with it.
 
     Returns:
         Whether there was anything to give back; False with other C libraries.
@@ -132,9 +128,7 @@ class OneThread:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Return the libraries of this process, among them scipy's BLAS; looking for them takes 20
-    ms.
-    """
+    """Return the libraries of this process, such as scipy's BLAS; finding them takes 20 ms."""
     return ThreadpoolController()
 
 

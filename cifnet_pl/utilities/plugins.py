@@ -200,10 +200,10 @@ def import_part(name: str) -> Any:
     try:
         return getattr(import_module(module), last)
     except Exception as error:  # the code of others may fail in any way
-        here = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
             f"{error.name}."
         )
-        if here:
+        if missing:
             hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
         else:
             hint = ""

@@ -1,6 +1,4 @@
-"""Make text from outside safe to print on one line of a screen or in a file, and to draw in
-pictures.
-"""
+"""Make text safe to print on one line, in a file or in a figure; tables and progress bars."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` on one line: line breaks, control characters and undecodable bytes become
-    escapes.
+    r"""Return ``text`` on one line; line breaks, control characters and other bytes are escaped.
 
     Example:
         >>> printable("two\nlines")
@@ -43,9 +40,7 @@ def utf8(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return ``text`` on one line, and its end as "…" where it has more than ``longest``
-    characters.
-    """
+    """Return ``text`` on one line, cut to ``longest`` characters that end in "…"."""
     plain = printable(text)
     if len(plain) <= longest:
         return plain
@@ -77,7 +72,11 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
         >>> number_of(1, "image"), number_of(2, "class"), number_of(1200, "image")
         ('1 image', '2 classes', '1,200 images')
     """
-    return f"{count:,} {one if count == 1 else several or one + ('es' if one.endswith('s') else 's')}"
+    if count == 1:
+        return f"{count:,} {one}"
+    if several is None:
+        several = f"{one}es" if one.endswith("s") else f"{one}s"
+    return f"{count:,} {several}"
 
 
 def table(
@@ -125,11 +124,11 @@ def listed(items: Sequence[str], most: int = LISTED_NAMES) -> str:
 
 
 def next_command(*words: str, trust: bool = False) -> str:
-    """Return the line that tells which command to run next, quoted for a shell.
+    """Return a line that suggests the next command, quoted for a shell.
 
     Args:
         words: the command after ``cifnet``.
-        trust: whether it needs ``--trust``, for heads and networks from outside the package.
+        trust: whether it needs ``--trust``, for custom heads and backbones.
 
     Example:
         >>> next_command("info", "my model", trust=True)
@@ -214,7 +213,7 @@ T = TypeVar("T")
 
 
 def on_terminal() -> bool:
-    """Return whether a bar would be seen."""
+    """Return whether a progress bar would be visible."""
     return Console(stderr=True).is_terminal
 
 
@@ -239,21 +238,17 @@ def counted(
     )
 
 
-# ---------------------------------------------------------------------- in pictures
+# ---------------------------------------------------------------------- in figures
 
 FONT = "DejaVu Sans"
-"""The font that comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, Georgian, Armenian,
-many symbols.
-"""
+"""The font that comes with matplotlib; it has most alphabets and many symbols."""
 
 # A box stands in the picture instead: hundreds of names would give hundreds of warnings.
 warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """Choose fonts for texts, for matplotlib's ``font.family``: its own, and as few others as draw
-    what it lacks.
-    """
+    """Choose fonts for matplotlib's ``font.family``: its own, and few others for what it lacks."""
     from matplotlib.font_manager import findfont
 
     chosen = [FONT]
@@ -274,9 +269,7 @@ def families(texts: Iterable[str]) -> list[str]:
 
 
 def _fonts() -> list[FontEntry]:
-    """Return the upright fonts of normal weight, in an order that does not depend on the file
-    system.
-    """
+    """Return the upright fonts of normal weight, in a fixed order."""
     from matplotlib.font_manager import fontManager
 
     upright = (

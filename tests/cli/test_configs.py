@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.configs import (
-    DECIDES,
+    METHOD_OPTIONS,
     config_files,
     find_config,
     with_named_configs,
@@ -286,7 +286,7 @@ def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(
 
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
-    assert {f"--model.head.{name}" for name in only} <= set(DECIDES)
+    assert {f"--model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
 
 
 @pytest.mark.parametrize(
