@@ -15,7 +15,7 @@ from cifnet_pl.utilities.text import number_of
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.export import Check
+    from cifnet_pl.model.export import ExportCheck
 
 
 KINDS: dict[str, OutputKind] = {"bundle": "bundle", "onnx": "file", "triton": "folder"}
@@ -68,7 +68,7 @@ def export(
         from cifnet_pl.model import hub
 
         pushed = load(model, device="cpu", trust=trust, download=download)
-        address = hub.push(pushed, hub.HubName.of(push), private, overwrite)
+        address = hub.push(pushed, hub.HubName.parse(push), private, overwrite)
         classes = number_of(len(pushed.class_names), "class")
         print(
             f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
@@ -114,7 +114,7 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
     )
 
 
-def _print_graph(model: Classifier, target: Path, check: Check) -> None:
+def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
     inputs = f"embeddings (n, {model.head.in_features}) float32"
     if check.pillow is not None:
         inputs = "images (n, height, width, 3) uint8 RGB"

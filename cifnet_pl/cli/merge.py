@@ -86,12 +86,12 @@ def sums_files(paths: list[Path]) -> list[Path]:
     Raises:
         UsageError: both files of sums and models.
     """
-    from cifnet_pl.model.partial_sums import ENDING, is_sums
+    from cifnet_pl.model.partial_sums import FILE_ENDING, is_sums
 
     files: list[Path] = []
     models: list[Path] = []
     for path in paths:
-        inside = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
+        inside = sorted(path.glob(f"*{FILE_ENDING}")) if path.is_dir() else []
         if is_sums(path) and not path.is_dir():
             files.append(path)
         elif inside:
@@ -117,11 +117,11 @@ def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
         UsageError: the same samples twice, or sums of other settings.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.partial_sums import parts_of, read_sums
+    from cifnet_pl.model.partial_sums import read_sums, shards_of
 
     def place(path: Path) -> tuple[str, int, str]:
-        first = parts_of(path)[0]
-        return first.listing, first.start, path.name
+        first = shards_of(path)[0]
+        return first.set_hash, first.start, path.name
 
     order = sorted(files, key=place)
     total = read_sums(order[0], trust)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cifnet_pl.model.bundle import ImagesTable, Table, check_format, parse
+from cifnet_pl.model.bundle import ImagesRecord, StoredRecord, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import flatten
 
 
-class RunState(Table):
+class RunState(StoredRecord):
     """The record that :class:`cifnet_pl.learning.task_module.TaskModule` adds to a checkpoint.
 
     Attributes:
@@ -30,7 +30,7 @@ class RunState(Table):
     class_names: list[str]
     task_sizes: list[Annotated[int, Field(ge=0)]]
     settings: dict[str, Any]
-    images: ImagesTable
+    images: ImagesRecord
     precision: str
 
     def tasks(self) -> list[list[str]]:

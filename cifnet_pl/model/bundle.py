@@ -1,9 +1,8 @@
-"""The format of a stored model: its description, and a bundle's folder with ``config.json`` and one
-safetensors file.
+"""The format of a stored model: a bundle is a folder with ``config.json`` and one safetensors file.
 
-A description is plain tables and lists, the same in a bundle and in a checkpoint. pydantic checks
-what comes from a file, strictly: nothing is converted to another type, and reading never executes
-anything.
+The description in ``config.json`` is plain records and lists, the same in a bundle and in a
+checkpoint. pydantic checks what comes from a file, strictly: nothing is converted to another type,
+and reading never executes anything.
 
 ``config.json`` names the file of tensors that belongs to it, by the hash of its content. Replacing
 ``config.json`` is the only step that makes a new model the folder's content: a reader finds either
@@ -56,21 +55,23 @@ Setting = Annotated[bool, Strict()] | Annotated[int, Strict()] | Number | Text |
 
 @dataclass(frozen=True)
 class Event:
-    """One step in a model's life: a task of its run, or an extension, or classes forgotten.
+    """One step in a model's life, such as a task of its run or an extension.
 
-    Percentages are 0–100, times in seconds, energies in kWh; None where something was not measured.
+    Percentages are 0–100; None where something was not measured.
 
     Attributes:
         kind: "task", "extend", "merge", "forget" or "recalibrate".
         classes: number of classes known afterwards.
-        images: images taken in (extend, merge) or out (forget).
-        accuracy: A_k after a task; for an extension, on the fifth of the new images that was held
-            out.
-        old_accuracy_before: of the earlier classes, on the images of ``--check``, before the
-            extension.
+        images: number of images taken in (task, extend, merge) or out (forget).
+        accuracy: A_k in percent after a task; of an extension, on the held-out fifth of the new
+            images.
+        old_accuracy_before: accuracy on the images of ``--check`` before an extension.
         old_accuracy: the same afterwards.
-        date: when, in UTC.
-        class_names: classes that were learned, merged or forgotten; None where that is not told.
+        seconds: time that the step took.
+        energy_kwh: energy that it took.
+        energy_source: what the energy was measured by.
+        date: in UTC.
+        class_names: classes that were learned, merged or forgotten; None where not recorded.
         parents: identities (:attr:`Model.identity`) of the models that this step started from.
     """
 
@@ -90,23 +91,21 @@ class Event:
     parents: list[Text] = field(default_factory=list)
 
 
-class Table(BaseModel):
-    """A table from a file, checked strictly; entries that this version does not know are passed
-    over.
-    """
+class StoredRecord(BaseModel):
+    """A record from a file, checked strictly; entries that this version does not know are ignored."""
 
     model_config = ConfigDict(strict=True)
 
 
-class BackboneTable(Table):
-    """The network that embeds, and the hash of its weights."""
+class BackboneRecord(StoredRecord):
+    """The backbone, and the hash of its weights."""
 
     name: str
     sha256: str
     architecture: str | None = None
 
 
-class ImagesTable(Table):
+class ImagesRecord(StoredRecord):
     """How images are prepared; ``held_out`` are the share and the seed of the run's own split."""
 
     image_size: int = Field(ge=1, le=IMAGE_SIZE_LIMIT)
@@ -116,7 +115,7 @@ class ImagesTable(Table):
     ) = Field(strict=False)
 
 
-class BufferTable(Table):
+class BufferRecord(StoredRecord):
     """The settings of the buffer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -128,17 +127,15 @@ class BufferTable(Table):
     oversample: bool
 
 
-class Description(Table):
-    """The description of a model in a bundle's ``config.json`` and in a checkpoint: everything but
-    its tensors.
-    """
+class Description(StoredRecord):
+    """The description of a model in a bundle or checkpoint: everything but its tensors."""
 
-    backbone: BackboneTable
+    backbone: BackboneRecord
     precision: Precision
     engines: list[Engine]
-    images: ImagesTable
+    images: ImagesRecord
     head: dict[str, Setting]
-    buffer: BufferTable | None
+    buffer: BufferRecord | None
     class_names: list[Any]
     task_sizes: list[Annotated[int, Strict(), Field(gt=0)]]
     history: list[Event] = Field(strict=False)
@@ -148,19 +145,19 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def parse(kind: type[T], content: Any, where: str) -> T:
-    """Check a table from a file.
+    """Check a record from a file.
 
     Args:
-        kind: what it should be.
+        kind: class of the record.
         content: what the file holds.
-        where: the file, for messages.
+        where: what an error calls the file.
 
     Raises:
         CheckpointError: an entry is missing, of another type, or not known.
     """
     if not isinstance(content, dict):
         raise CheckpointError(
-            f"{where} is damaged or not a model: its description is not a table"
+            f"{where} is damaged or not a model: its description is not a record"
         )
     try:
         return kind.model_validate(content)
@@ -201,13 +198,15 @@ def check_format(number: Any, where: str) -> None:
 def class_names(
     names: Sequence[Any], where: str, error: type[CifnetError] = CheckpointError
 ) -> list[str]:
-    """Return class names from a file, if each is a plain, unique name that is safe to show and to
-    use in a path.
+    """Check class names from a file: plain, unique, and safe to show and to use in a path.
 
     Args:
         names: the names that a file holds.
         where: what an error calls the file.
-        error: what to raise.
+        error: class of the error.
+
+    Returns:
+        The names.
 
     Raises:
         CheckpointError, or ``error``: no name, one that occurs twice or is not text, control
@@ -248,10 +247,10 @@ def plugin_imports(
         head: class of the head, as a description names it.
         backbone, architecture: as for :func:`~cifnet_pl.backbones.build_backbone`.
     """
-    return [
-        *[head] * (isinstance(head, str) and names_import(head)),
-        *backbone_imports(backbone, architecture),
-    ]
+    imports = backbone_imports(backbone, architecture)
+    if isinstance(head, str) and names_import(head):
+        return [head, *imports]
+    return imports
 
 
 def now() -> str:
@@ -273,7 +272,7 @@ LARGEST_CONFIG = 2**26
 """Largest ``config.json`` that is read, in bytes: room for 500,000 class names."""
 
 
-class TensorsTable(Table):
+class TensorsRecord(StoredRecord):
     """The file of tensors that belongs to a ``config.json``."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -285,11 +284,11 @@ class TensorsTable(Table):
         return f"tensors-{self.sha256[:16]}.safetensors"
 
 
-class FileTable(Table):
+class BundleRecord(StoredRecord):
     """The part of a ``config.json`` about the files of its bundle."""
 
     sha256: str
-    tensors: TensorsTable
+    tensors: TensorsRecord
     versions: dict[str, str] = Field(default_factory=dict)
 
 
@@ -297,9 +296,9 @@ class StoredTensors(NamedTuple):
     """The tensors of an open safetensors file.
 
     Attributes:
-        metadata: the notes of its writer.
+        metadata: what the writer added.
         shapes: shape of every tensor.
-        read: () → the tensors; call it once the shapes are known to be right.
+        read: reads the tensors; call it once the shapes are checked.
     """
 
     metadata: Mapping[str, str]
@@ -309,20 +308,19 @@ class StoredTensors(NamedTuple):
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
-    """Open a safetensors file; within the block, errors of reading it are CheckpointErrors that
-    name it.
-    """
+    """Open a safetensors file; errors of reading it within the block are CheckpointErrors."""
     damaged = explained(
         CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError
     )
     with damaged, safe_open(path, framework="pt") as stored:
-        names = list(stored.keys())  # a file, not a mapping
-        shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
-        yield StoredTensors(
-            stored.metadata() or {},
-            shapes,
-            lambda: {key: stored.get_tensor(key) for key in shapes},
-        )
+        shapes = {}
+        for key in stored.keys():  # noqa: SIM118, no mapping
+            shapes[key] = tuple(stored.get_slice(key).get_shape())
+
+        def read() -> dict[str, Tensor]:
+            return {key: stored.get_tensor(key) for key in shapes}
+
+        yield StoredTensors(stored.metadata() or {}, shapes, read)
 
 
 def is_bundle(folder: Path) -> bool:
@@ -342,7 +340,9 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     Raises:
         UsageError: it may not.
     """
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise UsageError(
             f"{folder} is a file, expected a folder for the bundle: choose another --output"
         )
@@ -350,13 +350,12 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
         raise UsageError(
             f"{folder} holds a bundle already: choose another --output, or add --overwrite true"
         )
-    if folder.is_dir():
-        foreign = sorted(e.name for e in folder.iterdir() if not _ours(e))
-    else:
-        foreign = []
-    if foreign:
+    others = sorted(
+        entry.name for entry in folder.iterdir() if not _is_of_bundle(entry)
+    )
+    if others:
         raise UsageError(
-            f"{folder} holds other files ({printable(foreign[0])}): choose another --output"
+            f"{folder} holds other files ({printable(others[0])}): choose another --output"
         )
 
 
@@ -366,11 +365,10 @@ def write_bundle(
     folder: Path,
     overwrite: bool = False,
 ) -> None:
-    """Write a description and tensors to ``folder``; see the module's docstring for what a kill can
-    leave.
+    """Write a description and tensors to ``folder``, atomically.
 
     Args:
-        description: plain numbers, strings, lists and tables.
+        description: plain numbers, strings, lists and dictionaries.
         tensors: contiguous, on the CPU.
         folder: the bundle's folder; it is made if it is missing.
         overwrite: whether a bundle that is there may be replaced.
@@ -382,41 +380,51 @@ def write_bundle(
     """
     refuse_existing(folder, overwrite)
     content = save(dict(tensors))
-    file = TensorsTable(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    versions = {
+        "cifnet_pl": version("cifnet_pl"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
     config = {
         "format": FORMAT,
         **description,
-        "versions": {
-            "cifnet_pl": version("cifnet_pl"),
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-        },
+        "versions": versions,
         "tensors": file.model_dump(),
     }
-    fresh = not folder.exists()
+    is_new = not folder.exists()
     try:
         write_atomic(folder / file.name, lambda target: target.write(content))
         write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
     except BaseException:
-        if fresh:
+        if is_new:
             _remove_leftovers(folder, keep=None)
         raise
     _remove_leftovers(folder, keep=file.name)
 
 
+class StoredModel(NamedTuple):
+    """A model in an open file.
+
+    Attributes:
+        where: what an error calls the file.
+        description: as :meth:`Classifier.describe` gives it; not checked yet.
+        shapes: shape of every tensor.
+        read: reads the tensors, and checks their checksum; call it once the shapes are checked.
+    """
+
+    where: str
+    description: Any
+    shapes: Shapes
+    read: Callable[[], Mapping[str, Tensor]]
+
+
 @contextmanager
-def open_bundle(
-    folder: Path,
-) -> Iterator[tuple[dict[str, Any], Shapes, Callable[[], dict[str, Tensor]]]]:
+def open_bundle(folder: Path) -> Iterator[StoredModel]:
     """Open a bundle.
 
     Args:
         folder: of the bundle.
-
-    Yields:
-        Its description, the shape of every tensor, and a function that reads the tensors. That
-        function verifies the checksum of the tensors, so call it once the shapes are known to be
-        right.
 
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
@@ -442,7 +450,7 @@ def open_bundle(
         return stored.read()
 
     with open_tensors(path) as stored:
-        yield content, stored.shapes, read
+        yield StoredModel(str(folder), content, stored.shapes, read)
 
 
 def read_versions(folder: Path) -> dict[str, str]:
@@ -454,14 +462,12 @@ def read_versions(folder: Path) -> dict[str, str]:
 
 
 def tensors_name(folder: Path) -> str:
-    """Return the name of the file of tensors that belongs to the ``config.json`` of ``folder``,
-    there or not.
-    """
+    """Return the name of the file of tensors of a bundle, whether the file is there or not."""
     _, file = _read_config(folder)
     return file.tensors.name
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
+def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(
@@ -476,7 +482,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
         digest = _digest(content)  # NaN has none
     if isinstance(content, dict):
         check_format(content.get("format"), str(folder))
-    file = parse(FileTable, content, str(folder))
+    file = parse(BundleRecord, content, str(folder))
     if file.sha256 != digest:
         raise CheckpointError(
             f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again"
@@ -485,22 +491,16 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], FileTable]:
 
 
 def _digest(config: Any) -> str:
-    """Hash the content of a ``config.json``, but for the hash in it; ValueError for what is not
-    JSON, such as NaN.
-    """
+    """Hash a ``config.json`` without the hash in it; ValueError for what is not JSON, such as NaN."""
+    hashed = config
     if isinstance(config, dict):
         hashed = {key: value for key, value in config.items() if key != "sha256"}
-    else:
-        hashed = config
-    return hashlib.sha256(
-        json.dumps(hashed, sort_keys=True, allow_nan=False).encode()
-    ).hexdigest()
+    text = json.dumps(hashed, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _ours(entry: Path) -> bool:
-    """Return whether a file in a bundle's folder was written by this module, or by a writer that
-    was killed.
-    """
+def _is_of_bundle(entry: Path) -> bool:
+    """Return whether a file was written by this module, or by a writer that was killed."""
     name = entry.name.lstrip(".")
     return name.startswith((CONFIG, "tensors-")) and name.endswith(
         (CONFIG, ".safetensors", ".tmp")
@@ -508,11 +508,11 @@ def _ours(entry: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path, keep: str | None) -> None:
-    """Remove files of killed writers, and tensors that no ``config.json`` names; without ``keep``
-    the folder too.
-    """
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        if _ours(entry) and entry.name not in (CONFIG, keep):
+    """Remove files of killed writers and older tensors; without ``keep`` the folder, too."""
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if _is_of_bundle(entry) and entry.name not in (CONFIG, keep):
             entry.unlink(missing_ok=True)
-    if keep is None and folder.is_dir() and not any(folder.iterdir()):
+    if keep is None and not any(folder.iterdir()):
         folder.rmdir()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,16 +25,16 @@ from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
 TOLERANCE = 1e-4
-"""Largest difference of a probability between onnxruntime and torch that an export is good for."""
+"""Largest accepted difference of a probability between onnxruntime and torch."""
 
-WIDEST = 4096
+MAX_NOVELTY_FEATURES = 4096
 """Features up to which a graph holds the matrix of the novelty: 134 MB."""
 
-SHARES = (0.01, 0.02, 0.05, 0.1)
-"""Shares of images of known classes above the thresholds of novelty that are noted in the file."""
+UNKNOWN_SHARES = (0.01, 0.02, 0.05, 0.1)
+"""Shares of images of known classes for which novelty thresholds are in the metadata."""
 
 CUBIC = -0.5
-"""The cubic kernel's parameter, as Pillow has it."""
+"""Parameter of the cubic kernel, as in Pillow."""
 
 
 def cubic_kernel(x: Tensor) -> Tensor:
@@ -46,12 +46,16 @@ def cubic_kernel(x: Tensor) -> Tensor:
 
 
 class Square(nn.Module):
-    """:func:`cifnet_pl.images.image.square` for a batch of RGB images of one size, any size, as two
-    matrix products.
+    """Resize and crop RGB images of one size to squares, as two matrix products.
 
-    The weights are Pillow's: a cubic kernel, widened to the sampling step where that is larger than
-    a pixel, around the centre of every target pixel within the cropped box; the rows are
-    normalised, and both passes round to 8 bits.
+    It is :func:`cifnet_pl.images.image.square` for a batch. The weights are Pillow's: a cubic
+    kernel, widened to the sampling step where that is larger than a pixel, around the centre of
+    every target pixel within the cropped box. The rows are normalised, and both passes round to 8
+    bits.
+
+    Args:
+        size: side of the squares in pixels.
+        crop_ratio: share of the short side that is cropped.
     """
 
     def __init__(self, size: int, crop_ratio: float):
@@ -60,74 +64,87 @@ class Square(nn.Module):
         self.crop_ratio = crop_ratio
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (n, h, w, 3) uint8 → (n, 3, size, size) float32 with whole numbers 0–255."""
+        """Return (n, h, w, 3) uint8 as (n, 3, size, size) float32 with whole numbers 0–255."""
         height = images.shape[1]
         width = images.shape[2]
-        rows, columns = (
-            torch.scalar_tensor(side, dtype=torch.float64) for side in (height, width)
-        )
+        rows = torch.scalar_tensor(height, dtype=torch.float64)
+        columns = torch.scalar_tensor(width, dtype=torch.float64)
         side = torch.minimum(rows, columns) * self.crop_ratio
         x = images.permute(0, 3, 1, 2).float()
-        x = _to_8_bits(x @ self._weights(width, columns, side).T)
-        return _to_8_bits(self._weights(height, rows, side) @ x)
+        x = _round_to_8_bits(x @ self._weights(width, columns, side).T)
+        return _round_to_8_bits(self._weights(height, rows, side) @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
-        """Return the weights (size, pixels) float32 of one pass; ``length`` is ``pixels`` as a
-        tensor.
+        """Return the weights (size, pixels) float32 of one pass.
+
+        Args:
+            pixels: length of the image in this direction.
+            length: the same as a tensor.
+            side: length of the cropped part.
         """
         step = side / self.size
-        centre = (length - side) / 2 + (
-            torch.arange(self.size, dtype=torch.float64) + 0.5
-        ) * step
+        first = (length - side) / 2
+        centre = first + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
         position = torch.arange(pixels, dtype=torch.float64) + 0.5
-        weights = cubic_kernel(
-            (position[None] - centre[:, None]) / torch.clamp_min(step, 1.0)
-        )
+        distance = (position[None] - centre[:, None]) / torch.clamp_min(step, 1.0)
+        weights = cubic_kernel(distance)
         return (weights / weights.sum(dim=1, keepdim=True)).float()
 
 
-def _to_8_bits(x: Tensor) -> Tensor:
+def _round_to_8_bits(x: Tensor) -> Tensor:
     return (x + 0.5).floor().clamp(0, 255)  # halves upwards, as in fixed point
 
 
 class HeadGraph(nn.Module):
-    """Embeddings (n, d) → calibrated probabilities (n, C) and, if the head can tell it, novelty
-    (n,); all float32.
+    """Map embeddings (n, d) to probabilities (n, C) and, if the head has it, novelty (n,).
 
-    A head with more than ``WIDEST`` features has no novelty here: its matrix would be most of the
-    file.
+    All are float32. A head with more than ``MAX_NOVELTY_FEATURES`` features has no novelty here:
+    its matrix would be most of the file.
+
+    Args:
+        model: a learned model on the CPU.
+
+    Attributes:
+        input_name: name of the input.
+        about: description of the input.
+        example: an input.
+        too_wide: number of features, where these are why there is no novelty; else None.
     """
 
     input_name = "embeddings"
 
     def __init__(self, model: Classifier):
         super().__init__()
+        head = model.head
         self.about = (
-            f"embeddings: float32 (n, {model.head.in_features}), from the network that this was"
+            f"embeddings: float32 (n, {head.in_features}), from the backbone that the model was"
             " learned with"
         )
-        self.example = torch.zeros(2, model.head.in_features)
-        self.scoring = model.head.scoring()
-        self.temperature: Tensor = nn.Buffer(model.head.temperature.clone())
-        self.odds_power: Tensor = nn.Buffer(model.head.odds_power.clone())
-        features = (
-            model.head.distances().moments.gram.shape[0]
-            if model.head.tells_novelty
-            else None
-        )
-        self.too_wide = features if features is not None and features > WIDEST else None
-        told = features is not None and self.too_wide is None
-        self.measuring = model.head.novelty_function() if told else None
+        self.example = torch.zeros(2, head.in_features)
+        self.scoring = head.scoring()
+        self.temperature: Tensor = nn.Buffer(head.temperature.clone())
+        self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
+        self.too_wide: int | None = None
+        self.measuring = None
+        if head.tells_novelty:
+            features = head.distances().moments.gram.shape[0]
+            if features > MAX_NOVELTY_FEATURES:
+                self.too_wide = features
+            else:
+                self.measuring = head.novelty_function()
 
     @property
     def outputs(self) -> list[str]:
         """Names of the outputs."""
-        return ["probabilities"] + ["novelty"] * (self.measuring is not None)
+        if self.measuring is None:
+            return ["probabilities"]
+        return ["probabilities", "novelty"]
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs; everything after the embedding is in float64, as in the head."""
+        scores = self.scoring(embeddings)
         probabilities = to_probabilities(
-            self.scoring(embeddings), self.temperature, self.odds_power
+            scores, self.temperature, self.odds_power
         ).float()
         if self.measuring is None:
             return (probabilities,)
@@ -135,7 +152,7 @@ class HeadGraph(nn.Module):
 
 
 class Graph(HeadGraph):
-    """Images (n, h, w, 3) uint8 RGB → what :class:`HeadGraph` gives for their embeddings."""
+    """Map images (n, h, w, 3) uint8 RGB to what :class:`HeadGraph` gives for their embeddings."""
 
     input_name = "images"
 
@@ -144,9 +161,9 @@ class Graph(HeadGraph):
         self.about = (
             "images: uint8 RGB (n, height, width, 3), all of one size, any size"
         )
-        self.example = torch.zeros(
-            2, model.image_size + 3, model.image_size + 5, 3, dtype=torch.uint8
-        )
+        height = model.image_size + 3
+        width = model.image_size + 5
+        self.example = torch.zeros(2, height, width, 3, dtype=torch.uint8)
         self.square = Square(model.image_size, model.crop_ratio)
         self.network = model.backbone.network
         self.scale: Tensor = nn.Buffer(model.backbone.scale)
@@ -159,12 +176,12 @@ class Graph(HeadGraph):
         )
 
 
-class Check(NamedTuple):
+class ExportCheck(NamedTuple):
     """Largest differences between the exported graph and this package.
 
     Attributes:
         torch: of a probability, between onnxruntime and torch.
-        pillow: of a probability, between the graph and Pillow's resize; None for a graph that takes
+        pillow: of a probability, between the graph and Pillow's resize; None for a graph of
             embeddings.
         novelty: relative, of the novelty; None for a graph without it.
         too_wide: number of features, where these are why there is no novelty; else None.
@@ -176,62 +193,72 @@ class Check(NamedTuple):
     too_wide: int | None = None
 
 
-def onnx_bytes(model: Classifier) -> tuple[bytes, Check]:
-    """Export a model, and check the graph with onnxruntime on real images or on random embeddings.
+class Export(NamedTuple):
+    """An exported model.
+
+    Attributes:
+        content: of an ONNX file.
+        check: how far it is from this package.
+    """
+
+    content: bytes
+    check: ExportCheck
+
+
+def onnx_bytes(model: Classifier) -> Export:
+    """Export a model, and check the graph with onnxruntime on real images or random embeddings.
 
     Args:
         model: a learned model.
-
-    Returns:
-        The content of an ONNX file, and how far it is from torch.
 
     Raises:
         CifnetError: this backbone or head cannot be expressed, or the check failed.
     """
     import onnx
 
-    model = copy.deepcopy(model).to("cpu")  # the network too: another thread may use it
-    graph = (Graph if model.backbone.takes_images else HeadGraph)(model).eval()
-    program = _exported(graph)
-    proto: Any = program.model_proto
-    metadata = _thresholds(model, graph) | {
+    model = copy.deepcopy(model).to(
+        "cpu"
+    )  # the backbone, too: another thread may use it
+    graph = Graph(model) if model.backbone.takes_images else HeadGraph(model)
+    graph.eval()
+    proto: Any = _exported(graph).model_proto
+    onnx.helper.set_model_props(proto, _metadata(model, graph))
+    _strip(proto.graph)
+    content = proto.SerializeToString()
+    return Export(content, check_onnx(content, graph, model))
+
+
+def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
+    """Return the metadata of the file, with novelty thresholds for ``UNKNOWN_SHARES``."""
+    output = (
+        "probabilities: float32 (n, classes), calibrated, in the order of class_names"
+    )
+    if "novelty" in graph.outputs:
+        output += "; novelty: float32 (n), larger is more novel"
+    metadata = {
         "class_names": json.dumps(model.class_names),
         "input": graph.about,
-        "output": (
-            "probabilities: float32 (n, classes), calibrated, in the order of class_names"
-            + "; novelty: float32 (n), larger is more foreign"
-            * ("novelty" in graph.outputs)
-        ),
+        "output": output,
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
         "crop_ratio": str(model.crop_ratio),
         "producer": f"cifnet_pl {version('cifnet_pl')}",
     }
-    onnx.helper.set_model_props(proto, metadata)
-    _strip(proto.graph)
-    content = proto.SerializeToString()
-    return content, check_onnx(content, graph, model)
-
-
-def _thresholds(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the novelty above which an image is called unknown, for each of ``SHARES``, as
-    metadata of the graph.
-    """
-    asked, _ = model.available_shares(unknown=SHARES[0])
-    if asked is None or "novelty" not in graph.outputs:
-        return {}
-    limits = {f"{share:g}": model.judge(unknown=share).limit for share in SHARES}
-    return {
-        "unknown_above": json.dumps(
-            {share: limit for share, limit in limits.items() if limit is not None}
-        )
-    }
+    available, _ = model.available_shares(unknown=UNKNOWN_SHARES[0])
+    if available is not None and "novelty" in graph.outputs:
+        thresholds = {}
+        for share in UNKNOWN_SHARES:
+            limit = model.judge(unknown=share).limit
+            if limit is not None:
+                thresholds[f"{share:g}"] = limit
+        metadata["unknown_above"] = json.dumps(thresholds)
+    return metadata
 
 
 def _exported(graph: HeadGraph) -> Any:
-    sides = range(
-        graph.example.ndim - 1
-    )  # all but the last one, of channels or features
+    # All dimensions but the last one, of channels or features, may have any size.
+    dimensions = range(graph.example.ndim - 1)
+    shape = dict.fromkeys(dimensions, torch.export.Dim.DYNAMIC)
     with (
         explained(CifnetError, "this model cannot be written as ONNX"),
         exclusive_export(),
@@ -241,7 +268,7 @@ def _exported(graph: HeadGraph) -> Any:
             (graph.example,),
             input_names=[graph.input_name],
             output_names=graph.outputs,
-            dynamic_shapes=(dict.fromkeys(sides, torch.export.Dim.DYNAMIC),),
+            dynamic_shapes=(shape,),
             dynamo=True,
             verbose=False,
         )
@@ -249,21 +276,24 @@ def _exported(graph: HeadGraph) -> Any:
 
 def _strip(graph: Any) -> None:
     """Remove the exporter's notes about its own source code, which hold paths of this machine."""
-    for element in (
+    elements = (
         graph,
         *graph.node,
         *graph.value_info,
         *graph.initializer,
         *graph.input,
         *graph.output,
-    ):
+    )
+    for element in elements:
         del element.metadata_props[:]
         element.doc_string = ""
 
 
-def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
-    """Compare onnxruntime with torch, on two images (whole and cut; alone and in a batch) or on
-    embeddings.
+# ---------------------------------------------------------------------- check
+
+
+def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportCheck:
+    """Compare onnxruntime with torch on two images (whole, cut, in a batch) or on embeddings.
 
     Args:
         content: of the ONNX file.
@@ -276,87 +306,103 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> Check:
     session = import_onnxruntime().InferenceSession(
         content, providers=["CPUExecutionProvider"]
     )
-    off = 0.0
-    far = 0.0 if isinstance(graph, Graph) else None
-    strange = 0.0 if "novelty" in graph.outputs else None
-    for batch in (
-        _natural_images()
-        if isinstance(graph, Graph)
-        else _embeddings(model.head.in_features)
-    ):
-        scores, *novelty = session.run(None, {graph.input_name: batch})
+    takes_images = isinstance(graph, Graph)
+    batches = _natural_images() if takes_images else _embeddings(model.head.in_features)
+    from_torch = [0.0]
+    from_pillow = [0.0]
+    of_novelty = [0.0]
+    for batch in batches:
+        probabilities, *novelty = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
-            expected, *measured = (
-                output.numpy() for output in graph(torch.from_numpy(batch))
+            expected, *expected_novelty = graph(torch.from_numpy(batch))
+        from_torch.append(_difference(probabilities, expected))
+        if takes_images:
+            from_pillow.append(
+                _difference(probabilities, _predict_by_pillow(model, batch))
             )
-        if strange is not None:
-            strange = max(
-                strange,
-                _distance(novelty[0], measured[0])
-                / max(1.0, float(np.abs(measured[0]).max())),
-            )
-        off = max(off, _distance(scores, expected))
-        if far is None:
-            continue
-        squares = [
+        if novelty:
+            size = max(1.0, float(expected_novelty[0].abs().max()))
+            of_novelty.append(_difference(novelty[0], expected_novelty[0]) / size)
+    # numpy's maximum is NaN if a value is, and the negation is true for NaN.
+    largest = float(np.max(from_torch))
+    largest_of_novelty = float(np.max(of_novelty))
+    if not largest <= TOLERANCE:
+        raise CifnetError(
+            f"onnxruntime differs from torch by {largest:.1g} in a probability, more than"
+            f" {TOLERANCE:g}"
+        )
+    if not largest_of_novelty <= TOLERANCE:
+        raise CifnetError(
+            f"onnxruntime differs from torch by a share of {largest_of_novelty:.1g} in the novelty of"
+            " an image"
+        )
+    return ExportCheck(
+        torch=largest,
+        pillow=max(from_pillow) if takes_images else None,
+        novelty=largest_of_novelty if "novelty" in graph.outputs else None,
+        too_wide=graph.too_wide,
+    )
+
+
+def _difference(a: np.ndarray, b: Tensor) -> float:
+    return float(np.abs(a - b.numpy()).max())
+
+
+def _predict_by_pillow(model: Classifier, images: np.ndarray) -> Tensor:
+    """Return the probabilities of images (n, h, w, 3) that Pillow resizes."""
+    squares = []
+    for image in images:
+        squares.append(
             square(Image.fromarray(image), model.image_size, model.crop_ratio)
-            for image in batch
-        ]
-        pillow = (
-            model.probabilities(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
-            .cpu()
-            .numpy()
         )
-        far = max(far, _distance(scores, pillow))
-    if not off <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by {off:.1g} in a probability, more than {TOLERANCE:g}"
-        )
-    if strange is not None and not strange <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by a share of {strange:.1g} in the novelty of an image"
-        )
-    return Check(off, far, strange, graph.too_wide)
+    return model.probabilities(
+        torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+    ).cpu()
 
 
 def _natural_images() -> Iterator[np.ndarray]:
     """Yield batches (n, h, w, 3) uint8."""
     from sklearn.datasets import load_sample_images
 
-    images: Sequence[np.ndarray] = load_sample_images().images
-    cuts = [np.stack(images), *(image[None] for image in images)]
-    cuts += [
-        cuts[1][:, 30:230, 50:170],
-        cuts[2].transpose(0, 2, 1, 3),
-        cuts[2][:, ::9, ::9],
-    ]
-    return (np.array(cut, order="C") for cut in cuts)
+    first, second = load_sample_images().images
+    yield np.stack([first, second])
+    for image in (
+        first,
+        second,
+        first[30:230, 50:170],
+        second.transpose(1, 0, 2),
+        second[::9, ::9],
+    ):
+        yield np.array(image[None], order="C")
 
 
 def _embeddings(width: int) -> Iterator[np.ndarray]:
-    """Return batches (n, ``width``) float32."""
+    """Yield batches (n, ``width``) float32."""
     z = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
-    return iter((z, z[:1], 100 * z, z * np.abs(z)))
+    yield z
+    yield z[:1]
+    yield 100 * z
+    yield z * np.abs(z)
 
 
-def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
+# ---------------------------------------------------------------------- Triton
 
-
-TRITON = Path(__file__).parent / "templates" / "config.pbtxt"
+TRITON_TEMPLATE = Path(__file__).parent / "templates" / "config.pbtxt"
 
 
 def triton_config(name: str, classes: int, graph: bytes) -> str:
-    """Return the content of ``config.pbtxt``.
+    """Return the content of ``config.pbtxt`` for a Triton server.
 
     Args:
         name: of the model, which is its folder's.
         classes: number of them.
-        graph: as :func:`cifnet_pl.model.export.onnx_bytes` gives it.
+        graph: content of an ONNX file.
     """
     import onnx
 
     outputs = {
         output.name for output in onnx.load_model_from_string(graph).graph.output
     }
-    return rendered(TRITON, name=name, classes=classes, novelty="novelty" in outputs)
+    return rendered(
+        TRITON_TEMPLATE, name=name, classes=classes, novelty="novelty" in outputs
+    )

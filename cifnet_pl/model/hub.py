@@ -22,8 +22,8 @@ from cifnet_pl.utilities.text import one_line, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
 
-MOST_CLASSES = 200
-"""Class names in a card; of more, the first ones."""
+MAX_CARD_CLASSES = 200
+"""Class names in a card; of more classes, the first ones."""
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 
@@ -35,17 +35,18 @@ def model_card(model: Classifier, repository: str) -> str:
         model: the model.
         repository: ``user/model``.
     """
+    _, _, title = repository.partition("/")
     return rendered(
         TEMPLATE,
         model=model,
         images=model.backbone.takes_images,
-        title=escaped(repository.partition("/")[2]),
+        title=escaped(title),
         repository=repository,
         backbone=printable(model.backbone.name),
         head=type(model.head).__name__,
         learned=f"{sum(model.counts.values()):,}",
         elements=f"{sum(model.state_elements().values()):,}",
-        names=[escaped(name) for name in model.class_names[:MOST_CLASSES]],
+        names=[escaped(name) for name in model.class_names[:MAX_CARD_CLASSES]],
     )
 
 
@@ -73,10 +74,19 @@ class HubName(NamedTuple):
     repository: str
     revision: str | None = None
 
+    @property
+    def shown(self) -> str:
+        """The name as a user writes it."""
+        if self.revision is None:
+            return f"{SCHEME}{self.repository}"
+        return f"{SCHEME}{self.repository}@{self.revision}"
+
     @classmethod
-    def of(cls, text: str) -> HubName:
-        """Read ``hf:user/model`` or ``hf:user/model@revision``; raise UsageError for anything
-        else.
+    def parse(cls, text: str) -> HubName:
+        """Parse ``hf:user/model`` or ``hf:user/model@revision``.
+
+        Raises:
+            UsageError: anything else.
         """
         found = re.fullmatch(
             r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", text, re.ASCII
@@ -113,13 +123,12 @@ def fetch(name: HubName, download: bool) -> Path:
             _check_files(
                 name, {file.rfilename: file.size for file in info.siblings or []}
             )
-        given = {"repo_id": name.repository, "local_files_only": not download}
-        folder = Path(
-            hub.hf_hub_download(filename=CONFIG, revision=name.revision, **given)
-        ).parent
+        options = {"repo_id": name.repository, "local_files_only": not download}
+        config = hub.hf_hub_download(filename=CONFIG, revision=name.revision, **options)
+        folder = Path(config).parent
         # The folder is named by the commit, so that both files are of the same one.
         hub.hf_hub_download(
-            filename=tensors_name(folder), revision=folder.name, **given
+            filename=tensors_name(folder), revision=folder.name, **options
         )
         return folder
 
@@ -144,8 +153,7 @@ def push(
     hub = optional("huggingface_hub", f"{SCHEME}{name.repository}", "hf")
     if name.revision is not None:
         raise UsageError(
-            f"{SCHEME}{name.repository}@{name.revision} has a revision: a model is pushed as the"
-            " newest"
+            f"{name.shown} has a revision: push the model without one, as the newest"
         )
     with TemporaryDirectory() as made, _explained(name, "write"):
         folder = Path(made) / "bundle"
@@ -153,19 +161,16 @@ def push(
         api = hub.HfApi()
         address = api.create_repo(name.repository, private=private, exist_ok=True)
         info = api.model_info(name.repository)
-        there = [file.rfilename for file in info.siblings or []]
-        _refuse_existing(name, there, overwrite)
-        new = sorted(path.name for path in folder.iterdir())
-        changes: list[Any] = [
-            hub.CommitOperationAdd(file, str(folder / file)) for file in new
-        ]
-        changes.append(
-            hub.CommitOperationAdd(CARD, model_card(model, name.repository).encode())
-        )
-        old = [
-            file for file in there if file.startswith("tensors-") and file not in new
-        ]
-        changes += [hub.CommitOperationDelete(file) for file in old]
+        existing = [file.rfilename for file in info.siblings or []]
+        _refuse_existing(name, existing, overwrite)
+        card = model_card(model, name.repository).encode()
+        changes: list[Any] = [hub.CommitOperationAdd(CARD, card)]
+        added = sorted(path.name for path in folder.iterdir())
+        for file in added:
+            changes.append(hub.CommitOperationAdd(file, str(folder / file)))
+        for file in existing:
+            if file.startswith("tensors-") and file not in added:
+                changes.append(hub.CommitOperationDelete(file))
         message = f"{len(model.class_names)} classes"
         api.create_commit(
             name.repository, changes, commit_message=message, parent_commit=info.sha
@@ -174,27 +179,28 @@ def push(
 
 
 def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
+    """Raise CheckpointError unless the files of a repository (name → bytes) are of a bundle."""
     if CONFIG not in sizes or not any(file.startswith("tensors-") for file in sizes):
-        listed = ", ".join(printable(file) for file in sorted(sizes)[:5]) or "nothing"
+        files = ", ".join(printable(file) for file in sorted(sizes)[:5]) or "nothing"
         raise CheckpointError(
-            f"{SCHEME}{name.repository} is no model of this package, it has {listed}"
+            f"{name.shown} is no model of this package, it has {files}"
         )
     if (sizes[CONFIG] or 0) > LARGEST_CONFIG:
         raise CheckpointError(
-            f"{SCHEME}{name.repository} has a {CONFIG} of more than {LARGEST_CONFIG} bytes"
+            f"{name.shown} has a {CONFIG} of more than {LARGEST_CONFIG} bytes"
         )
 
 
-def _refuse_existing(name: HubName, there: list[str], overwrite: bool) -> None:
-    foreign = sorted(file for file in there if not OWN_FILES.fullmatch(file))
-    if foreign:
+def _refuse_existing(name: HubName, files: list[str], overwrite: bool) -> None:
+    """Raise UsageError if a repository with ``files`` must not be written to."""
+    others = sorted(file for file in files if not OWN_FILES.fullmatch(file))
+    if others:
         raise UsageError(
-            f"{SCHEME}{name.repository} holds other files ({printable(foreign[0])}): choose another"
-            " name"
+            f"{name.shown} holds other files ({printable(others[0])}): choose another name"
         )
-    if CONFIG in there and not overwrite:
+    if CONFIG in files and not overwrite:
         raise UsageError(
-            f"{SCHEME}{name.repository} holds a model: choose another name, or add --overwrite true"
+            f"{name.shown} holds a model: choose another name, or add --overwrite true"
         )
 
 
@@ -205,27 +211,25 @@ def _explained(name: HubName, what: str) -> Iterator[None]:
         yield
     except CifnetError:
         raise
-    except Exception as error:  # the package, and those that it reaches the network with, have many kinds
-        raise CheckpointError(_sentence(name, what, error)) from error
+    except (
+        Exception
+    ) as error:  # huggingface_hub and its network packages raise many kinds
+        raise CheckpointError(_message(name, what, error)) from error
 
 
-def _sentence(name: HubName, what: str, error: Exception) -> str:
-    shown = f"{SCHEME}{name.repository}" + (
-        f"@{name.revision}" if name.revision else ""
-    )
+def _message(name: HubName, what: str, error: Exception) -> str:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "LocalEntryNotFoundError" in kinds:
         return (
-            f"{shown} is not on this machine: allow the download with --download true, in Python"
-            " download=True"
+            f"{name.shown} is not on this machine: allow the download with --download true, in"
+            " Python download=True"
         )
     status = getattr(getattr(error, "response", None), "status_code", None)
     refused = status in (401, 403, 404) or "LocalTokenNotFoundError" in kinds
+    message = f"cannot {what} {name.shown}: {one_line(error)[:200]}"
     if refused:
-        login = (
+        message += (
             "; check the name, or log in with `hf auth login` or HF_TOKEN, by a token that may"
             " write"
         )
-    else:
-        login = ""
-    return f"cannot {what} {shown}: {one_line(error)[:200]}{login}"
+    return message

@@ -1,9 +1,8 @@
-"""Store sums over parts of a training set, one file each, and add them up to a model of the whole
-set.
+"""Partial sums: the statistics of shards of a training set, one file each, merged to one model.
 
 A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the
-samples in them, and a description that is checked as a bundle's is. Parts of one set name the
-positions that they cover; parts of different sets are compared by the hashes.
+samples in them, and a description that is checked as a bundle's is. Shards of one set record the
+positions that they cover; shards of different sets are compared by the hashes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,33 +25,40 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
 from cifnet_pl.data.sets import SampleSet, Source
-from cifnet_pl.model.bundle import StoredTensors, Table, open_tensors, parse
+from cifnet_pl.model.assembly import assemble
+from cifnet_pl.model.bundle import (
+    StoredModel,
+    StoredRecord,
+    StoredTensors,
+    open_tensors,
+    parse,
+)
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
-from cifnet_pl.model.store import assemble
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, prefixed
 from cifnet_pl.utilities.files import write_atomic
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import listed, printable
 
-ENDING = ".sums"
-"""Of the names of files of sums."""
+FILE_ENDING = ".sums"
 
-KEY = "cifnet_sums"
-"""The entry of a file's metadata."""
+METADATA_KEY = "cifnet_sums"
+"""Entry of a file's metadata that holds the header."""
 
-PROBES = 64
+HASHED_SAMPLES = 64
 """Samples whose contents tell sets with the same names apart."""
 
 Position = Annotated[int, Strict(), Field(ge=0)]
 
 
-class Part(Table):
-    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples; ``listing`` is the
-    set's hash.
+class ShardRecord(StoredRecord):
+    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples.
+
+    Attributes:
+        set_hash: see :func:`set_hash`.
     """
 
-    listing: str
+    set_hash: str
     start: Position
     stop: Position
     total: Position
@@ -60,43 +66,49 @@ class Part(Table):
     def __str__(self) -> str:
         return f"samples {self.start} to {self.stop - 1} of {self.total}"
 
+    def follows(self, other: ShardRecord) -> bool:
+        """Return whether this shard begins where another one of the same set ends."""
+        return self.set_hash == other.set_hash and self.start == other.stop
 
-class SumsTable(Table):
-    """The header of a file of sums, besides the description of its model."""
 
-    parts: list[Part]
+class SumsRecord(StoredRecord):
+    """The header of a file of partial sums."""
+
+    shards: list[ShardRecord]
     sha256: str
     model: Any
 
 
 @dataclass
 class PartialSums:
-    """The sums of one or more parts of a training set.
+    """The statistics of one or more shards of training sets.
 
     Attributes:
         model: its head is not solved; ``images`` are the content hashes of the samples.
-        parts: positions in the sums, by set, ascending, without overlap.
+        shards: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
     """
 
     model: Classifier
-    parts: list[Part]
+    shards: list[ShardRecord]
     name: str = "sums"
 
     @property
-    def missing(self) -> list[Part]:
+    def missing(self) -> list[ShardRecord]:
         """Positions of the same sets that are not in the sums."""
-        missing: list[Part] = []
-        for listing in dict.fromkeys(part.listing for part in self.parts):
-            listed = [part for part in self.parts if part.listing == listing]
-            stops = [0, *(part.stop for part in listed)]
-            starts = [*(part.start for part in listed), listed[0].total]
-            gaps = zip(stops, starts, strict=True)
-            missing += [
-                listed[0].model_copy(update={"start": a, "stop": b})
-                for a, b in gaps
-                if a < b
-            ]
+        missing: list[ShardRecord] = []
+        for _, of_set in itertools.groupby(self.shards, lambda shard: shard.set_hash):
+            end = 0
+            for shard in of_set:
+                if shard.start > end:
+                    missing.append(
+                        shard.model_copy(update={"start": end, "stop": shard.start})
+                    )
+                end = shard.stop
+            if end < shard.total:
+                missing.append(
+                    shard.model_copy(update={"start": end, "stop": shard.total})
+                )
         return missing
 
     def add(self, other: PartialSums) -> None:
@@ -106,49 +118,55 @@ class PartialSums:
             other: sums of other samples; it must not be used afterwards.
 
         Raises:
-            UsageError: a sample that both saw, or other backbones, image sizes, precisions, heads
+            UsageError: a sample that is in both, or other backbones, image sizes, precisions, heads
                 or settings.
         """
-        for one, another in itertools.product(self.parts, other.parts):
-            start = max(one.start, another.start)
-            stop = min(one.stop, another.stop)
-            if one.listing == another.listing and start < stop:
+        self._check_positions(other)
+        self._check_hashes(other)
+        with prefixed(f"cannot add {other.name} to {self.name}"):
+            check_same_embeddings(self.model, other.model)
+            absorb(self.model, other.model)
+        self.shards = _joined([*self.shards, *other.shards])
+
+    def _check_positions(self, other: PartialSums) -> None:
+        for shard, another in itertools.product(self.shards, other.shards):
+            start = max(shard.start, another.start)
+            stop = min(shard.stop, another.stop)
+            if shard.set_hash == another.set_hash and start < stop:
                 raise UsageError(
                     f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which"
                     " would count twice"
                 )
-        known = {part.listing for part in self.parts}
-        if any(part.listing not in known for part in other.parts):
-            ours, theirs = (
-                sums.model.images.content.cpu().numpy() for sums in (self, other)
+
+    def _check_hashes(self, other: PartialSums) -> None:
+        known = {shard.set_hash for shard in self.shards}
+        if all(shard.set_hash in known for shard in other.shards):
+            return
+        ours = self.model.images.content.cpu().numpy()
+        theirs = other.model.images.content.cpu().numpy()
+        common = np.intersect1d(ours, theirs)
+        if len(common):
+            raise UsageError(
+                f"{other.name} and {self.name} have {len(common)} samples in common, which would"
+                " count twice"
             )
-            common = np.intersect1d(ours, theirs)
-            if len(common):
-                raise UsageError(
-                    f"{other.name} and {self.name} have {len(common)} samples in common, which"
-                    " would count twice"
-                )
-        with prefixed(f"cannot add {other.name} to {self.name}"):
-            check_same_embeddings(self.model, other.model)
-            absorb(self.model, other.model)
-        self.parts = _joined([*self.parts, *other.parts])
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
 
         Raises:
-            UsageError: a part of a set is missing.
+            UsageError: a shard of a set is missing.
         """
         if self.missing:
-            parts = listed([str(part) for part in self.missing])
+            missing = listed([str(shard) for shard in self.missing])
             raise UsageError(
-                f"not all sums are there: {parts} are missing; make those shards first"
+                f"not all sums are there: {missing} are missing; make those shards first"
             )
-        empty = [name for name, count in self.model.counts.items() if not count]
-        if empty:
-            raise UsageError(
-                f"class '{printable(empty[0])}' has no samples in these sums"
-            )
+        for name, count in self.model.counts.items():
+            if not count:
+                raise UsageError(
+                    f"class '{printable(name)}' has no samples in these sums"
+                )
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
@@ -156,8 +174,19 @@ class PartialSums:
         return self.model
 
 
-def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
-    """Hash the list of a set's samples: names, labels and the contents of a few samples, in order.
+def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
+    """Join neighbouring shards, so that a list of many stays short."""
+    joined: list[ShardRecord] = []
+    for shard in sorted(shards, key=lambda shard: (shard.set_hash, shard.start)):
+        if joined and shard.follows(joined[-1]):
+            joined[-1] = joined[-1].model_copy(update={"stop": shard.stop})
+        else:
+            joined.append(shard)
+    return joined
+
+
+def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
+    """Hash a set of samples: names, labels and the contents of a few samples, in order.
 
     The contents are needed because names are often only positions.
 
@@ -168,22 +197,27 @@ def listing_of(samples: SampleSet, class_names: Sequence[str]) -> str:
     Returns:
         32 hexadecimal digits.
     """
-    digest = hashlib.blake2b(
-        repr((list(class_names), len(samples))).encode("utf-8", "surrogateescape"),
-        digest_size=16,
-    )
+    title = repr((list(class_names), len(samples)))
+    digest = hashlib.blake2b(title.encode("utf-8", "surrogateescape"), digest_size=16)
     digest.update(np.ascontiguousarray(samples.labels).tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    probes = np.linspace(0, len(samples) - 1, min(PROBES, len(samples))).astype(
-        np.int64
-    )
-    digest.update(samples.hashes(probes).tobytes())
+    count = min(HASHED_SAMPLES, len(samples))
+    rows = np.linspace(0, len(samples) - 1, count).astype(np.int64)
+    digest.update(samples.hashes(rows).tobytes())
     return digest.hexdigest()
 
 
+# ---------------------------------------------------------------------- files
+
+
+def is_sums(path: Path) -> bool:
+    """Return whether a path names a file of partial sums."""
+    return path.suffix == FILE_ENDING
+
+
 def write_sums(sums: PartialSums, path: Path) -> None:
-    """Write a file of sums, atomically.
+    """Write a file of partial sums, atomically.
 
     Args:
         sums: what to write.
@@ -193,19 +227,39 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         CifnetError: the disk is full or not writable.
     """
     tensors = sums.model.tensors()
-    digest = fingerprint("", tensors)
-    about = {**sums.model.describe(), "history": []}
     header = {
-        "parts": [part.model_dump() for part in sums.parts],
-        "sha256": digest,
-        "model": about,
+        "shards": [shard.model_dump() for shard in sums.shards],
+        "sha256": fingerprint("", tensors),
+        "model": {**sums.model.describe(), "history": []},
     }
-    content = save(tensors, {KEY: json.dumps(header)})
+    content = save(tensors, {METADATA_KEY: json.dumps(header)})
     write_atomic(path, lambda file: file.write(content))
 
 
+class OpenSums(NamedTuple):
+    """An open file of partial sums: its header, checked, and its tensors."""
+
+    header: SumsRecord
+    stored: StoredTensors
+
+
+@contextmanager
+def _open_sums(path: Path) -> Iterator[OpenSums]:
+    if not path.is_file():
+        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
+    with open_tensors(path) as stored:
+        text = stored.metadata.get(METADATA_KEY, "null")
+        header = parse(SumsRecord, json.loads(text), str(path))
+        whole = all(shard.start < shard.stop <= shard.total for shard in header.shards)
+        if not header.shards or not whole:
+            raise CheckpointError(
+                f"{path} is damaged: its shards are not parts of a set"
+            )
+        yield OpenSums(header, stored)
+
+
 def read_sums(path: Path, trust: bool = False) -> PartialSums:
-    """Read a file of sums; nothing from it is executed unless ``trust``.
+    """Read a file of partial sums; nothing from it is executed unless ``trust``.
 
     Args:
         path: the file.
@@ -214,69 +268,29 @@ def read_sums(path: Path, trust: bool = False) -> PartialSums:
     Raises:
         CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
     """
-    with _opened(path) as (table, stored):
+    with _open_sums(path) as (header, stored):
 
         def read() -> dict[str, Tensor]:
             tensors = stored.read()
-            if fingerprint("", tensors) != table.sha256:
+            if fingerprint("", tensors) != header.sha256:
                 raise CheckpointError(
                     f"{path} is damaged: its checksum is wrong; make it again"
                 )
             return tensors
 
-        model = assemble(
-            table.model, stored.shapes, read, str(path), trust=trust, solved=False
-        )
-    return PartialSums(model, table.parts, path.name)
+        stored_model = StoredModel(str(path), header.model, stored.shapes, read)
+        model = assemble(stored_model, trust=trust, solved=False)
+    return PartialSums(model, header.shards, path.name)
 
 
-def parts_of(path: Path) -> list[Part]:
-    """Read the parts that a file covers.
+def shards_of(path: Path) -> list[ShardRecord]:
+    """Read the shards that a file covers.
 
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
-    with _opened(path) as (table, _):
-        return table.parts
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[SumsTable, StoredTensors]]:
-    """Open a file of sums: its header, checked, and its tensors."""
-    if not path.is_file():
-        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
-    with open_tensors(path) as stored:
-        table = parse(
-            SumsTable, json.loads(stored.metadata.get(KEY, "null")), str(path)
-        )
-        if not table.parts or any(
-            part.start >= part.stop or part.stop > part.total for part in table.parts
-        ):
-            raise CheckpointError(
-                f"{path} is damaged: its parts are not parts of a set"
-            )
-        yield table, stored
-
-
-def is_sums(path: Path) -> bool:
-    """Return whether a path names a file of sums."""
-    return path.suffix == ENDING
-
-
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Join neighbouring parts, so that a list of many shards stays short."""
-    joined: list[Part] = []
-    for part in sorted(parts, key=lambda part: (part.listing, part.start)):
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.listing == part.listing
-            and last.stop == part.start
-        ):
-            joined[-1] = last.model_copy(update={"stop": part.stop})
-        else:
-            joined.append(part)
-    return joined
+    with _open_sums(path) as (header, _):
+        return header.shards
 
 
 @dataclass(frozen=True)
@@ -302,14 +316,10 @@ class Shard:
         """
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         if match:
-            shard = cls(int(match[1]), int(match[2]))
-        else:
-            shard = cls(0, 0)
-        if not 1 <= shard.index <= shard.count:
-            raise UsageError(
-                f"--shard is '{text}', expected one of n parts, such as 3/64"
-            )
-        return shard
+            index, count = int(match[1]), int(match[2])
+            if 1 <= index <= count:
+                return cls(index, count)
+        raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     def bounds(self, total: int) -> tuple[int, int]:
         """Return the first position of the shard, and the one after its last, in a set of ``total``
@@ -326,17 +336,17 @@ class Shard:
 
 @dataclass
 class ShardLearner:
-    """Computes the sums of any shard of a source.
+    """Computes the partial sums of any shard of a source.
 
     Attributes:
         source: the training set is cut into shards; the test set is not used.
-        empty: a model without classes, whose head's statistics pool; its backbone is none:<width>
-            for embeddings.
-        batch_size: images embedded at once.
-        workers: processes that decode.
+        empty: a model without classes, whose head's statistics can be merged; its backbone is
+            none:<width> for embeddings.
+        batch_size: images embedded in one batch.
+        workers: number of processes that decode.
         skip_unreadable: whether to leave out images that cannot be decoded.
-        left_out: (n,) bool, training samples that are copies of others or lie in two classes; None
-            for none.
+        left_out: (n,) bool, training samples that are duplicates of others or lie in two classes;
+            None for none.
     """
 
     source: Source
@@ -347,16 +357,16 @@ class ShardLearner:
     left_out: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        width = self.empty.head.in_features
         self.empty.head.require("pools")
+        width = self.empty.head.in_features
         features = getattr(self.source.train, "features", width)
         if features != width:
             raise UsageError(
-                f"the embeddings have {features} numbers each, backbone none:{width} does not"
+                f"embeddings of width {features}, expected none:{features} as backbone"
             )
-        self._listing = listing_of(self.source.train, self.source.class_names)
+        self._set_hash = set_hash(self.source.train, self.source.class_names)
 
-    def part(self, shard: Shard) -> Part:
+    def record(self, shard: Shard) -> ShardRecord:
         """Return the positions of a shard.
 
         Raises:
@@ -368,37 +378,48 @@ class ShardLearner:
                 f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
             )
         start, stop = shard.bounds(total)
-        return Part(listing=self._listing, start=start, stop=stop, total=total)
+        return ShardRecord(set_hash=self._set_hash, start=start, stop=stop, total=total)
 
     def sums(self, shard: Shard) -> PartialSums:
         """Embed the samples of a shard and add them up.
 
         Raises:
             DataError: an image that cannot be read.
-            NonFiniteError: an embedding that holds NaN or Inf.
+            NonFiniteError: an embedding that holds NaN or infinity.
         """
-        part = self.part(shard)
-        samples = self.source.train
+        record = self.record(shard)
         model = self.empty.clone()
-        rows = np.arange(part.start, part.stop)
-        images = model.backbone.takes_images
-        if self.left_out is not None:
-            rows = rows[~self.left_out[rows]]
-        if images:
+        if model.backbone.takes_images:
             model.record_engines([model.engine])
         names = self.source.class_names
-        counts = np.bincount(
-            samples.labels, minlength=len(names)
-        ).tolist()  # of all shards, which so agree
+        # The counts of all shards, so that these agree.
+        counts = np.bincount(self.source.train.labels, minlength=len(names)).tolist()
         model.begin_task(names, counts if min(counts) else None)
-        labels = torch.arange(len(names))
-        side, size = (
-            (model.image_size, self.batch_size) if images else (0, EMBEDDED_BATCH)
-        )
-        options = (size, side, self.workers, self.skip_unreadable, model.crop_ratio)
-        model.observe_all(Batches(samples, rows, labels, *options))
+        model.observe_all(self._batches(model, record))
         model.add_up()
-        sums = model.head.fresh()
-        sums.merge_(model.head)  # nothing of the task that is under way is left
-        model.head = sums
-        return PartialSums(model, [part], shard.name)
+        # A fresh head holds nothing of the task that is under way.
+        head = model.head.fresh()
+        head.merge_(model.head)
+        model.head = head
+        return PartialSums(model, [record], shard.name)
+
+    def _batches(self, model: Classifier, record: ShardRecord) -> Batches:
+        """Return the samples of a shard in batches."""
+        rows = np.arange(record.start, record.stop)
+        if self.left_out is not None:
+            rows = rows[~self.left_out[rows]]
+        batch_size = EMBEDDED_BATCH
+        side = 0
+        if model.backbone.takes_images:
+            batch_size = self.batch_size
+            side = model.image_size
+        return Batches(
+            self.source.train,
+            rows,
+            torch.arange(len(self.source.class_names)),
+            batch_size,
+            side,
+            self.workers,
+            self.skip_unreadable,
+            model.crop_ratio,
+        )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cifnet_pl.model.bundle import Number, Table
+from cifnet_pl.model.bundle import Number, StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
@@ -36,7 +36,7 @@ MEASURED = (
 """Keys of ``summary.json`` with a number, or null where it was not measured, that reports use."""
 
 
-class SummaryTable(Table):
+class SummaryTable(StoredRecord):
     """What reports use of ``summary.json`` besides the numbers that were measured."""
 
     A_k: list[Number | None] = Field(min_length=1)
@@ -61,7 +61,7 @@ class SummaryTable(Table):
     cores: int | None = None
 
 
-class DataSection(Table):
+class DataSection(StoredRecord):
     """What reports use of the section ``data`` of ``config.yaml``."""
 
     source: str = "folder"

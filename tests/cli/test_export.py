@@ -222,7 +222,7 @@ def test_novelty_is_torchs_to_float32(head: str):
 
 
 def test_a_head_that_is_too_wide_for_novelty_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cifnet_pl.model.export.WIDEST", WIDTH - 1)
+    monkeypatch.setattr("cifnet_pl.model.export.MAX_NOVELTY_FEATURES", WIDTH - 1)
     learned("ridge").save(tmp_path / "m")
     capsys.readouterr()
     given = ["--model", str(tmp_path / "m"), "--output", str(tmp_path / "m.onnx")]

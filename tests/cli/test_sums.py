@@ -17,7 +17,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.model.partial_sums import KEY, Shard, parts_of, read_sums
+from cifnet_pl.model.partial_sums import METADATA_KEY, Shard, read_sums, shards_of
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import assert_ends, make_images
@@ -112,7 +112,7 @@ def test_a_tree_of_sums(
         capsys,
     )
     assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
-    assert len(parts_of(left)) == len(parts_of(right)) == 1
+    assert len(shards_of(left)) == len(shards_of(right)) == 1
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     tree = merged(tmp_path / "tree", left, right)
     line = merged(tmp_path / "line", *shards)
@@ -214,9 +214,9 @@ def test_missing_shards_are_named(
     shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["merge", *map(str, shards[1:4]), "--output", str(tmp_path / "m")]) == 2
-    total = parts_of(shards[0])[0].total
-    first = parts_of(shards[0])[0]
-    last = parts_of(shards[4])[0]
+    total = shards_of(shards[0])[0].total
+    first = shards_of(shards[0])[0]
+    last = shards_of(shards[4])[0]
     said = capsys.readouterr().err
     assert (
         f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of"
@@ -278,7 +278,7 @@ def test_a_model_is_not_merged_with_sums(
     assert "is no file of sums" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["cut", "flipped", "parts", "model", "nothing"])
+@pytest.mark.parametrize("change", ["cut", "flipped", "shards", "model", "nothing"])
 def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Path):
     path = tmp_path / "d.sums"
     content = bytearray(shards[0].read_bytes())
@@ -291,12 +291,12 @@ def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Pa
         path.write_bytes(save({"x": torch.zeros(1)}))
     else:
         with safe_open(shards[0], framework="pt") as file:
-            header = json.loads(file.metadata()[KEY])
+            header = json.loads(file.metadata()[METADATA_KEY])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if change == "parts":
-            header["parts"][0]["stop"] = 10**6
+        if change == "shards":
+            header["shards"][0]["stop"] = 10**6
         else:
             header["model"]["head"]["class"] = "os.system"
-        path.write_bytes(save(tensors, {KEY: json.dumps(header)}))
+        path.write_bytes(save(tensors, {METADATA_KEY: json.dumps(header)}))
     with pytest.raises(CheckpointError):
         read_sums(path)

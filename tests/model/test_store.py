@@ -237,7 +237,7 @@ P = WIDTH + 1
 TENSORS = [
     (poke("head.cohorts.0.sums.packed_gram", float("nan")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
-    (poke("head.odds_power", 1.5), "the power of its odds 1.5"),
+    (poke("head.odds_power", 1.5), "odds power 1.5"),
     (poke("head.labels", 1), "labels"),
     (poke("head.solved", 0), "middle of a task"),
     (poke("head.under_way", 1), "middle of a task"),
