@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.serving import messages
+from cifnet_pl.serving.fair_queue import Asker, FairQueue
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.utilities.text import printable
@@ -23,6 +25,10 @@ from cifnet_pl.utilities.text import printable
 BATCH_ON_A_CORE = 8
 BATCH_ON_A_DEVICE = 64
 """Images that are embedded together at most: the first of them waits for all."""
+
+
+OWN_WORK = Asker("", 0)
+"""What the service embeds for itself."""
 
 
 class ApiObject(BaseModel, use_attribute_docstrings=True):
@@ -152,8 +158,16 @@ class ScoredImage:
 
 
 @dataclass(frozen=True)
+class EncodedUpload:
+    """Content of an image's file, and the answer that is waited for."""
+
+    content: bytes
+    answer: Future[ScoredImage]
+
+
+@dataclass(frozen=True)
 class DecodedImage:
-    """Pixels (s, s, 3) uint8 of an image, and who waits for its result."""
+    """Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
 
     pixels: np.ndarray
     answer: Future[ScoredImage]
@@ -161,6 +175,9 @@ class DecodedImage:
 
 class Answering:
     """Threads that decode images, and threads that embed as many together as wait.
+
+    Images are decoded in a fair order, as one of many megapixels takes as long as hundreds of small
+    ones.
 
     On a CPU one thread per core embeds. Backbones that run side by side with one thread each are
     faster than one after the other with all threads, because those wait for each other at every
@@ -187,15 +204,17 @@ class Answering:
             self._largest_batch = BATCH_ON_A_DEVICE
             embedders = 1
         self._lock = threading.Lock()
+        self._encoded: FairQueue[EncodedUpload] = FairQueue()
         self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
 
-    def submit(self, content: bytes) -> Future[ScoredImage]:
+    def submit(self, content: bytes, asker: Asker = OWN_WORK) -> Future[ScoredImage]:
         """Queue one image.
 
         Args:
             content: of its file.
+            asker: who waits for the answer.
 
         Returns:
             The result, or UnreadableImage.
@@ -209,7 +228,8 @@ class Answering:
             self.under_way += 1
         answer: Future[ScoredImage] = Future()
         answer.add_done_callback(self._count_answered)
-        self._decoders.submit(self._decode, content, answer)
+        self._encoded.put(asker, EncodedUpload(content, answer))
+        self._decoders.submit(self._decode_next)
         return answer
 
     def decode(self, content: bytes) -> tuple[np.ndarray, str]:
@@ -229,6 +249,13 @@ class Answering:
     def _count_answered(self, answer: Future[ScoredImage]) -> None:
         with self._lock:
             self.under_way -= 1
+
+    def _decode_next(self) -> None:
+        """Decode the image that is next."""
+        asker, upload = self._encoded.take()
+        start = time.perf_counter()
+        self._decode(upload.content, upload.answer)
+        self._encoded.charge(asker, time.perf_counter() - start)
 
     def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
         if not answer.set_running_or_notify_cancel():  # the client is gone already

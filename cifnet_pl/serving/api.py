@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, File, Query, Request, Response, UploadFile
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.serving import inspection, messages
 from cifnet_pl.serving.answering import ApiObject, ImageAnswer
+from cifnet_pl.serving.fair_queue import Asker
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
 from cifnet_pl.serving.learner import LearningJob
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -201,7 +204,35 @@ Trial = Annotated[
 ]
 Back = Annotated[bool, Query(description="true: let them wait again instead")]
 
-routes = APIRouter(responses=ERRORS)
+request_numbers = itertools.count()
+
+
+class ManyFilesRequest(Request):
+    """A request with as many files as the service's limits allow; Starlette allows 1,000."""
+
+    def form(self, **options: Any) -> Any:
+        """Read the form."""
+        limits = the_service(self).options.limits
+        return super().form(**{**options, "max_files": limits.images + 1})
+
+
+class ManyFilesRoute(APIRoute):
+    """A route that reads requests with many files."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """Return what answers a request."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            response: Response = await handle(
+                ManyFilesRequest(request.scope, request.receive)
+            )
+            return response
+
+        return answer
+
+
+routes = APIRouter(responses=ERRORS, route_class=ManyFilesRoute)
 changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
 
 # ---------------------------------------------------------------------- classify and inspect
@@ -215,6 +246,7 @@ async def health() -> dict[str, bool]:
 
 @routes.post("/classify", tags=["classify"])
 async def classify(
+    request: Request,
     service: AskedService,
     files: SentFiles,
     top: Annotated[int, Query(ge=1, le=1000, description="classes per image")] = 5,
@@ -223,12 +255,14 @@ async def classify(
     limits = service.options.limits
     if len(files) > limits.images:
         raise RequestError(413, messages.too_many_images(limits.images))
+    client = request.client.host if request.client else ""
+    asker = Asker(client, next(request_numbers))
     waiting = []
     for file in files:
         name = file.filename or "image"
         if file.size is not None and file.size > limits.image_bytes:
             raise RequestError(413, messages.too_large(name, limits.image_bytes))
-        waiting.append((name, service.score(await file.read())))
+        waiting.append((name, service.score(await file.read(), asker)))
     version = service.served.version
     answers = []
     for name, future in waiting:
@@ -367,12 +401,15 @@ async def learn_waiting(
 
 @changes.post("/forget", tags=["change"], response_model=ChangeResult)
 async def forget(
-    service: AskedService, request: ForgetRequest, wait: Waits = True
+    service: AskedService,
+    request: ForgetRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
 ) -> Response:
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
-    return await ended(service, service.forget(request.name), wait)
+    return await ended(service, service.forget(request.name, anyway), wait)
 
 
 @changes.post("/rename", tags=["change"], response_model=ChangeResult)

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.api import changes, routes
-from cifnet_pl.serving.refusals import explained
+from cifnet_pl.serving.refusals import explained, has_disk_error
 from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.utilities.errors import CifnetError
 
 PAGE = Path(__file__).parent / "page"
@@ -121,12 +122,12 @@ class Guard:
     Attributes:
         app: what answers the rest.
         access: who may ask.
-        body_bytes: largest body of a request.
+        limits: of one request.
     """
 
     app: ASGIApp
     access: Access
-    body_bytes: int
+    limits: Limits
     wrong_tokens: Rate = field(default_factory=lambda: Rate(0.2))
 
     def __post_init__(self) -> None:
@@ -151,8 +152,15 @@ class Guard:
             "headers": [pair for pair in scope["headers"] if pair[0] != b"range"],
         }
         await (self._refusal(scope) or self.app)(
-            whole, limited(receive, self.body_bytes), reply
+            whole, limited(receive, self._largest_body(scope)), reply
         )
+
+    def _largest_body(self, scope: Scope) -> int:
+        """Return the bytes that the body of a request may have: files may have more."""
+        kind = Headers(scope=scope).get("content-type", "")
+        if kind.lower().startswith("multipart/form-data"):
+            return self.limits.body_bytes
+        return min(self.limits.json_bytes, self.limits.body_bytes)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -162,6 +170,8 @@ class Guard:
             client = "unknown"
         host = headers.get("host", "")
         origin = headers.get("origin")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return refused(400, messages.TWO_LENGTHS, {"connection": "close"})
         if not self.access.any_host and _without_port(host) not in LOOPBACK:
             return refused(
                 421,
@@ -274,10 +284,16 @@ def make_app(service: Service, access: Access) -> Guard:
     app.add_api_route(
         "/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False
     )
-    for kind in (CifnetError, RequestValidationError, AnyHTTPException, Exception):
+    for kind in (
+        OSError,
+        CifnetError,
+        RequestValidationError,
+        AnyHTTPException,
+        Exception,
+    ):
         app.add_exception_handler(kind, _answer_error)
 
-    return Guard(app, access, service.options.limits.body_bytes)
+    return Guard(app, access, service.options.limits)
 
 
 def _docs(app: FastAPI) -> str:
@@ -304,6 +320,8 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
     Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
+    if has_disk_error(error):  # also where it was met in reading a request's files
+        return refused(507, messages.DISK_FULL)
     if isinstance(error, CifnetError):
         refusal = explained(error)
         return refused(refusal.status, str(refusal))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -11,12 +13,18 @@ from torch import Tensor
 
 from cifnet_pl.serving.answering import Answering, ScoredImage
 from cifnet_pl.serving.workspace import Workspace
+from cifnet_pl.utilities.errors import CifnetError
+
+LOGGER = logging.getLogger("cifnet_pl.serving")
 
 COMPARED_PER_CLASS = 100
 """Images of a class that are compared with a new one, the newest."""
 
 EMBEDDED_TOGETHER = 8
 """Images that are embedded at a time: answers that come meanwhile wait for no more than these."""
+
+RETRY_SECONDS = 2.0
+"""Pause before images are embedded that could not be read."""
 
 Report = Callable[[int, int], object]
 """Called with the number of images that are embedded, and of those that are to be."""
@@ -95,23 +103,30 @@ class Gallery:
         return [name for name in names if name not in self.known]
 
     def _run(self) -> None:
-        """Embed after each change: newest images of each class first, then those that wait."""
+        """Embed after each change."""
         while True:
             self._changed.wait()
             self._changed.clear()
             if self._ended:
                 return
-            kept_images = self.workspace.kept_images(
-                self.answering.current.served.version
-            )
-            self._compare(kept_images)
-            waiting = [image.file for image in self.workspace.waiting()]
-            unknown = self._unknown(waiting)
-            for start in range(0, len(unknown), EMBEDDED_TOGETHER):
-                if self._changed.is_set():  # all begins anew
-                    break
-                self._embed(unknown[start : start + EMBEDDED_TOGETHER])
-            self._drop_others(kept_images, waiting)
+            try:
+                self._embed_all()
+            except (CifnetError, OSError) as error:  # it is tried again
+                LOGGER.warning("images are embedded later: %s", error)
+                self._changed.set()
+                time.sleep(RETRY_SECONDS)
+
+    def _embed_all(self) -> None:
+        """Embed what is not known yet, and drop what is no longer needed."""
+        kept_images = self.workspace.kept_images(self.answering.current.served.version)
+        self._compare(kept_images)
+        waiting = [image.file for image in self.workspace.waiting()]
+        unknown = self._unknown(waiting)
+        for start in range(0, len(unknown), EMBEDDED_TOGETHER):
+            if self._changed.is_set():  # all begins anew
+                break
+            self._embed(unknown[start : start + EMBEDDED_TOGETHER])
+        self._drop_others(kept_images, waiting)
 
     def _compare(self, kept_images: Mapping[str, Sequence[str]]) -> None:
         """Embed the newest images of each class, with which new ones are compared."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ from cifnet_pl.serving.gallery import Gallery, groups_of
 from cifnet_pl.serving.naming import bare, check_similar, folder_of, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, file_name, uploads
-from cifnet_pl.serving.workspace import WaitingImage, Workspace
+from cifnet_pl.serving.workspace import WaitingImage, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -123,6 +123,7 @@ class LabelledUploads:
     Attributes:
         folder: holds their files.
         images: each once.
+        left_out: images that were deleted or changed on the disk.
 
     Raises:
         RequestError: the name of a class cannot be stored.
@@ -130,6 +131,7 @@ class LabelledUploads:
 
     folder: Path
     images: list[LabelledUpload]
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         class_names(self.names, "the request", UsageError)
@@ -363,13 +365,22 @@ class Inbox:
         sent = {image.file: image.sent for image in self.workspace.waiting()}
         folder = self.workspace.images_folder
         images = []
+        left_out = []
         for file, name in names.items():
-            if file in sent:
+            if file not in sent:
+                continue
+            if is_undamaged(folder / file):
                 value = content_hash((folder / file).read_bytes())
                 images.append(LabelledUpload(sent[file], file, tidy(name), value))
+            else:
+                left_out.append(
+                    LeftOut(file=printable(sent[file]), reason=messages.DAMAGED)
+                )
+        if left_out and not images:
+            raise RequestError(409, f"{left_out[0].file}: {messages.DAMAGED}")
         if not images:
             raise RequestError(409, messages.NOTHING_WAITS)
-        return LabelledUploads(folder, images)
+        return LabelledUploads(folder, images, left_out)
 
 
 def inbox_image(

@@ -9,10 +9,15 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
 FORMAT = 3
+PATIENCE_SECONDS = 10.0
+"""Time for which a statement waits while another process holds the database."""
+
 TABLES = Path(__file__).with_name("journal.sql")
 
 
@@ -37,7 +42,7 @@ class Journal:
         )
         with self.readable(), unreachable:
             self._database = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False
+                path, PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 self._prepare()
@@ -66,9 +71,18 @@ class Journal:
             raise CheckpointError(f"{found}: choose another --workspace")
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query."""
+        """Return the rows of a query.
+
+        Raises:
+            RequestError: another process holds the database for long.
+        """
         with self.lock:
-            return self._database.execute(query, values).fetchall()
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if is_locked(error):
+                    raise RequestError(503, messages.JOURNAL_LOCKED) from error
+                raise
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Change something, within a transaction."""
@@ -83,6 +97,7 @@ class Journal:
         """Write to the journal; at the end of the block the disk has it, or nothing was changed.
 
         Raises:
+            RequestError: another process holds the database for long.
             CifnetError: the disk is full or not writable.
         """
         with self.lock:
@@ -93,6 +108,8 @@ class Journal:
             except sqlite3.Error as error:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+                if is_locked(error):
+                    raise RequestError(503, messages.JOURNAL_LOCKED) from error
                 raise CifnetError(
                     f"cannot write {self.path}: {error}; nothing was changed"
                 ) from error
@@ -100,3 +117,8 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Return whether another process held the database for too long."""
+    return "is locked" in str(error)

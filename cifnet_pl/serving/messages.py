@@ -18,10 +18,18 @@ AUDIT_RUNS = (
 )
 FAILED = "the server failed; its log says why"
 IMPOSSIBLE = "the server could not do that; its log says why"
-DISK_FULL = "the server's disk is full or not writable; nothing was changed"
+DISK_FULL = (
+    "the server's disk is full or not writable; nothing was changed: delete photos of forgotten"
+    " classes, or make room on it"
+)
+JOURNAL_LOCKED = "another program holds the list of changes: try again in a few seconds"
 READ_ONLY = "this service is read-only: it answers, but does not learn"
+TWO_LENGTHS = (
+    "the request has both Content-Length and Transfer-Encoding: send one of them"
+)
 NO_JOB = "there is no such job, or it ended long ago"
 NO_IMAGE = "there is no such photo in the workspace"
+DAMAGED = "its file was deleted or changed on the server's disk"
 NO_UNDO = "there is no change that could be undone"
 NO_REDO = "there is no undone change that could be done again"
 NOTHING_WAITS = (
@@ -102,6 +110,14 @@ def forgot(name: str, exact: bool) -> str:
     else:
         how = "from the answers; its photos still count against other classes"
     return f"forgot '{printable(name)}' {how}"
+
+
+def damaged_images(name: str) -> str:
+    """Return why a class cannot be forgotten exactly."""
+    return (
+        f"photos of '{printable(name)}' were changed on the server's disk, so it can be forgotten"
+        " from the answers only; its photos would still count against other classes"
+    )
 
 
 def images_stay(count: int) -> str:

@@ -71,6 +71,8 @@ def explained(error: CifnetError) -> RequestError:
 
 def has_disk_error(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is that a change cannot be stored."""
+    if isinstance(error, RequestError):
+        return False
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, sqlite3.OperationalError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import signal
@@ -14,7 +15,13 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    DataError,
+    UsageError,
+    check_that,
+    explained,
+)
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import number_of, printable
@@ -173,9 +180,9 @@ def serve(
 def keep_watching(service: Service, folder: Path) -> None:
     """Let new images of a folder wait to be labelled, for ever.
 
-    Those that cannot be stored are tried again.
+    One that cannot be read or is refused is left out; those that cannot be stored are tried again.
     """
-    from cifnet_pl.images.files import NewFiles
+    from cifnet_pl.images.files import NewFiles, read_bytes
     from cifnet_pl.serving.refusals import RequestError
 
     log = logging.getLogger("cifnet_pl.serving")
@@ -183,15 +190,14 @@ def keep_watching(service: Service, folder: Path) -> None:
     while True:
         try:
             for path in images.find():
-                with open(path, "rb") as file:
-                    try:
-                        service.receive(
-                            [(str(path.relative_to(folder)), file)], again=False
-                        )
-                    except RequestError as error:
-                        if error.status == 503:
-                            raise
-                        log.warning("%s is left out: %s", path, error)
+                try:
+                    content = read_bytes(path)
+                    name = str(path.relative_to(folder))
+                    service.receive([(name, io.BytesIO(content))], again=False)
+                except (OSError, DataError, RequestError) as error:
+                    if isinstance(error, RequestError) and error.status == 503:
+                        raise
+                    log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
             log.warning("images of %s wait: %s", folder, error)
         except (

@@ -26,6 +26,7 @@ from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import (
+    OWN_WORK,
     Answering,
     ApiObject,
     CurrentModel,
@@ -33,6 +34,7 @@ from cifnet_pl.serving.answering import (
     ScoredImage,
     ServedModel,
 )
+from cifnet_pl.serving.fair_queue import Asker
 from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
 from cifnet_pl.serving.inspection import (
@@ -47,7 +49,7 @@ from cifnet_pl.serving.learner import JobResult, Learner, LearningJob, Work
 from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
-from cifnet_pl.serving.workspace import Change, Version, Workspace
+from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -190,9 +192,9 @@ class Service:
 
     # ------------------------------------------------------------------ classify and inspect
 
-    def score(self, content: bytes) -> Future[ScoredImage]:
-        """Predict one image; RequestError if too many wait."""
-        return self.answering.submit(content)
+    def score(self, content: bytes, asker: Asker = OWN_WORK) -> Future[ScoredImage]:
+        """Predict one image for someone; RequestError if too many wait."""
+        return self.answering.submit(content, asker)
 
     def preview(self, content: bytes) -> bytes:
         """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
@@ -303,7 +305,7 @@ class Service:
         model.history.append(
             Event("extend", len(model.counts), count, score.percent, before, after)
         )
-        unreadable = []
+        unreadable = list(uploads.left_out)
         for file, reason in update.unreadable:
             unreadable.append(LeftOut(file=printable(file.name), reason=reason))
         result = UpdateResult(
@@ -369,14 +371,20 @@ class Service:
 
     # ------------------------------------------------------------------ change
 
-    def forget(self, name: str) -> LearningJob:
+    def forget(self, name: str, anyway: bool = False) -> LearningJob:
         """Queue forgetting a class.
 
         It is exact where all of its images are kept, else it is taken out of the predictions.
-        """
-        return self._submit("forget", partial(self._forget, name))
 
-    def _forget(self, name: str, job: LearningJob) -> tuple[ServedModel, JobResult]:
+        Args:
+            name: of the class.
+            anyway: whether to take it out of the predictions where a kept image is damaged.
+        """
+        return self._submit("forget", partial(self._forget, name, anyway))
+
+    def _forget(
+        self, name: str, anyway: bool, job: LearningJob
+    ) -> tuple[ServedModel, JobResult]:
         """Forget a class."""
         old = self.model
         require(old, name)
@@ -385,6 +393,10 @@ class Service:
         images = None
         if old.head.subtracts:
             images = self.workspace.images_of_class(name, old.counts[name])
+        if images and not all(map(is_undamaged, images)):
+            if not anyway:
+                raise Question(messages.damaged_images(name))
+            images = None
         done = forget(old, name, images)
         message = messages.forgot(name, done.exact)
         version = self.workspace.commit(
@@ -468,6 +480,8 @@ class Service:
         if not anyway and target not in model.class_names:
             check_similar(target, model.class_names)
         removed = self.workspace.images_of_class(name, model.counts[name])
+        if removed is not None and not all(map(is_undamaged, removed)):
+            removed = None
         if removed is None or not model.head.subtracts:
             raise RequestError(409, messages.cannot_move(name, target))
         require_another(model, name)

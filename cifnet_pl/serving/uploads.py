@@ -44,6 +44,12 @@ Pillow has others that run programs (EPS).
 OPENED_FORMATS = [name for name in FORMATS if name != "MPO"]
 """Names by which Pillow opens them: MPO is opened as JPEG."""
 
+BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of zip files that are unpacked no further than is asked for.
+
+Python unpacks a block of the others (bzip2, LZMA) as a whole, whatever its size.
+"""
+
 DIRECTORY_BYTES = 2**23
 """Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""
 
@@ -53,7 +59,8 @@ class Limits:
     """The limits of one request.
 
     Attributes:
-        body_bytes: of the whole request.
+        body_bytes: of a request with files.
+        json_bytes: of any other request.
         image_bytes: of one image.
         pixels: of one image, decoded.
         images: number of images, those in zip files included.
@@ -62,6 +69,7 @@ class Limits:
     """
 
     body_bytes: int = 2**28
+    json_bytes: int = 2**22
     image_bytes: int = 2**25
     pixels: int = 50_000_000
     images: int = 5000
@@ -181,6 +189,11 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
             raise RequestError(422, f"{where} {unsafe}")
         if entry.flag_bits & 1:
             raise RequestError(422, f"{where} is encrypted")
+        if entry.compress_type not in BOUNDED_METHODS:
+            shown = printable(entry.filename[: messages.LONGEST_FILE_NAME])
+            raise RequestError(
+                422, f"{where} packs {shown} in a way that is not read: use deflate"
+            )
 
 
 def decoded(

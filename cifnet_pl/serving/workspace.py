@@ -15,25 +15,31 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.journal import Journal
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.refusals import RequestError, has_disk_error
 from cifnet_pl.serving.uploads import learned_images
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
 
+T = TypeVar("T")
 LOGGER = logging.getLogger("cifnet_pl.serving")
 JOURNAL = "journal.sqlite"
+RESERVE = "reserve"
+RESERVE_BYTES = 2**20
+"""Size of a file that is given up where a full disk would refuse what frees space."""
+
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
 
@@ -153,15 +159,18 @@ class Workspace:
         self._device = model.device
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
+            stack.enter_context(locked_folder(folder))
             self._journal = Journal(folder / JOURNAL)
             stack.callback(self._journal.close)
             begun = self._check_model(model)
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)
             (folder / "incoming").mkdir()
+            self._remove_half_written()
             self.remove_unused_images()
             if not begun:
                 self._begin(model, images)
+            self._make_reserve()
             self._stack = stack.pop_all()
 
     def _check_model(self, model: Classifier) -> bool:
@@ -443,14 +452,20 @@ class Workspace:
 
     def undo(self) -> tuple[Version, Classifier]:
         """Serve the version before the current one; RequestError if there is none."""
-        return self._step("undo", EARLIER_VERSION, messages.NO_UNDO)
+        step = partial(self._step, "undo", EARLIER_VERSION, messages.NO_UNDO)
+        return self._with_reserve(step)
 
     def redo(self) -> tuple[Version, Classifier]:
         """Serve the version that was undone last; RequestError if there is none."""
-        return self._step("redo", LATER_VERSION, messages.NO_REDO)
+        return self._with_reserve(
+            partial(self._step, "redo", LATER_VERSION, messages.NO_REDO)
+        )
 
     def go_to(self, number: int) -> tuple[Version, Classifier]:
         """Serve any stored version; this is a change that can be undone."""
+        return self._with_reserve(partial(self._go_to, number))
+
+    def _go_to(self, number: int) -> tuple[Version, Classifier]:
         model = self.load(number)
         with self._journal.transaction():
             self._continue("go to", number)
@@ -465,19 +480,22 @@ class Workspace:
         Returns:
             Number of images.
         """
+        return self._with_reserve(partial(self._purge, every))
+
+    def _purge(self, every: bool) -> int:
         self._drop(self.stored_versions)
-        stay = {image.file for image in self.waiting()}
-        if not every:
-            for files in self.kept_images(self.current).values():
-                stay.update(files)
-        deleted = self._file_names() - stay
-        with self._journal.transaction():
-            rows = [(file,) for file in deleted]
-            self._journal.execute_all(
-                "UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows
-            )
-        for file in deleted:
-            (self.images_folder / file).unlink()
+        with self._journal.lock:  # nothing is received meanwhile
+            stay = {image.file for image in self.waiting()}
+            if not every:
+                for files in self.kept_images(self.current).values():
+                    stay.update(files)
+            deleted = self._file_names() - stay
+            with self._journal.transaction():
+                rows = [(file,) for file in deleted]
+                self._journal.execute_all(
+                    "UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows
+                )
+            self._delete(deleted)
         return len(deleted)
 
     def remove_unused_images(self) -> None:
@@ -491,14 +509,38 @@ class Workspace:
                 unused -= version.learned_files
             for (file,) in self._journal.rows("SELECT file FROM inbox WHERE NOT gone"):
                 unused.discard(file)
-            for file in unused:
-                (self.images_folder / file).unlink()
+            self._delete(unused)
 
     def close(self) -> None:
         """Release the workspace for other processes."""
         self._stack.close()
 
     # ------------------------------------------------------------------ details
+
+    def _with_reserve(self, change: Callable[[], T]) -> T:
+        """Make a change that frees space or goes back, even where the disk is full.
+
+        The space of the reserve file is given up for it, and taken again afterwards if there is
+        any.
+        """
+        reserve = self.folder / RESERVE
+        try:
+            return change()
+        except (CifnetError, OSError) as error:
+            if not has_disk_error(error) or not reserve.exists():
+                raise
+        reserve.unlink()
+        try:
+            return change()
+        finally:
+            self._make_reserve()
+
+    def _make_reserve(self) -> None:
+        """Take the space of the reserve file, unless the disk is full."""
+        reserve = self.folder / RESERVE
+        if not reserve.exists():
+            with suppress(CifnetError):
+                write_bytes(reserve, os.urandom(RESERVE_BYTES))
 
     def _bundle(self, number: int) -> Path:
         return self.folder / "versions" / f"{number:06d}"
@@ -507,8 +549,19 @@ class Workspace:
         return list((self.folder / "versions").glob("*"))
 
     def _file_names(self) -> set[str]:
-        """Return the names of all image files."""
-        return {path.name for path in self.images_folder.glob("*")}
+        """Return the names of all image files; nothing else in their folder is ours."""
+        names = {path.name for path in self.images_folder.glob("*")}
+        return {name for name in names if IMAGE_NAME.fullmatch(name)}
+
+    def _delete(self, files: Iterable[str]) -> None:
+        """Delete image files."""
+        for file in files:
+            (self.images_folder / file).unlink(missing_ok=True)
+
+    def _remove_half_written(self) -> None:
+        """Remove the temporary files of a killed process; nothing else writes meanwhile."""
+        for path in self.images_folder.glob(".*.tmp"):
+            path.unlink()
 
     def _continue(self, action: str, number: int) -> None:
         """Continue the line of versions with one that is served from now on."""
@@ -567,6 +620,42 @@ class Workspace:
         for entry in self._bundles():
             if entry not in stored:
                 shutil.rmtree(entry)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder within the block, which no other process can take even by deleting a lock file.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    if os.name == "nt":  # Windows cannot open a folder
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another process serves {folder}: end it, or choose another --workspace"
+            ) from None
+        except OSError as error:  # some network file systems have no such locks
+            LOGGER.warning("%s cannot be locked: %s", folder, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_undamaged(image: Path) -> bool:
+    """Return whether a kept image is there and has the content that its name is the hash of."""
+    try:
+        content = image.read_bytes()
+    except OSError:
+        return False
+    return sha256(content).hexdigest() == image.stem
 
 
 def _now() -> str:

@@ -15,6 +15,7 @@ import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.app import HEADERS, Access
+from cifnet_pl.serving.messages import DISK_FULL
 from cifnet_pl.serving.service import Service, ServiceOptions
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
@@ -517,7 +518,7 @@ def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("cifnet_pl.utilities.files.os.replace", full)
     answer = http.post("/rename", json={"old": "red", "new": "a"})
-    sentence = "the server's disk is full or not writable; nothing was changed"
+    sentence = DISK_FULL
     assert (answer.status_code, answer.json()["error"]) == (507, sentence)
     assert names_of(http.post("/classify", files=images("red", 1))) == ["red"]
     monkeypatch.undo()
