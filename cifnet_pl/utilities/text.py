@@ -163,7 +163,7 @@ def is_or_are(count: int) -> str:
 
 
 def has_controls(text: str) -> bool:
-    """Return whether ``text`` holds control characters, line breaks, or marks of text direction."""
+    """Return whether a text holds control characters, line breaks or marks of direction."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
             return True

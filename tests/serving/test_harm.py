@@ -20,7 +20,7 @@ from cifnet_pl.serving.fair_queue import Asker, FairQueue
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, uploads
 from cifnet_pl.serving.workspace import Workspace
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.serving.services import (
     as_png,
     becomes,
@@ -125,10 +125,10 @@ def test_while_another_program_holds_the_journal_requests_are_refused(
     assert journal.PATIENCE_SECONDS < 60
 
 
-def test_json_has_a_limit_of_its_own(server):
+def test_json_has_a_limit_of_its_own(http):
     body = b'{"name": "' + b"x" * 2**23 + b'"}'
-    answer = httpx.post(
-        f"{server.url}/forget",
+    answer = http.post(
+        "/forget",
         content=body,
         headers={"content-type": "application/json"},
     )
@@ -220,6 +220,7 @@ class FullDisk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.reserve = folder / workspaces.RESERVE
         self._write = workspaces.write_bytes
+        self.error = OSError(errno.ENOSPC, "No space left on device")
         self._begin = journal.Journal.transaction
         monkeypatch.setattr(workspaces, "write_bytes", self.write)
         monkeypatch.setattr(
@@ -228,12 +229,12 @@ class FullDisk:
 
     def write(self, path: Path, content: bytes) -> None:
         """Refuse to write."""
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise CifnetError("cannot write") from self.error
 
     def transaction(self, database):
         """Refuse a transaction unless the reserve was given up."""
         if self.reserve.exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise CifnetError("cannot write") from self.error
         return self._begin(database)
 
 
