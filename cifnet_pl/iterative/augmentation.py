@@ -1,12 +1,10 @@
-"""Random changes of training images, which depend on the image's identity only: the same in any
-batch or process.
-"""
+"""Random augmentation of training images, the same for an image in any batch or process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,15 +13,17 @@ from torch.nn import functional
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResizedCrop
 
 from cifnet_pl.buffer import GOLDEN, split_mix
+from cifnet_pl.utilities.errors import check_choice, check_that
 
 DRAWS = 8
-"""Random numbers for each image: flip, row, column, brightness, contrast, saturation, and the
-hole's row and column.
+"""Random numbers of an image: flip, crop (row, column), brightness, contrast, saturation, cutout
+(row, column).
 """
 
 Policy = Literal["cifar10", "imagenet"]
 
-_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as Pillow's grey
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R 601, as in Pillow)."""
 
 
 def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
@@ -37,53 +37,66 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     Returns:
         (n, count) float64 in [0, 1).
     """
-    state = np.uint64(
-        int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0])
-    )
+    state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
+    start = split_mix(keys.astype(np.uint64) ^ state)
     with np.errstate(over="ignore"):
-        x = (
-            split_mix(keys.astype(np.uint64) ^ state)[:, None]
-            + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
-        )
-    return (split_mix(x) >> np.uint64(11)).astype(np.float64) / 2**53
+        offsets = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+        hashes = split_mix(start[:, None] + offsets)
+    return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def _one_by_one(
-    change: Callable[[Tensor], Tensor],
+    transform: Callable[[Tensor], Tensor],
     images: Tensor,
-    identity: np.ndarray,
+    keys: np.ndarray,
     seed: Sequence[int],
 ) -> Tensor:
-    """Apply a transform of torchvision to each image, with torch's random numbers from its identity
-    and a seed.
+    """Apply a transform of torchvision to each image, with random numbers from its key and a seed.
+
+    Args:
+        transform: uses torch's random numbers.
+        images: (n, 3, s, s) uint8.
+        keys: (n,) int64.
+        seed: any number of integers.
     """
-    numbers = (uniform(identity, seed, 1)[:, 0] * 2**53).astype(np.int64).tolist()
-    changed = []
+    numbers = (uniform(keys, seed, 1)[:, 0] * 2**53).astype(np.int64)
+    changed = torch.empty_like(images)
     with torch.random.fork_rng(devices=[]):
-        for image, number in zip(images, numbers, strict=True):
+        for i, number in enumerate(numbers.tolist()):
             torch.manual_seed(number)
-            changed.append(change(image))
-    if changed:
-        return torch.stack(changed)
-    return images
+            changed[i] = transform(images[i])
+    return changed
+
+
+AUGMENTATION_OPTIONS = (
+    "resized_crop",
+    "flip",
+    "crop_padding",
+    "brightness",
+    "contrast",
+    "saturation",
+    "autoaugment",
+    "cutout",
+)
+"""Options of trained methods that are fields of :class:`Augmentation`."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of images, in this order where they are wanted.
+    """Random augmentation of images.
 
-    A part of the image scaled to its size, mirror image, crop of the image padded with zeros,
-    colour jitter, a learned policy (AutoAugment, Cubuk et al., CVPR 2019), and a black square
-    (Cutout, DeVries & Taylor, 2017).
+    The order is: resized crop, flip, padded crop, colour jitter, a learned policy (AutoAugment,
+    Cubuk et al., CVPR 2019), and a black square (Cutout, DeVries & Taylor, 2017).
 
     Attributes:
         flip: whether half of the images are mirrored left to right.
-        crop_padding: pixels of zeros around the image, of which a square of the old size is
+        crop_padding: pixels of zeros around the image, from which a square of the old size is
             cropped.
         brightness, contrast, saturation: jitter; each factor is uniform in [1 − value, 1 + value].
-        resized_crop: whether a part is taken: 8 to 100 % of the area, sides of 3:4 to 4:3.
-        autoaugment: the set whose policy is used, or None.
-        cutout: side of the black square as a share of the image's; it may reach over the edge.
+        resized_crop: whether 8 to 100 % of the area, with sides of 3:4 to 4:3, are scaled to the
+            image's size.
+        autoaugment: data set whose policy is used, or None.
+        cutout: side of the black square as a share of the image's side; it may reach over the edge.
     """
 
     flip: bool = True
@@ -96,27 +109,22 @@ class Augmentation:
     cutout: float = 0.0
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
-        """Return changed copies of images.
+        """Return augmented images.
 
         Args:
             images: (n, 3, s, s) uint8.
             keys: (n,) int64, the identity of each image.
-            seed: further numbers that the draw depends on, such as the seed of the run, the task,
-                the pass and the view.
+            seed: integers that the draw depends on, such as the seed of the run, the task, the pass
+                and the view.
         """
         identity = keys.cpu().numpy()
         draws = torch.from_numpy(uniform(identity, seed, DRAWS)).to(images.device)
         if self.resized_crop:
-            images = _one_by_one(
-                RandomResizedCrop(images.shape[2], antialias=True),
-                images,
-                identity,
-                (*seed, 1),
-            )
+            crop = RandomResizedCrop(images.shape[2], antialias=True)
+            images = _one_by_one(crop, images, identity, (*seed, 1))
         if self.flip:
-            images = torch.where(
-                (draws[:, 0] < 0.5)[:, None, None, None], images.flip(3), images
-            )
+            flipped = (draws[:, 0] < 0.5)[:, None, None, None]
+            images = torch.where(flipped, images.flip(3), images)
         if self.crop_padding:
             images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
@@ -134,23 +142,19 @@ class Augmentation:
         top, left = (draws * (2 * self.crop_padding + 1)).long().unbind(1)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
-        sample = torch.arange(n, device=images.device)[:, None, None, None]
-        channel = torch.arange(channels, device=images.device)[None, :, None, None]
-        return padded[
-            sample, channel, rows[:, None, :, None], columns[:, None, None, :]
-        ]
+        rows = rows[:, None, :, None].expand(n, channels, height, padded.shape[3])
+        columns = columns[:, None, None, :].expand(n, channels, height, width)
+        return padded.gather(2, rows).gather(3, columns)
 
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
         half = round(self.cutout * side) // 2
         centre = (draws * side).long()[:, :, None]
         place = torch.arange(side, device=images.device)
-        inside = (place >= centre - half) & (
-            place < centre + half
-        )  # (n, 2, s): rows, and columns
-        return images.masked_fill(
-            (inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0
-        )
+        inside = (place >= centre - half) & (place < centre + half)
+        rows, columns = inside.unbind(1)
+        square = rows[:, :, None] & columns[:, None, :]
+        return images.masked_fill(square[:, None], 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
@@ -159,9 +163,30 @@ class Augmentation:
             f[:, None, None, None] for f in factors.unbind(1)
         )
         x = (images.float() * brightness).clamp(0, 255)
-        luma = x.new_tensor(_WEIGHTS)[None, :, None, None]
+        luma = x.new_tensor(LUMA)[None, :, None, None]
         mean = (x * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
         x = (mean + (x - mean) * contrast).clamp(0, 255)
         grey = (x * luma).sum(1, keepdim=True)
         x = (grey + (x - grey) * saturation).clamp(0, 255)
         return x.round().to(torch.uint8)
+
+
+def augmentation_of(options: Mapping[str, Any]) -> Augmentation:
+    """Return the augmentation that options describe.
+
+    Args:
+        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    chosen = {name: options[name] for name in AUGMENTATION_OPTIONS}
+    padding = chosen["crop_padding"]
+    check_that(padding >= 0, "crop_padding", padding, "at least 0")
+    for name in ("brightness", "contrast", "saturation", "cutout"):
+        check_that(
+            0 <= chosen[name] <= 1, name, chosen[name], "a number between 0 and 1"
+        )
+    if chosen["autoaugment"] is not None:
+        check_choice("autoaugment", chosen["autoaugment"], Policy)
+    return Augmentation(**chosen)

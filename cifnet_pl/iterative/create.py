@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.iterative.descent import check_tuning
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     SMALLEST,
     confusion_weights,
     distillation,
     separation,
 )
-from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
 
 
@@ -122,7 +123,7 @@ class CREATEModule(IterativeModule):
         scores: Tensor = self.encoders(z.float())[0]
         return scores
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute the loss: classification, separation and, from the second task on,
         distillation.
         """
@@ -137,12 +138,12 @@ class CREATEModule(IterativeModule):
         loss: Tensor = -label_probability.log().mean() + self.options[
             "separation_weight"
         ] * self._separation(scores, codes, labels)
-        if self.old:
+        if self.old_classes:
             with torch.no_grad():
                 network, encoders = self.teacher
                 taught = encoders(network(x).float())[0].float()
             loss = loss + self.options["distillation_weight"] * distillation(
-                scores[:, : self.old], taught, scale=True
+                scores[:, : self.old_classes], taught, scale=True
             )
         return loss
 
@@ -153,13 +154,15 @@ class CREATEModule(IterativeModule):
             weights = torch.full_like(scores[:, 0], 2.0)
         else:
             weights = confusion_weights(scores, self.options["alpha"])
-        codes, labels, weights = (self.gathered(t) for t in (codes, labels, weights))
+        codes, labels, weights = (
+            self.processes.gather(t) for t in (codes, labels, weights)
+        )
         if len(codes) == 1:  # a single image has nothing to be separated from
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
-            return separation(codes, labels, weights) / self.share
+            return separation(codes, labels, weights) / self.processes.share
 
-    def after_choosing(self) -> None:
+    def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
         self.tune(
@@ -169,7 +172,7 @@ class CREATEModule(IterativeModule):
         )
         self.network.requires_grad_(True)
 
-    def clear(self) -> None:
+    def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
-        super().clear()
+        super().reset_structure()
         self.encoders = AutoEncoders(self.width, self.options["latent"])

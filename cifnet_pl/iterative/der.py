@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, LastStages, grown, stages_of
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import auxiliary_targets
-from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.iterative.trainer import IterativeModule
 
 
 class DERModule(IterativeModule):
@@ -50,7 +51,7 @@ class DERModule(IterativeModule):
         self.branches.requires_grad_(False)
         self.branches.append(self.new_branch().to(self.device))
         inputs = self.width * len(self.branches)
-        self.classifier = grown(self.classifier, inputs, self.classes)
+        self.classifier = grown(self.classifier, inputs, self.n_classes)
         self.auxiliary_classifier = (
             grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
         )
@@ -85,14 +86,14 @@ class DERModule(IterativeModule):
         assert self.auxiliary_classifier is not None
         scores = self.auxiliary_classifier(z[:, -self.width :])
         return functional.cross_entropy(
-            scores.float(), auxiliary_targets(labels, self.old)
+            scores.float(), auxiliary_targets(labels, self.old_classes)
         )
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
         loss: Tensor = functional.cross_entropy(self.logits(z), batch.labels)
-        if self.old:
+        if self.old_classes:
             loss = loss + self.options["auxiliary"] * self.auxiliary_loss(
                 z, batch.labels
             )
@@ -102,7 +103,7 @@ class DERModule(IterativeModule):
         """Scale the new classes' weights to the norm of the old ones."""
         self.align()
 
-    def extractors(self) -> list[nn.Module]:
+    def counted_modules(self) -> list[nn.Module]:
         """Return all branches."""
         return [self.branches]
 
@@ -110,9 +111,9 @@ class DERModule(IterativeModule):
         """Return the structure, and all branches."""
         return f"branches.{len(self.branches)}", self.branches
 
-    def clear(self) -> None:
+    def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
-        super().clear()
+        super().reset_structure()
         self.branches = Branches()
         self.auxiliary_classifier = None
 
@@ -160,6 +161,6 @@ class MEMOModule(DERModule):
             self.shared, self.branches
         )
 
-    def extractors(self) -> list[nn.Module]:
+    def counted_modules(self) -> list[nn.Module]:
         """Return the shared stages and all last ones."""
         return [self.shared, self.branches]

@@ -1,14 +1,20 @@
-"""Exemplars: images of past classes that are kept, and which ones."""
+"""Exemplars: stored images of past classes, and how they are selected."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.buffer import select_herding
+from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 Prediction = Literal["classifier", "nearest_mean"]
@@ -34,18 +40,21 @@ class ExemplarSet(GrowingModule):
         return len(self.label)
 
     def shrink(self, quota: int, classes: int) -> None:
-        """Keep the first ``quota`` exemplars of each of the first ``classes`` (iCaRL, algorithm
-        5).
+        """Remove all but the first ``quota`` exemplars of each class (iCaRL, algorithm 5).
+
+        Args:
+            quota: number of exemplars of a class.
+            classes: number of classes.
         """
         rows = [
             (self.label == label).nonzero().flatten()[:quota]
             for label in range(classes)
         ]
         if rows:
-            kept = torch.cat(rows)
-            self.image = self.image[kept]
-            self.label = self.label[kept]
-            self.key = self.key[kept]
+            remaining = torch.cat(rows)
+            self.image = self.image[remaining]
+            self.label = self.label[remaining]
+            self.key = self.key[remaining]
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
         """Append the exemplars of a new class.
@@ -69,23 +78,94 @@ class ExemplarSet(GrowingModule):
         positions = positions.to(self.label.device)
         return self.image[positions], self.label[positions], self.key[positions]
 
-    def answers(self, z: Tensor) -> Tensor:
-        """Return (n, C) float64 probabilities of embeddings (n, d): the softmax of ``−‖φ(x) −
-        μ_y‖²`` at length 1.
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Return (n, C) float64 probabilities of embeddings (n, d) by the nearest mean.
+
+        They are the softmax of ``−‖φ(x) − μ_y‖²`` of vectors of length 1.
         """
         z = functional.normalize(z, dim=1)
         # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
         return (2 * z.double() @ self.mean.double().T).softmax(dim=1)
 
-    def average(self, z: Tensor) -> None:
-        """Set the means from the exemplars' embeddings (n, d): ``μ_y = Σ φ(p)`` over y's, scaled to
-        length 1.
+    def set_means(self, z: Tensor) -> None:
+        """Compute the means ``μ_y = Σ φ(p)`` of each class, scaled to length 1.
+
+        Args:
+            z: (n, d) embeddings of the exemplars.
         """
         z = functional.normalize(z.float(), dim=1)
         sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(
             0, self.label, z
         )
         self.mean = functional.normalize(sums, dim=1)
+
+
+@dataclass
+class Candidates:
+    """Images of the current task that may become exemplars.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        label, key: (n,) int64.
+        row: (n,) int64 positions in the training set.
+    """
+
+    z: Tensor
+    label: Tensor
+    key: Tensor
+    row: Tensor
+
+    @classmethod
+    def of_all_processes(cls, local: Sequence[Candidates]) -> Candidates:
+        """Return the candidates of all processes together, on the CPU."""
+        batches = []
+        for process in of_all_processes([batch.cpu() for batch in local]):
+            batches += process
+        return cls(
+            torch.cat([batch.z for batch in batches]),
+            torch.cat([batch.label for batch in batches]),
+            torch.cat([batch.key for batch in batches]),
+            torch.cat([batch.row for batch in batches]),
+        )
+
+    def cpu(self) -> Candidates:
+        """Return the candidates on the CPU."""
+        return Candidates(
+            self.z.cpu(), self.label.cpu(), self.key.cpu(), self.row.cpu()
+        )
+
+    def select(self, label: int, count: int) -> Candidates:
+        """Return the exemplars of a class by herding, best first (iCaRL, algorithm 4).
+
+        Args:
+            label: the class.
+            count: number of exemplars, at most.
+        """
+        own = (self.label == label).nonzero().flatten()
+        own = own[self.key[own].argsort()]
+        z = functional.normalize(self.z[own], dim=1)
+        chosen = own[select_herding(z, self.key[own], 0, count)]
+        return Candidates(
+            self.z[chosen], self.label[chosen], self.key[chosen], self.row[chosen]
+        )
+
+
+def decode_squares(
+    images: ImageSet, rows: Tensor, size: int, crop_ratio: float
+) -> Tensor:
+    """Decode training images again, as all images of a task need not fit into memory.
+
+    Args:
+        images: training set.
+        rows: (n,) positions.
+        size: side in pixels.
+        crop_ratio: share of the short side that is kept.
+
+    Returns:
+        (n, 3, s, s) uint8.
+    """
+    squares = [images.image(row).square(size, crop_ratio) for row in rows.tolist()]
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

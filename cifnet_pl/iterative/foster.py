@@ -16,12 +16,13 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
 from cifnet_pl.iterative.descent import Phase
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     balanced_distillation,
     boosting,
     effective_weights,
 )
-from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
 Evaluated = Literal["student", "branches"]
@@ -110,7 +111,7 @@ class FOSTERModule(IterativeModule):
             return None
         return self.capacity + round(rate * images)
 
-    def room(self) -> int:
+    def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
         images = len(self.data.task_rows(finished)) or len(
@@ -119,9 +120,9 @@ class FOSTERModule(IterativeModule):
         places = self._places(images, finished)
         if places is None:
             return self.capacity
-        return max(places, self.classes)
+        return max(places, self.n_classes)
 
-    def kept_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
+    def select_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
         """Return the images of a task that have a place in memory beside the exemplars."""
         if not task or self._places(len(rows), task) is None:
             return rows
@@ -141,17 +142,17 @@ class FOSTERModule(IterativeModule):
         """Add a branch, which starts from the old one's weights, and outputs from the second task
         on.
         """
-        if self.old:
+        if self.old_classes:
             self._compress()
             self.branches.requires_grad_(False)
             self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
-            self.expansion = grown(None, self.width, self.classes)
+            self.expansion = grown(None, self.width, self.n_classes)
         self.classifier = grown(
-            self.classifier, self.width * len(self.branches), self.classes
+            self.classifier, self.width * len(self.branches), self.n_classes
         )
-        if self.old and not self.options["new_on_old"]:
+        if self.old_classes and not self.options["new_on_old"]:
             with torch.no_grad():
-                self.classifier.weight[self.old :, : self.width] = 0
+                self.classifier.weight[self.old_classes :, : self.width] = 0
 
     def _compress(self) -> None:
         """Keep only the student, where there is one."""
@@ -168,18 +169,20 @@ class FOSTERModule(IterativeModule):
         """Rebuild one branch, however many tasks were learned; or both and the student, if they are
         evaluated.
         """
-        self.classes = sum(sizes)
+        self.n_classes = sum(sizes)
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
             self.student = nn.ModuleList(
-                [self.fresh_network(), grown(None, self.width, self.classes)]
+                [self.fresh_network(), grown(None, self.width, self.n_classes)]
             )
         if sizes:
-            self.classifier = grown(None, self.width * len(self.branches), self.classes)
+            self.classifier = grown(
+                None, self.width * len(self.branches), self.n_classes
+            )
 
-    def clear(self) -> None:
+    def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
-        super().clear()
+        super().reset_structure()
         self.branches = Branches([self.branches[0].requires_grad_(True)])
         self.expansion = self.student = None
 
@@ -187,7 +190,7 @@ class FOSTERModule(IterativeModule):
         """Return the structure, and the branches that answer."""
         return f"branches.{len(self.branches)}", self.branches
 
-    def extractors(self) -> list[nn.Module]:
+    def counted_modules(self) -> list[nn.Module]:
         """Return the single branch that is left, or will be."""
         return [self.branches if self.student is None else self.student[0]]
 
@@ -195,7 +198,7 @@ class FOSTERModule(IterativeModule):
 
     def phases(self) -> list[Phase]:
         """Return the phases: boosting, then compression without weight decay."""
-        if self.first:
+        if self.is_first_task:
             return super().phases()
         return [
             self.phase("boost"),
@@ -206,15 +209,15 @@ class FOSTERModule(IterativeModule):
         """Set the class weights of the phase; for compression, add a student with the old branch's
         weights.
         """
-        if self.first:
+        if self.is_first_task:
             return
-        boosts = self.current == "boost"
+        boosts = self.current_phase == "boost"
         if not boosts:
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
             self.student = nn.ModuleList(
-                [student, grown(old, self.width, self.classes)]
+                [student, grown(old, self.width, self.n_classes)]
             )
         beta = self.options["boosting_beta" if boosts else "compression_beta"]
         self._weights = effective_weights(self._images(), beta).to(
@@ -223,10 +226,10 @@ class FOSTERModule(IterativeModule):
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
-        rows = np.unique(np.concatenate([step.rows for step in self.planned()]))
+        rows = np.unique(np.concatenate([step.rows for step in self.plan.steps]))
         source = self.data.source
         new = Counter(source.class_names[label] for label in source.train.labels[rows])
-        kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.classes)
+        kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.n_classes)
         return (
             kept + torch.tensor([new[name] for name in self.class_names])
         ).clamp_min(1)
@@ -252,12 +255,12 @@ class FOSTERModule(IterativeModule):
         if self.options["new_on_old"] or z.shape[1] == self.width:
             return super().logits(z)
         seen = torch.ones_like(head.weight)
-        seen[self.old :, : self.width] = 0
+        seen[self.old_classes :, : self.width] = 0
         return functional.linear(z, head.weight * seen, head.bias).float()
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy in the first task, then the loss of the phase."""
-        if self.first:
+        if self.is_first_task:
             return super().loss(batch)
         x = batch.inputs()
         if self.student is not None:

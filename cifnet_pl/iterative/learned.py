@@ -1,11 +1,9 @@
-"""Make a model of what a trained method has learned, so that it is exported, asked and extended
-like any other.
-"""
+"""Make a model of what a trained method has learned, to be exported and extended like any other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,12 +22,15 @@ from cifnet_pl.utilities.errors import CifnetError
 
 
 def learned_name(structure: str, name: str, architecture: str | None) -> str:
-    """Return the name of the backbone that a network is after learning, which needs no other file
-    than the model's.
+    """Return the backbone's name of a network after learning, which needs no file of weights.
 
     Args:
         structure: one of :func:`cifnet_pl.backbones.structures.structured`.
         name, architecture: of the backbone that learning began with.
+
+    Example:
+        >>> learned_name("plain", "file:weights.pt", "resnet18")
+        'learned:plain:random:resnet18'
     """
     family, _, rest = name.partition(":")
     if family == "file":
@@ -53,35 +54,49 @@ def frozen_backbone(
 
     Args:
         structure: of the network.
-        network: that has learned.
+        network: the network that has learned.
         start: the backbone that learning began with.
-        embed: function from uint8 images (n, 3, s, s) to the embeddings (n, d) that the method
-            itself uses.
+        embed: the method's own function from uint8 images (n, 3, s, s) to embeddings (n, d).
 
     Raises:
-        CifnetError: they are not the same.
+        CifnetError: the backbone embeds otherwise than the method.
     """
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
-    backbone.load_weights(
-        {key: value.cpu() for key, value in network.state_dict().items()}
-    )
+    state = network.state_dict()
+    backbone.load_weights({name: value.cpu() for name, value in state.items()})
     images = natural_images(start.preprocessing.image_size)
-    device = next(
-        iter(network.state_dict().values()), images
-    ).device  # a network may have no weights
+    device = images.device
+    for value in state.values():
+        device = value.device
     ours = backbone.embed(images)
     theirs = embed(images.to(device)).cpu()
+    tolerance = 1e-2 * float(theirs.abs().max())
     if ours.shape != theirs.shape or not torch.allclose(
-        ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())
+        ours, theirs, rtol=1e-2, atol=tolerance
     ):
         raise CifnetError("learned_network() does not embed as features() does")
     return backbone
 
 
+@dataclass
+class EmbeddedExemplars:
+    """Exemplars as a model stores them.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        label: (n,) int64.
+        key: (n,) int64 content hashes.
+    """
+
+    z: Tensor
+    label: Tensor
+    key: Tensor
+
+
 def linear_head(
     classifier: nn.Linear, tasks: list[list[int]], counts: list[int]
 ) -> Head:
-    """Return a head that scores as a linear classifier does.
+    """Return a head with the scores of a linear classifier.
 
     Args:
         classifier: of embeddings (n, d), a row for each class.
@@ -90,10 +105,15 @@ def linear_head(
     """
     head = SGDHead(classifier.in_features)
     weights = torch.cat([classifier.bias[None], classifier.weight.T]).detach().cpu()
+    labels: list[int] = []
+    task_of: list[int] = []
+    for number, task in enumerate(tasks):
+        labels += task
+        task_of += [number] * len(task)
     state = {
         **head.state_dict(),
-        "labels": torch.tensor([label for task in tasks for label in task]),
-        "task_of": torch.tensor([k for k, task in enumerate(tasks) for _ in task]),
+        "labels": torch.tensor(labels),
+        "task_of": torch.tensor(task_of),
         "counts": torch.tensor(counts),
         "weights": weights.to(head.dtype),
     }
@@ -105,73 +125,82 @@ def learned_model(
     module: TaskModule,
     backbone: Backbone,
     classifier: nn.Linear | None,
-    exemplars: tuple[Tensor, Tensor, Tensor],
+    exemplars: EmbeddedExemplars,
 ) -> Classifier:
-    """Return a model of a learned network, with its linear classifier or the nearest mean of its
-    exemplars.
+    """Return a model of a learned network, with a linear classifier or the nearest mean.
 
     Args:
-        module: that has learned, attached to its Trainer.
+        module: has learned, and is attached to its Trainer.
         backbone: the network, frozen.
-        classifier: on the network's embeddings; None for the nearest mean of exemplars (iCaRL,
-            algorithm 1).
-        exemplars: embeddings (n, d), labels (n,) and content hashes (n,) of the images that were
-            kept.
+        classifier: linear classifier of the network's embeddings; None for the nearest mean of
+            exemplars (iCaRL, algorithm 1).
+        exemplars: of all classes.
     """
-    images: dict[str, Any] = module.data.describe_images(module.backbone.preprocessing)
-    z, y, key = (part.cpu() for part in exemplars)
-    sizes = [len(names) for names in module.learned_tasks]
-    tasks = [part.tolist() for part in torch.split(torch.arange(sum(sizes)), sizes)]
-    hashes = ImageHashes()
     if classifier is not None:
-        source = module.data.source
-        rows = np.concatenate([module.data.task_rows(k) for k in range(len(tasks))])
-        label_of = {name: label for label, name in enumerate(module.class_names)}
-        learned = np.array(
-            [
-                label_of[source.class_names[place]]
-                for place in source.train.labels[rows].tolist()
-            ]
-        )
-        hashes.add(learned, source.train.hashes(rows))
-        head: Head = linear_head(
-            classifier, tasks, np.bincount(learned, minlength=sum(sizes)).tolist()
-        )
-        buffer = CalibrationBuffer(len(y)) if len(y) else None
+        model = _linear_model(module, backbone, classifier, exemplars)
     else:
-        head = NCMHead(backbone.features)
-        buffer = None
-    model = Classifier(
-        backbone,
-        head,
-        buffer,
-        list(module.class_names) if classifier is not None else [],
-        images["image_size"],
-        images["crop_ratio"],
-        tuple(images["held_out"]) if images["held_out"] else None,
-        precision=str(module.trainer.precision),
-        images=hashes,
-        engines=["torch"],
-    )
-    if classifier is None:
-        # A class's direction is that of the mean of vectors of length 1; their length is that of
-        # embeddings.
-        z = functional.normalize(z, dim=1) * z.norm(dim=1).mean()
-        for names, labels in zip(module.learned_tasks, tasks, strict=True):
-            mine = torch.isin(y, torch.tensor(labels))
-            model.begin_task(names)
-            model.observe(z[mine], y[mine], key[mine])
-            model.finish_task()
-        head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
-    elif buffer is not None:
-        buffer.add(z, y, key)
-        buffer.commit()
+        model = _nearest_mean_model(module, backbone, exemplars)
+    images = module.data.describe_images(module.backbone.preprocessing)
+    model.image_size = images["image_size"]
+    model.crop_ratio = images["crop_ratio"]
+    if images["held_out"]:
+        model.held_out = tuple(images["held_out"])
+    model.precision = str(module.trainer.precision)
+    model.engines = ["torch"]
+    known = 0
     for names in module.learned_tasks:
-        known = sum(len(event.class_names or []) for event in model.history) + len(
-            names
-        )
-        learned_from = sum(model.counts[name] for name in names)
-        model.history.append(
-            Event("task", known, learned_from, date=now(), class_names=list(names))
-        )
+        known += len(names)
+        count = sum(model.counts[name] for name in names)
+        event = Event("task", known, count, date=now(), class_names=list(names))
+        model.history.append(event)
+    return model
+
+
+def _tasks(module: TaskModule) -> list[list[int]]:
+    """Return the labels of each task."""
+    sizes = [len(names) for names in module.learned_tasks]
+    return [labels.tolist() for labels in torch.split(torch.arange(sum(sizes)), sizes)]
+
+
+def _linear_model(
+    module: TaskModule,
+    backbone: Backbone,
+    classifier: nn.Linear,
+    exemplars: EmbeddedExemplars,
+) -> Classifier:
+    """Return a model that predicts by a linear classifier."""
+    source = module.data.source
+    tasks = _tasks(module)
+    rows = np.concatenate([module.data.task_rows(task) for task in range(len(tasks))])
+    label_of = {name: label for label, name in enumerate(module.class_names)}
+    names = [
+        source.class_names[position] for position in source.train.labels[rows].tolist()
+    ]
+    labels = np.array([label_of[name] for name in names])
+    hashes = ImageHashes()
+    hashes.add(labels, source.train.hashes(rows))
+    counts = np.bincount(labels, minlength=len(label_of)).tolist()
+    head = linear_head(classifier, tasks, counts)
+    buffer = None
+    if len(exemplars.label):
+        buffer = CalibrationBuffer(len(exemplars.label))
+        buffer.add(exemplars.z, exemplars.label, exemplars.key)
+        buffer.commit()
+    return Classifier(backbone, head, buffer, list(module.class_names), images=hashes)
+
+
+def _nearest_mean_model(
+    module: TaskModule, backbone: Backbone, exemplars: EmbeddedExemplars
+) -> Classifier:
+    """Return a model that predicts the class with the nearest mean of exemplars."""
+    model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())
+    # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
+    length = exemplars.z.norm(dim=1).mean()
+    z = functional.normalize(exemplars.z, dim=1) * length
+    for names, labels in zip(module.learned_tasks, _tasks(module), strict=True):
+        own = torch.isin(exemplars.label, torch.tensor(labels))
+        model.begin_task(names)
+        model.observe(z[own], exemplars.label[own], exemplars.key[own])
+        model.finish_task()
+    model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

@@ -53,7 +53,7 @@ def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
     ) / len(scores)
 
 
-def aligned(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
+def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
     """Scale the rows of new classes to the mean norm of the old ones (WA, eq. 10).
 
     ``w_new · (mean ‖w_old‖ / mean ‖w_new‖) · value^(old/new)``; the power is FOSTER's.

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import check_tuning
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     cosine_distance,
     nca,
@@ -20,7 +21,7 @@ from cifnet_pl.iterative.losses import (
     pooled_maps_distance,
     proxy_scores,
 )
-from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Loss = Literal["nca", "softmax"]
@@ -127,7 +128,7 @@ class PODNetModule(IterativeModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Make room for the new classes, whose proxies may start at their embeddings."""
         super().begin_task(names, labels)
-        if self.options["imprint"] and self.old and not self._done:
+        if self.options["imprint"] and self.old_classes and not self.plan.done:
             self._imprint(names)
 
     def _imprint(self, names: list[str]) -> None:
@@ -144,7 +145,7 @@ class PODNetModule(IterativeModule):
             for start in range(0, len(rows), size)
         ]
         embedded = torch.cat(
-            [self.embed(self._squares(part).to(self.device)) for part in parts]
+            [self.embed(self.decode(part).to(self.device)) for part in parts]
         )
         z = normalize(embedded, dim=1).cpu().numpy()
         centres = []
@@ -177,7 +178,7 @@ class PODNetModule(IterativeModule):
         """Return the network."""
         return [self.network]
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute the loss: classification, and POD from the second task on."""
         x = batch.inputs()
         maps, z = with_maps(self.network, x)
@@ -186,7 +187,7 @@ class PODNetModule(IterativeModule):
             loss = nca(scores, batch.labels)
         else:
             loss = cross_entropy(scores, batch.labels)
-        if not self.old:
+        if not self.old_classes:
             return loss
         with torch.no_grad():
             old_maps, old = with_maps(self.teacher[0], x)
@@ -194,19 +195,19 @@ class PODNetModule(IterativeModule):
             [m.float() for m in maps], [m.float() for m in old_maps]
         )
         flat = cosine_distance(z.float(), old.float())
-        factor = pod_factor(self.classes, self.classes - self.old)
+        factor = pod_factor(self.n_classes, self.n_classes - self.old_classes)
         distilled: Tensor = factor * (
             self.options["spatial"] * spatial + self.options["flat"] * flat
         )
         return loss + distilled
 
-    def after_choosing(self) -> None:
+    def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""
         self.tune(
             self.options["tuning"], self.options["tuning_rate"], self.learning_parts()
         )
 
-    def clear(self) -> None:
+    def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
-        super().clear()
+        super().reset_structure()
         self.cosine = CosineClassifier(self.width, self.options["proxies"])

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.iterative.exemplars import Prediction
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import binary_distillation, distillation
-from cifnet_pl.iterative.trainer import Examples, IterativeModule
+from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_choice
 
 Loss = Literal["softmax", "binary"]
@@ -76,20 +77,23 @@ class ICaRLModule(IterativeModule):
         """Return the network and the classifier."""
         return [self.network, self.output_layer]
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
         if self.options["loss"] == "binary":
-            targets = functional.one_hot(batch.labels, self.classes).to(scores)
-            if self.old:
+            targets = functional.one_hot(batch.labels, self.n_classes).to(scores)
+            if self.old_classes:
                 targets = torch.cat(
-                    [self.old_scores(x).sigmoid(), targets[:, self.old :]], dim=1
+                    [self.old_scores(x).sigmoid(), targets[:, self.old_classes :]],
+                    dim=1,
                 )
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
-        if self.old:
-            return loss + distillation(scores[:, : self.old], self.old_scores(x))
+        if self.old_classes:
+            return loss + distillation(
+                scores[:, : self.old_classes], self.old_scores(x)
+            )
         return loss
 
 
@@ -108,16 +112,16 @@ class WAModule(IterativeModule):
         """Return the network and the classifier."""
         return [self.network, self.output_layer]
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute eq. 3; cross-entropy alone in the first task."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
         classification = functional.cross_entropy(scores, batch.labels)
-        if not self.old:
+        if not self.old_classes:
             return classification
-        share = self.old / self.classes
+        share = self.old_classes / self.n_classes
         return (1 - share) * classification + share * distillation(
-            scores[:, : self.old], self.old_scores(x)
+            scores[:, : self.old_classes], self.old_scores(x)
         )
 
     def after_learning(self) -> None:

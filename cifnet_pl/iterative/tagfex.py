@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.structures import grown, stages_of, with_maps
 from cifnet_pl.iterative.der import DERModule
+from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import info_nce, transfer
-from cifnet_pl.iterative.trainer import Examples
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 TEMPERATURE = 0.2
@@ -137,7 +137,7 @@ class TagFexModule(DERModule):
         MergeAttention(
             self.width, attention_heads
         )  # refuses a number of heads before anything is learned
-        with self.drawing(7):
+        with self.seeded(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
             self.projector = nn.Sequential(
@@ -156,7 +156,7 @@ class TagFexModule(DERModule):
             return
         assert self.classifier is not None
         with torch.no_grad():
-            self.classifier.weight[: self.old, -self.width :] = 0
+            self.classifier.weight[: self.old_classes, -self.width :] = 0
         self.attention = MergeAttention(
             self.width, self.options["attention_heads"]
         )  # anew in each task
@@ -191,18 +191,18 @@ class TagFexModule(DERModule):
         joined = [module for module in guides if module is not None]
         return [*super().learning_parts(), self.agnostic, self.projector, *joined]
 
-    def extractors(self) -> list[nn.Module]:
+    def counted_modules(self) -> list[nn.Module]:
         """Return everything, as the published number counts it."""
         return [self]
 
-    def clear(self) -> None:
+    def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
-        super().clear()
+        super().reset_structure()
         self.attention = self.predictor = self.merged_classifier = None
 
     # ------------------------------------------------------------------ losses
 
-    def loss(self, batch: Examples) -> Tensor:
+    def loss(self, batch: StepBatch) -> Tensor:
         """Compute all losses of the task, on two views."""
         x = torch.cat([batch.inputs(0), batch.inputs(1)])
         labels = torch.cat([batch.labels, batch.labels])
@@ -216,9 +216,9 @@ class TagFexModule(DERModule):
         projected = self.projector(agnostic)
         contrast = self._contrast(projected, projected)
         weight: float = self.options["contrast"]
-        if self.first:
+        if self.is_first_task:
             return classification + weight * contrast
-        share = self.old / self.classes
+        share = self.old_classes / self.n_classes
         kept: float = self.options["contrast_distillation"] * share
         contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
         auxiliary: float = self.options["auxiliary"]
@@ -236,10 +236,10 @@ class TagFexModule(DERModule):
         a = self._all_views(a.float())
         b = self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
-            return info_nce(a, b, TEMPERATURE) / self.share
+            return info_nce(a, b, TEMPERATURE) / self.processes.share
 
     def _all_views(self, local: Tensor) -> Tensor:
-        return torch.cat([self.gathered(view) for view in local.chunk(2)])
+        return torch.cat([self.processes.gather(view) for view in local.chunk(2)])
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
         """Compute InfoNCE between the predictor's output for A's features and the old features,
@@ -268,13 +268,15 @@ class TagFexModule(DERModule):
             *(m.flatten(2).transpose(1, 2) for m in (specific, agnostic))
         )
         merged = self.merged_classifier(joined).float()
-        new = labels >= self.old
+        new = labels >= self.old_classes
         errors = functional.cross_entropy(
-            merged, (labels - self.old).clamp_min(0), reduction="none"
+            merged, (labels - self.old_classes).clamp_min(0), reduction="none"
         )
-        learned = self.mean_where(errors, new)
+        learned = self.processes.mean_where(errors, new)
         loss: Tensor = self.options["merged"] * learned
-        if self.over_processes(learned) < self.over_processes(classification):
-            divergence = transfer(scores[:, self.old :], merged)
-            loss = loss + self.options["transfer"] * self.mean_where(divergence, new)
+        if self.processes.mean_loss(learned) < self.processes.mean_loss(classification):
+            divergence = transfer(scores[:, self.old_classes :], merged)
+            loss = loss + self.options["transfer"] * self.processes.mean_where(
+                divergence, new
+            )
         return loss

@@ -36,7 +36,7 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
         dtype=torch.uint8,
         generator=torch.Generator().manual_seed(0),
     )
-    for prediction in module.ways or ["classifier"]:
+    for prediction in module.classifiers or ["classifier"]:
         module.prediction = prediction
         module.learned_model().save(tmp_path / "bundle", overwrite=True)
         model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
@@ -46,7 +46,7 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
             model.embed(images), module.embed(images), rtol=1e-4, atol=1e-4
         )
         way = "nearest_mean" if method in NOT_LINEAR else prediction
-        expected = module._answers(module.embed(images), way)
+        expected = module.probabilities_of(module.embed(images), way)
         torch.testing.assert_close(
             model.probabilities(images), expected, rtol=1e-3, atol=1e-4
         )

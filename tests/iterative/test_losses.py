@@ -54,11 +54,11 @@ def test_wa(given):
 
 
 def test_alignment(given):
-    assert_equal(losses.aligned(given["fc_weight"], 4), given["wa_aligned"])
+    assert_equal(losses.align_weights(given["fc_weight"], 4), given["wa_aligned"])
     assert_equal(
-        losses.aligned(given["fc_weight"], 4, value=1.0), given["foster_aligned"]
+        losses.align_weights(given["fc_weight"], 4, value=1.0), given["foster_aligned"]
     )
-    twice = losses.aligned(given["fc_weight"], 4, value=2.0)
+    twice = losses.align_weights(given["fc_weight"], 4, value=2.0)
     assert_equal(twice[OLD:], given["foster_aligned"][OLD:] * 2**1.5)
 
 

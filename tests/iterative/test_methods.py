@@ -140,7 +140,9 @@ class TestResume:
         metrics = TaskMetrics()
         taken = []
         count = Act(
-            "on_train_batch_end", task, lambda t: taken.append(t.lightning_module._done)
+            "on_train_batch_end",
+            task,
+            lambda t: taken.append(t.lightning_module.plan.done),
         )
         trainer(tmp_path, metrics, count).fit(
             again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}"
@@ -186,8 +188,8 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
 
 def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
     made, _ = run(FOSTERModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-    made.old = made.classes
-    made.classes = made.classes + 2
+    made.old_classes = made.n_classes
+    made.n_classes += 2
     made.expand(2)
     old, new = made.branches
     assert_same_weights(old, new)
@@ -217,7 +219,8 @@ def test_foster_can_be_evaluated_before_compression(tmp_path):
     assert made.exemplars.mean.shape == (6, 64)
     assert len(made.branches) == 2
     assert (
-        sum(p.numel() for part in made.extractors() for p in part.parameters()) == 5184
+        sum(p.numel() for part in made.counted_modules() for p in part.parameters())
+        == 5184
     )
     student, _ = run(FOSTERModule, tmp_path, epochs=2)
     assert student.exemplars.mean.shape == (4, 32)
@@ -232,8 +235,8 @@ def test_tagfex_draws_its_attention_anew_in_each_task(tmp_path):
     made, _ = run(TagFexModule, tmp_path, epochs=1)
     before = made.attention.query.clone()
     predictor = made.predictor
-    made.old = made.classes
-    made.classes = made.classes + 2
+    made.old_classes = made.n_classes
+    made.n_classes += 2
     made.expand(2)
     assert not torch.equal(made.attention.query, before)
     assert made.predictor is predictor

@@ -3,7 +3,6 @@ precision.
 """
 
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from cifnet_pl.iterative import (
     ReplayModule,
     WAModule,
 )
-from cifnet_pl.iterative.descent import Step
+from cifnet_pl.iterative.learner import PhaseLearner
+from cifnet_pl.iterative.task_plan import Step, check_processes
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
@@ -102,9 +102,9 @@ def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
 def sizes(watch):
     """(task, images) of each step, new images and exemplars together."""
     return watch(
-        IterativeModule,
-        "learn",
-        lambda self, batch, _: (len(self.learned_tasks), len(batch.labels)),
+        PhaseLearner,
+        "step",
+        lambda self, batch, _: (len(batch.module.learned_tasks), len(batch.labels)),
     )
 
 
@@ -131,7 +131,7 @@ class TestOneImage:
                 [rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]]
             )
 
-        monkeypatch.setattr(IterativeModule, "kept_rows", three)
+        monkeypatch.setattr(IterativeModule, "select_rows", three)
         options = {
             "backbone": "random:resnet18_cifar",
             "epochs": 1,
@@ -145,28 +145,24 @@ class TestOneImage:
 
     def test_leaves_the_network_in_training_mode(self, tmp_path):
         made = learner(FinetuneModule)
-        made._learning = [made.network]
+        made.learner.parts = [made.network]
         made.train()
-        with made._statistics_for(1):
+        with made.learner._statistics_for(1):
             assert not any(m.training for m in made.network.modules())
         assert all(m.training for m in made.network.modules())
-        with made._statistics_for(2):
+        with made.learner._statistics_for(2):
             assert all(m.training for m in made.network.modules())
 
 
-def test_fewer_images_than_processes(tmp_path):
-    made = learner(FinetuneModule)
-    made._trainer = SimpleNamespace(world_size=4)
+def test_fewer_images_than_processes():
     none = np.zeros(0, dtype=np.int64)
-    made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(4), none)], 0)
-    made._refuse_empty_processes(
-        [Step(0, 0, 0.0, none, none)], 0
-    )  # Lightning asks for a task after the last
+    check_processes([Step(0, 0, 0.0, np.arange(4), none)], 4, 0)
+    # Lightning asks for a task after the last.
+    check_processes([Step(0, 0, 0.0, none, none)], 4, 0)
     with pytest.raises(
-        UsageError,
-        match=r"task 2 has a step of 3 images for 4 processes: set --trainer\.devices",
+        UsageError, match=r"task 2 .* 3 images for 4 processes.*--trainer\.devices"
     ):
-        made._refuse_empty_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 1)
+        check_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 4, 1)
 
 
 class TestStepsWithoutNewImages:
@@ -174,10 +170,10 @@ class TestStepsWithoutNewImages:
 
     @staticmethod
     def few(monkeypatch):
-        real = ReplayModule.kept_rows
+        real = ReplayModule.select_rows
         monkeypatch.setattr(
             IterativeModule,
-            "kept_rows",
+            "select_rows",
             lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1],
         )
 
@@ -189,7 +185,7 @@ class TestStepsWithoutNewImages:
         new = sum(of_the_second) - 2 * 60
         assert 0 < new < len(of_the_second)  # so that some steps had none
         assert (
-            made._done == len(of_the_second) + 1
+            made.plan.done == len(of_the_second) + 1
         )  # and the pass that chooses exemplars
 
     def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
@@ -204,15 +200,16 @@ class TestStepsWithoutNewImages:
 def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
     """From the same weights on the same batch; after many steps nothing is alike."""
     seen = []
-    real = IterativeModule.learn
+    real = PhaseLearner.step
 
-    def learn(self, batch, progress):
-        if not self.old:
+    def step(self, batch, progress):
+        module = batch.module
+        if not module.old_classes:
             return real(self, batch, progress)
         for rounded in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
-                loss = self.loss(batch)
-            parts = torch.autograd.grad(loss, self._descent.weights, allow_unused=True)
+                loss = module.loss(batch)
+            parts = torch.autograd.grad(loss, self.descent.weights, allow_unused=True)
             seen.append(
                 (
                     loss,
@@ -221,7 +218,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
             )
         raise Killed
 
-    monkeypatch.setattr(IterativeModule, "learn", learn)
+    monkeypatch.setattr(PhaseLearner, "step", step)
     with pytest.raises(Killed):
         run(method, tmp_path, epochs=2)
     (loss, gradient), (rounded_loss, rounded_gradient) = seen

@@ -29,6 +29,7 @@ from cifnet_pl.iterative import (
 )
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import ExemplarSet
+from cifnet_pl.iterative.task_plan import TaskPlan
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -120,7 +121,7 @@ class TestExemplars:
         kept.add(images[3:], 1, torch.arange(3, 5))
         assert kept.image.flatten(1)[:, 0].tolist() == [0, 3, 9, 12]
         assert kept.key.tolist() == [0, 1, 3, 4]
-        kept.average(torch.tensor([[2.0, 0], [0, 5], [1, 1], [1, 1]]))
+        kept.set_means(torch.tensor([[2.0, 0], [0, 5], [1, 1], [1, 1]]))
         assert torch.allclose(kept.mean, torch.full((2, 2), 0.5**0.5))
         fresh = ExemplarSet()
         fresh.load_state_dict(kept.state_dict())
@@ -135,14 +136,14 @@ class TestMemoryShare:
     """RMM: exemplars and the task's images share one memory."""
 
     def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
-        steps = watch(
-            FOSTERModule,
-            "steps",
-            lambda self, rows, task: (task, len(rows), len(self.exemplars)),
+        plans = watch(
+            TaskPlan,
+            "make",
+            lambda self, task, rows, exemplars, *_: (task, len(rows), exemplars),
         )
         run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
         new = len(data().plan.rows(1, [["0", "1"]]))
-        learned, exemplars = next(rest for task, *rest in steps if task == 1)
+        learned, exemplars = next(rest for task, *rest in plans if task == 1)
         assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
         assert learned + exemplars == 20 + new
 
@@ -157,11 +158,11 @@ class TestMemoryShare:
         )
         source = data().source.train
         rows = np.concatenate([source.rows_of[2], source.rows_of[3]])
-        kept = made.kept_rows(rows, 1)
+        kept = made.select_rows(rows, 1)
         counts = np.bincount(source.labels[kept])[2:]
         assert len(set(kept)) == len(kept) < len(rows)
         assert abs(counts[0] - counts[1]) <= 1
-        assert np.array_equal(made.kept_rows(rows, 0), rows)
+        assert np.array_equal(made.select_rows(rows, 0), rows)
 
 
 class TestParameters:
@@ -175,7 +176,9 @@ class TestParameters:
     def test_on_cifar_100(self, method, tasks, millions):
         made = method(backbone="random:resnet32_cifar")
         made.rebuild([100 // tasks] * tasks)
-        count = sum(p.numel() for part in made.extractors() for p in part.parameters())
+        count = sum(
+            p.numel() for part in made.counted_modules() for p in part.parameters()
+        )
         assert round(count / 1e6, 2) == millions
 
     def test_resnet18(self):
@@ -191,7 +194,11 @@ def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
     seen = watch(
         Descent,
         "__init__",
-        lambda self, module, parts, rate, momentum, decay: (rate, decay, module.epochs),
+        lambda self, module, parts, phase, momentum: (
+            phase.learning_rate,
+            phase.weight_decay,
+            module.epochs,
+        ),
     )
     run(
         FinetuneModule,
@@ -352,7 +359,7 @@ class TestRefused:
 
     def test_cache(self, tmp_path):
         with pytest.raises(
-            UsageError, match=r"--data\.cache keeps what a frozen network computes"
+            UsageError, match=r"--data\.cache stores embeddings of a frozen network"
         ):
             run(
                 FinetuneModule,
@@ -371,7 +378,7 @@ class TestRefused:
             )
 
     @pytest.mark.parametrize(
-        "where", ["loss", "after_choosing", "probabilities_by_classifier"]
+        "where", ["loss", "after_exemplar_selection", "probabilities_by_classifier"]
     )
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
         monkeypatch.setattr(PODNetModule, where, FULL)

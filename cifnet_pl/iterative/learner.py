@@ -1,0 +1,178 @@
+"""Steps of SGD in the phases of a task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from cifnet_pl.iterative.descent import Descent, Phase, Regime
+from cifnet_pl.iterative.processes import Processes
+from cifnet_pl.utilities.errors import CifnetError
+
+
+class AugmentingModule(Protocol):
+    """What :class:`StepBatch` needs of a module."""
+
+    def augmented(self, images: Tensor, keys: Tensor, seed: tuple[int, ...]) -> Tensor:
+        """Augment and normalise images."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The images of one step in one process.
+
+    Attributes:
+        images: (n, 3, s, s) uint8.
+        labels, keys: (n,) int64.
+        seed: integers that the augmentation depends on, besides the keys.
+        module: augments and normalises.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor
+    seed: tuple[int, ...]
+    module: AugmentingModule
+
+    def inputs(self, view: int = 0) -> Tensor:
+        """Return (n, 3, s, s) float32 images, augmented and normalised.
+
+        Args:
+            view: number of the random view, from 0; the same view has the same bits again.
+        """
+        return self.module.augmented(self.images, self.keys, (*self.seed, view))
+
+
+class LearningModule(Protocol):
+    """What :class:`PhaseLearner` needs of a module."""
+
+    learned_tasks: list[list[str]]
+    regime: Regime
+    processes: Processes
+    trainer: Trainer
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+
+    @property
+    def is_first_task(self) -> bool:
+        """Whether the current task is the first."""
+
+    def loss(self, batch: StepBatch) -> Tensor:
+        """Return the mean loss over a process's part of a step."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set training mode for the parts that learn."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return all weights."""
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Compute gradients."""
+
+
+class PhaseLearner:
+    """Learns in one phase of a task after the other.
+
+    Args:
+        module: the method, whose loss is minimised.
+
+    Attributes:
+        phase_number: number of the current phase in the task, from 0; −1 before the first.
+        parts: modules that learn now.
+        descent: SGD of the current phase; None between tasks.
+    """
+
+    def __init__(self, module: LearningModule):
+        self._module = module
+        self.phase_number = -1
+        self.parts: list[nn.Module] = []
+        self.descent: Descent | None = None
+        self._last_phase: Phase | None = None
+
+    def begin_task(self) -> None:
+        """Prepare for the first phase of a task."""
+        self.phase_number = -1
+
+    def begin_phase(self, parts: list[nn.Module], phase: Phase) -> None:
+        """Let only ``parts`` learn from here on."""
+        self._last_phase = phase
+        self.descent = Descent(self._module, parts, phase, self._module.regime.momentum)
+        self.parts = parts
+        self._module.train()
+
+    def pause(self) -> None:
+        """Let nothing learn from here on."""
+        self.parts = []
+        self._module.train()
+
+    def step(self, batch: StepBatch, progress: float) -> None:
+        """Take one step of SGD.
+
+        Args:
+            batch: this process's part of the step.
+            progress: share of the phase that is over; the schedule's rate depends on it.
+
+        Raises:
+            CifnetError: the loss is NaN or infinite.
+        """
+        module = self._module
+        descent = self.descent
+        assert descent is not None
+        samples = len(batch.labels)
+        if not module.processes.set_share(samples):
+            return
+        if samples:
+            with self._statistics_for(samples):
+                loss = module.loss(batch) * module.processes.share
+        else:
+            # Zero, but with gradients: the other processes wait for this one's.
+            loss = torch.zeros((), device=module.device)
+            for weights in descent.weights:
+                loss = loss + weights.sum() * 0
+        factor = module.regime.factor(progress, module.is_first_task)
+        value = descent.step(loss, factor)
+        if not math.isfinite(value):
+            raise self.divergence(f"the loss is {value}")
+
+    @contextmanager
+    def _statistics_for(self, samples: int) -> Iterator[None]:
+        """Within the block, normalise a single image by the running statistics, as it has none."""
+        if samples > 1:
+            yield
+            return
+        for part in self.parts:
+            part.eval()
+        yield
+        self._module.train()
+
+    def divergence(self, quantity: str) -> CifnetError:
+        """Return the error of weights that diverge.
+
+        Args:
+            quantity: what is not finite, such as "the loss is nan".
+        """
+        phase = self._last_phase
+        assert phase is not None
+        return CifnetError(
+            f"{quantity} in task {len(self._module.learned_tasks)}: the learning rate"
+            f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
+        )
+
+    def check_weights(self) -> None:
+        """Check the weights after the last step.
+
+        Raises:
+            CifnetError: one is NaN or infinite.
+        """
+        for weights in self._module.parameters():
+            if not torch.isfinite(weights).all():
+                raise self.divergence("weights are not finite")
