@@ -92,7 +92,7 @@ class Event:
 
 
 class StoredRecord(BaseModel):
-    """A record from a file, checked strictly; entries that this version does not know are ignored."""
+    """A record from a file, checked strictly; unknown entries are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -491,7 +491,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
 
 
 def _digest(config: Any) -> str:
-    """Hash a ``config.json`` without the hash in it; ValueError for what is not JSON, such as NaN."""
+    """Hash a ``config.json`` without the hash in it; ValueError for NaN, which is no JSON."""
     hashed = config
     if isinstance(config, dict):
         hashed = {key: value for key, value in config.items() if key != "sha256"}

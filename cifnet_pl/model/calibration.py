@@ -158,11 +158,14 @@ class Calibration(GrowingModule):
         return samples.grouped(dependent_groups(samples).groups)
 
     def exclude_selected(self, key: Tensor) -> None:
-        """Exclude learned images (n,), by content hash, that were selected among others to be learned.
+        """Exclude learned images that were selected among others from the calibration.
 
         A user who is shown the images of lowest confidence first learns those first. Accuracy and
         confidence on them say nothing of new images, so they do not count (:meth:`counted`) until
-        the others are learned, too: without any ``key`` every image counts again.
+        the others are learned, too.
+
+        Args:
+            key: (n,) int64 content hashes; without any, every image counts again.
         """
         if len(key):
             self.chosen = torch.unique(torch.cat([self.chosen, key.to(self.chosen)]))

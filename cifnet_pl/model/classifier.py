@@ -306,7 +306,7 @@ class Classifier:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors on the CPU by module: ``head.…``, ``buffer.…``, ``calibration.…``."""
+        """Return all tensors on the CPU, by module and name, such as ``head.weights``."""
         tensors = {}
         for name, module in self.stored_modules.items():
             for key, value in module.state_dict().items():
@@ -506,7 +506,10 @@ class Classifier:
     # ------------------------------------------------------------------ learning
 
     def check_task(self, names: Sequence[str]) -> None:
-        """Check that this model can learn classes ``names``, new ones or more samples of known ones.
+        """Check that this model can learn new classes, or more samples of known ones.
+
+        Args:
+            names: of the classes.
 
         Raises:
             UnsupportedError: a known class, where the head cannot take in more samples of it.
@@ -730,7 +733,7 @@ class Classifier:
 
     @property
     def fits_temperature(self) -> bool:
-        """Whether the temperature is fitted after every change: it is wanted, or was fitted once."""
+        """Whether the temperature is fitted after every change: wanted, or fitted once."""
         return self.calibrated or float(self.head.temperature) != 1
 
     @property

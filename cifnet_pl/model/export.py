@@ -333,8 +333,8 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
         )
     if not largest_of_novelty <= TOLERANCE:
         raise CifnetError(
-            f"onnxruntime differs from torch by a share of {largest_of_novelty:.1g} in the novelty of"
-            " an image"
+            f"onnxruntime differs from torch by a share of {largest_of_novelty:.1g} in the"
+            " novelty of an image"
         )
     return ExportCheck(
         torch=largest,

@@ -292,7 +292,7 @@ def _embed(
     unreadable: list[Unreadable],
     progress: bool,
 ) -> EmbeddedClasses:
-    """Embed images; with ``leave_out`` those that were learned in the same class are not decoded."""
+    """Embed images; with ``leave_out`` without those that were learned in the same class."""
     labels = images.files.labels
     known: dict[int, set[int]] = {}
     if leave_out:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
@@ -245,30 +245,36 @@ def _check_same_kind(model: Classifier, other: Classifier) -> None:
     other_kind = type(other.head).__name__
     if kind != other_kind:
         raise UsageError(f"their heads differ: {kind} and {other_kind}")
-    settings = model.buffer.settings() if model.buffer is not None else None
-    other_settings = other.buffer.settings() if other.buffer is not None else None
-    if settings != other_settings:
-        raise UsageError(
-            f"their buffers differ: {_shown(settings)}, and {_shown(other_settings)}"
-        )
+    buffer = _shown_buffer(model.buffer)
+    other_buffer = _shown_buffer(other.buffer)
+    if buffer != other_buffer:
+        raise UsageError(f"their buffers differ: {buffer}, and {other_buffer}")
 
 
-def _shown(settings: Mapping[str, Any] | None) -> str:
-    if settings is None:
+def _shown_buffer(buffer: CalibrationBuffer | None) -> str:
+    if buffer is None:
         return "none"
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    settings = buffer.settings().items()
+    return ", ".join(f"{name} {value}" for name, value in settings)
 
 
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
     """Return one event that stands for the whole history of the model that was added."""
-    seconds = [event.seconds for event in history if event.seconds is not None]
-    energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
+    seconds = [event.seconds for event in history]
+    energies = [event.energy_kwh for event in history]
     sources = {event.energy_source for event in history if event.energy_source}
     return Event(
         "merge",
         classes,
         images,
-        seconds=sum(seconds) if seconds else None,
-        energy_kwh=sum(energies) if energies else None,
+        seconds=_sum_of_known(seconds),
+        energy_kwh=_sum_of_known(energies),
         energy_source="; ".join(sorted(sources)) or None,
     )
+
+
+def _sum_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return sum(known)

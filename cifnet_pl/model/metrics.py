@@ -2,9 +2,9 @@
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
 itself, the accuracy over all classes seen after task k, is computed from the predictions in
-:mod:`cifnet_pl.learning.task_module`. ``matrix[k][j]`` is the accuracy in percent, after learning
-task k, on the test images of the classes that task j introduced; rows have k+1 entries, and None
-where task j has no test image.
+:mod:`cifnet_pl.learning.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
+k, on the test images of the classes that task j introduced; rows have k+1 entries, and None where
+task j has no test image.
 """
 
 from __future__ import annotations
@@ -424,7 +424,7 @@ class Evaluation:
         return wilson_interval(int(self.correct.sum()), len(self.correct))
 
     def seen(self) -> list[str]:
-        """Return for each image whether it was "learned" or is a "duplicate" of another; else ""."""
+        """Return for each image "learned", "duplicate" (of another one) or ""."""
         status = np.full(len(self.rows), "", dtype=object)
         if self.duplicates is not None:
             status[self.duplicates] = "duplicate"

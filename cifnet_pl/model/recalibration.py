@@ -7,6 +7,7 @@ learned. What that is worth is measured by two-fold cross-validation over the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,9 +46,6 @@ class NewSamples:
     key: Tensor
     fold: Tensor
     learned: int
-
-    def __len__(self) -> int:
-        return len(self.y)
 
     @classmethod
     def embed(
@@ -93,9 +91,8 @@ class NewSamples:
         )
 
 
-@dataclass(frozen=True)
-class Outcomes:
-    """What a model predicts for labelled samples; NaN in what it cannot tell.
+class Outcomes(NamedTuple):
+    """What a model predicts for labelled samples; NaN for what it cannot tell.
 
     Attributes:
         confidence: (n,) float64 probability of the predicted class.
@@ -115,30 +112,29 @@ class Outcomes:
     def measure(cls, model: Classifier, samples: NewSamples) -> Outcomes:
         """Predict samples by a model."""
         probabilities = model.head.probabilities(samples.z)
-        confidence, column = probabilities.max(dim=1)
-        covered = torch.full((len(samples),), torch.nan, dtype=torch.float64)
-        set_size = covered.clone()
-        unknown = covered.clone()
+        confidence, predicted = probabilities.max(dim=1)
+        correct = model.head.labels[predicted] == samples.y
+        not_known = torch.full((len(samples.y),), torch.nan, dtype=torch.float64)
+        outcomes = cls(confidence.cpu(), correct.cpu(), not_known, not_known, not_known)
         judge = model.judge(*model.available_shares(UNKNOWN_SHARE, COVERAGE))
-        names = model.name_of
-        for row, verdict in enumerate(judge.verdicts(samples.z, probabilities)):
-            if verdict.prediction_set is not None:
-                covered[row] = names[int(samples.y[row])] in verdict.prediction_set
-                set_size[row] = len(verdict.prediction_set)
-            if verdict.known is not None:
-                unknown[row] = not verdict.known
-        correct = model.head.labels[column] == samples.y
-        return cls(confidence.cpu(), correct.cpu(), covered, set_size, unknown)
+        if judge.sets is not None:
+            members = judge.sets.of_probabilities(probabilities)
+            is_true = samples.y[:, None] == model.head.labels
+            covered = (members & is_true).any(dim=1)
+            set_size = members.sum(dim=1)
+            outcomes = outcomes._replace(
+                covered=covered.double().cpu(), set_size=set_size.double().cpu()
+            )
+        if judge.reference is not None:
+            p_values = judge.reference.p_values(model.head.novelty(samples.z))
+            outcomes = outcomes._replace(
+                unknown=(p_values <= UNKNOWN_SHARE).double().cpu()
+            )
+        return outcomes
 
     def join(self, other: Outcomes) -> Outcomes:
         """Return the outcomes of both, one after the other."""
-        return Outcomes(
-            torch.cat([self.confidence, other.confidence]),
-            torch.cat([self.correct, other.correct]),
-            torch.cat([self.covered, other.covered]),
-            torch.cat([self.set_size, other.set_size]),
-            torch.cat([self.unknown, other.unknown]),
-        )
+        return Outcomes(*map(torch.cat, zip(self, other, strict=True)))
 
     @property
     def accuracy(self) -> float | None:
@@ -223,4 +219,4 @@ def recalibrate(
         after = Outcomes.measure(by_second, first).join(
             Outcomes.measure(by_first, second)
         )
-    return Recalibration(recalibrated, len(samples), samples.learned, before, after)
+    return Recalibration(recalibrated, len(samples.y), samples.learned, before, after)

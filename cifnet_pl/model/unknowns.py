@@ -93,7 +93,7 @@ class Judge:
 
     @property
     def limit(self) -> float | None:
-        """Largest novelty of a known sample; None if not asked for, or if none is called unknown."""
+        """Largest novelty of a known sample; None if no sample is called unknown."""
         if self.reference is None or self.unknown is None:
             return None
         limit = self.reference.limit(self.unknown)
