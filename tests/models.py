@@ -1,4 +1,4 @@
-"""Small learned models in plain torch, and bundles that an attacker has changed."""
+"""Small learned models in plain torch, and bundles with forged content."""
 
 import hashlib
 import json
@@ -33,9 +33,7 @@ TASKS = [["ant", "bee"], ["cat"], ["dog", "elk", "fox"]]
 def learn_digits(
     head: Head, buffer: CalibrationBuffer, z: torch.Tensor, y: torch.Tensor
 ) -> None:
-    """Five tasks of two digits; after each the buffer is shown to the head and holds its
-    samples.
-    """
+    """Learn five tasks of two digits; the buffer is observed and filled after each."""
     for k in range(5):
         rows = (y // 2 == k).nonzero().flatten()
         head.begin_task([2 * k, 2 * k + 1])
@@ -74,26 +72,24 @@ def empty(head: str = "cifnet", capacity: int = 12) -> Classifier:
     )
 
 
-def take_in(
+def learn_embeddings(
     model: Classifier,
     names: Sequence[str],
     z: Tensor,
     y: Tensor,
     keys: Tensor | None = None,
 ) -> Classifier:
-    """One more task of (n, d) embeddings, their labels, and keys, which are positions if none are
-    given.
-    """
+    """Learn one more task of (n, d) embeddings and labels; keys are positions if none are given."""
     model.begin_task(names)
     model.observe(z, y, torch.arange(len(y)) if keys is None else keys)
     model.finish_task()
     return model
 
 
-def teach(
+def learn_task(
     model: Classifier, names: Sequence[str], count: int = 7, seed: int = 0
 ) -> Classifier:
-    """One more task."""
+    """Learn one more task of synthetic embeddings."""
     z, class_of, keys = samples(names, count, seed)
     model.begin_task(names, [count] * len(names))
     model.observe(z, torch.tensor(model.labels(class_of)), keys)
@@ -108,7 +104,7 @@ def learned(
     """A model that has learned a few classes."""
     model = empty(head)
     for names in tasks:
-        teach(model, names, seed=seed)
+        learn_task(model, names, seed=seed)
     return model
 
 
@@ -128,7 +124,7 @@ def forge(
     config: dict[str, Any],
     tensors: dict[str, Tensor] | bytes | None = None,
 ) -> None:
-    """Put other content into a bundle, with checksums that are right: what an attacker can do."""
+    """Replace the content of a bundle, with correct checksums, as an attacker can."""
     if tensors is not None:
         for old in bundle.glob("tensors-*.safetensors"):
             old.unlink()

@@ -304,15 +304,6 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ messages
 
-    @property
-    def scope(self) -> str:
-        """Images that coverage and error rates hold for, to follow "images"."""
-        if self.known in ("found", "given"):
-            return "of the groups learned, and of new groups (estimated)"
-        if self.known == "measured":
-            return "like those that the model was recalibrated by"
-        return "like those learned"
-
     def sentences(self, learned: int, counted: int) -> list[str]:
         """Return sentences on leave-one-out accuracy and accuracy on new groups.
 

@@ -19,7 +19,7 @@ from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.recalibration import NewSamples, Outcomes
 from tests.command_line import assert_ends, make_images, rows
-from tests.models import empty, take_in
+from tests.models import empty, learn_embeddings
 
 CLASSES = ["ant", "bee", "cat"]
 
@@ -40,7 +40,7 @@ def bundle(
             [torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]
         )
     )
-    take_in(
+    learn_embeddings(
         model, names, z, torch.tensor([names.index(f.parent.name) for f in files])
     ).save(place)
 

@@ -10,7 +10,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import assert_ends, make_images
-from tests.models import learned, teach
+from tests.models import learned, learn_task
 
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -18,7 +18,7 @@ NAMES = ["ant", "bee", "cat", "dog"]
 def test_a_forgotten_class_can_be_learned_again(tmp_path: Path):
     model = learned("cifnet")
     model.remove_classes(["fox", "ant"])
-    teach(model, ["ant"])
+    learn_task(model, ["ant"])
     model.save(tmp_path / "b")
     again = cifnet_pl.load(tmp_path / "b")
     assert again.class_names == ["bee", "cat", "dog", "elk", "ant"]

@@ -10,7 +10,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.info import history_table
 from cifnet_pl.heads import NCMHead
 from cifnet_pl.model.bundle import Event
-from tests.models import learned, take_in
+from tests.models import learned, learn_embeddings
 
 
 def test_dates_are_whole_in_80_columns():
@@ -73,7 +73,7 @@ def test_every_class_and_number_is_said_once(tmp_path, capsys):
 
 def test_what_was_learned_from_embeddings_are_samples(tmp_path, capsys):
     model = Classifier(build_backbone("none:4"), NCMHead(4))
-    take_in(model, ["ant", "bee"], torch.eye(4), torch.tensor([0, 0, 1, 1]))
+    learn_embeddings(model, ["ant", "bee"], torch.eye(4), torch.tensor([0, 0, 1, 1]))
     model.history.append(Event("task", 2, 4))
     model.save(tmp_path / "b")
     assert main(["info", "--model", str(tmp_path / "b")]) == 0

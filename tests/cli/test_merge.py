@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from tests.cli.test_extend import fit
 from tests.command_line import assert_ends, make_images
-from tests.models import empty, learned, samples, take_in
+from tests.models import empty, learned, samples, learn_embeddings
 
 NAMES = ["ant", "bee", "cat", "dog"]
 RIDGE = ["--model.head", "RidgeHead"]
@@ -152,7 +152,7 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
             labels = torch.tensor(
                 [names.index(name) + len(model.class_names) for name in class_of]
             )
-            take_in(model, names, z[rows], labels[rows], keys[rows])
+            learn_embeddings(model, names, z[rows], labels[rows], keys[rows])
     for k, model in enumerate(halves):
         model.save(tmp_path / f"{k}")
     assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "c") == 0

@@ -654,11 +654,11 @@ def remembering() -> Classifier:
 def test_a_model_forgets_from_a_bundle(tmp_path: Path) -> None:
     model = remembering()
     never = models.empty("ridge")
-    models.teach(model, ["ant", "bee"])
-    models.teach(model, ["cat", "dog"])
-    models.teach(model, ["elk"])
-    models.teach(never, ["ant", "bee"])
-    models.teach(never, ["elk"])
+    models.learn_task(model, ["ant", "bee"])
+    models.learn_task(model, ["cat", "dog"])
+    models.learn_task(model, ["elk"])
+    models.learn_task(never, ["ant", "bee"])
+    models.learn_task(never, ["elk"])
     model.save(tmp_path / "model")
     loaded = cifnet_pl.load(tmp_path / "model", device="cpu")
     assert (
@@ -675,7 +675,7 @@ def test_extending_a_loaded_model_keeps_what_it_remembers(tmp_path: Path) -> Non
     model = remembering()
     never = models.empty("ridge")
     for each, names in ((model, ["ant", "cat"]), (never, ["ant"])):
-        models.teach(each, names)
+        models.learn_task(each, names)
     model.save(tmp_path / "model")
     more = make_images(tmp_path / "images", ["cat"], 10)
     extended = cifnet_pl.extend(

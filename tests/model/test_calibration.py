@@ -1,4 +1,4 @@
-"""A model is calibrated by images that do not vouch for each other, or by those of a new place."""
+"""Calibration leaves groups out together, or uses labelled images that were not learned."""
 
 from pathlib import Path
 
@@ -18,32 +18,33 @@ from cifnet_pl.heads.confidence import (
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError
-from tests.models import take_in, tensors_equal
+from tests.models import learn_embeddings, tensors_equal
 
 SIDE = 4
 WIDTH = 3 * SIDE**2
 CLASSES = 5
-DAYS = 8
+GROUPS = 8
 EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
 
 
 def images(
-    seed: int, spread: float = 0.7, days: int = DAYS
+    seed: int, spread: float = 0.7, groups_each: int = GROUPS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings of five classes, labels and days: images of a day share what was there."""
+    """Embeddings of five classes, labels and groups: images of a group share a component."""
     draw = torch.Generator().manual_seed(seed)
-    y, day = (
-        torch.arange(CLASSES * days * EACH) // each for each in (days * EACH, EACH)
+    y, group = (
+        torch.arange(CLASSES * groups_each * EACH) // each
+        for each in (groups_each * EACH, EACH)
     )
-    scenes = torch.randn(CLASSES * days, WIDTH, generator=draw)
+    scenes = torch.randn(CLASSES * groups_each, WIDTH, generator=draw)
     classes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     return (
         classes[y]
-        + 1.2 * scenes[day]
+        + 1.2 * scenes[group]
         + spread * torch.randn(len(y), WIDTH, generator=draw),
         y,
-        day,
+        group,
     )
 
 
@@ -60,11 +61,11 @@ def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Cla
 
 
 def learned(
-    spread: float = 0.7, days: int = DAYS, head: type[Head] = RidgeHead
+    spread: float = 0.7, groups_each: int = GROUPS, head: type[Head] = RidgeHead
 ) -> Classifier:
-    """A model that learned images with content hashes 0, 1, …, day after day."""
-    z, y, _ = images(1, spread, days)
-    return take_in(
+    """A model that learned images with content hashes 0, 1, …, group after group."""
+    z, y, _ = images(1, spread, groups_each)
+    return learn_embeddings(
         empty(CalibrationBuffer() if head is RidgeHead else None, head), NAMES, z, y
     )
 
@@ -73,27 +74,27 @@ def calibrated_by(model: Classifier) -> tuple[float, float]:
     return float(model.head.temperature), float(model.head.odds_power)
 
 
-def share_right(model: Classifier, z: Tensor, y: Tensor) -> float:
+def accuracy_of(model: Classifier, z: Tensor, y: Tensor) -> float:
     return 100 * (model.head.predict(z) == y).double().mean().item()
 
 
-def test_images_of_one_day_do_not_vouch_for_each_other() -> None:
+def test_groups_are_left_out_together() -> None:
     model = learned()
     z, y = model.buffer.items()
-    days = model.buffer.key // EACH
+    true_groups = model.buffer.key // EACH
     groups = model.calibration.groups
     together = groups[:, None] == groups
-    same_day = days[:, None] == days
+    same_group = true_groups[:, None] == true_groups
     assert model.calibration.known == "found"
-    assert (together == same_day).double().mean() > 0.99
+    assert (together == same_group).double().mean() > 0.99
     scores = model.head.leave_one_out(z, y, groups)
     assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, y), rel=1e-9)
     assert model.calibration.new_group_accuracy == pytest.approx(
         100 * (scores.argmax(1) == y).double().mean().item()
     )
-    new, labels, _ = images(2, days=40)
+    new, labels, _ = images(2, groups_each=40)
     assert model.calibration.new_group_accuracy == pytest.approx(
-        share_right(model, new, labels), abs=3
+        accuracy_of(model, new, labels), abs=3
     )
     alone = model.head.leave_one_out(z, y)
     assert model.calibration.loo_accuracy == pytest.approx(
@@ -110,20 +111,20 @@ def test_images_of_one_day_do_not_vouch_for_each_other() -> None:
     ).double().mean() < 0.1
 
 
-def test_independent_images_have_one_number_and_few_images_none() -> None:
+def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     independent = learned(spread=3.0).calibration
     assert independent.known == "independent"
     assert independent.loo_accuracy == independent.new_group_accuracy
-    few = learned(days=2).calibration
+    few = learned(groups_each=2).calibration
     assert (few.known, few.new_group_accuracy) == ("few", None)
     assert few.loo_accuracy is not None
-    assert learned(days=19 // EACH).calibration.known == "few"
+    assert learned(groups_each=19 // EACH).calibration.known == "few"
 
 
 def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     z, y, _ = images(1)
     rows = (y > 0) | (torch.arange(len(y)) < 8)
-    model = take_in(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
+    model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
     stored, labels = model.buffer.items()
     right = (
         model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1)
@@ -136,8 +137,8 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     assert model.calibration.new_group_accuracy < 100 * right.double().mean().item() - 1
 
 
-def test_of_one_class_nothing_is_promised() -> None:
-    """Every image is named right, whatever it shows."""
+def test_a_single_class_has_no_accuracy() -> None:
+    """Every prediction is right, whatever the image shows."""
     model = learned()
     model.remove_classes(NAMES[1:])
     assert (model.calibration.loo_accuracy, model.calibration.new_group_accuracy) == (
@@ -147,29 +148,29 @@ def test_of_one_class_nothing_is_promised() -> None:
     assert model.accuracy_sentences() == []
 
 
-def test_what_was_found_is_stored(tmp_path: Path) -> None:
+def test_groups_are_stored(tmp_path: Path) -> None:
     model = learned()
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
     assert again.calibration.known == "found"
     again.remove_classes(NAMES[:1])
-    assert len(again.calibration.groups) == (CLASSES - 1) * DAYS * EACH
+    assert len(again.calibration.groups) == (CLASSES - 1) * GROUPS * EACH
 
 
-def new_place(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels and content hashes of a place in another light."""
-    z, y, _ = images(3, days=40)
+def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, labels and content hashes under a distribution shift."""
+    z, y, _ = images(3, groups_each=40)
     rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:count]
     return 1.2 * z[rows] + 0.4, y[rows], 10_000 + rows
 
 
 @pytest.mark.parametrize("head", [RidgeHead, NCMHead])
-def test_labelled_images_of_a_new_place_calibrate_instead(
+def test_recalibration_replaces_the_buffer_samples(
     head: type[Head], tmp_path: Path
 ) -> None:
     old = learned(head=head)
-    before, (z, y, key) = old.identity, new_place()
+    before, (z, y, key) = old.identity, shifted_images()
     model = old.recalibrated(z, y, key)
     assert old.identity == before != model.identity
     assert torch.equal(model.head(z), old.head(z))
@@ -177,7 +178,7 @@ def test_labelled_images_of_a_new_place_calibrate_instead(
         fit_probabilities(old.head(z), y), rel=1e-9
     )
     assert model.calibration.known == "measured"
-    assert model.calibration.new_group_accuracy == pytest.approx(share_right(old, z, y))
+    assert model.calibration.new_group_accuracy == pytest.approx(accuracy_of(old, z, y))
     assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
     assert (model.history[-1].kind, model.history[-1].parents) == (
         "recalibrate",
@@ -199,8 +200,8 @@ def test_labelled_images_of_a_new_place_calibrate_instead(
         )
 
 
-def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
-    z, y, key = new_place()
+def test_images_learned_later_calibrate_no_longer() -> None:
+    z, y, key = shifted_images()
     model = learned().recalibrated(z, y, key)
     model.begin_task([*NAMES, "a new class"])
     model.observe(z[:50], y[:50], key[:50])
@@ -219,23 +220,23 @@ def test_what_is_learned_of_a_new_place_calibrates_no_longer() -> None:
     with pytest.raises(
         UsageError, match="0 labelled images that the model has not learned"
     ):
-        learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * DAYS * EACH))
+        learned().recalibrated(z, y, torch.arange(len(y)) % (CLASSES * GROUPS * EACH))
 
 
 def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     """They come with the images' content hashes; an image without one stands alone, and so do those
     learned later.
     """
-    z, y, day = images(1)
+    z, y, group = images(1)
     model = empty(CalibrationBuffer())
     model.begin_task(NAMES)
     keys = 1000 - torch.arange(len(y))
     model.observe(z, y, keys)
-    model.calibration.add_given_groups(keys[4:], 2**40 - day[4:])
+    model.calibration.add_given_groups(keys[4:], 2**40 - group[4:])
     model.finish_task()
     assert model.calibration.known == "given"
     position = 1000 - model.buffer.key
-    expected = torch.where(position < 4, -1 - position, day[position])
+    expected = torch.where(position < 4, -1 - position, group[position])
     groups = model.calibration.groups
     assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
     scores = model.head.leave_one_out(*model.buffer.items(), groups)
@@ -244,7 +245,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    take_in(
+    learn_embeddings(
         again,
         ["new"],
         images(5)[0][:10],
@@ -260,13 +261,13 @@ def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
     """Whatever the order and size of batches; independent images are drawn one by one, as without
     calibration.
     """
-    z, y, day = images(1, spread=0.3)
+    z, y, group = images(1, spread=0.3)
     draw = torch.Generator().manual_seed(0)
     for spread, orders in (
         (0.3, [torch.arange(len(y)), torch.randperm(len(y), generator=draw)]),
         (3.0, [None]),
     ):
-        kept = []
+        stored_keys = []
         for order in orders:
             rows = torch.arange(len(y)) if order is None else order
             values = z if spread == 0.3 else images(1, spread)[0]
@@ -275,11 +276,11 @@ def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
             for part in rows.split(len(y) if order is None else 7):
                 model.observe(values[part], y[part], part)
             if given and order is not None:
-                model.calibration.add_given_groups(torch.arange(len(y)), day)
+                model.calibration.add_given_groups(torch.arange(len(y)), group)
             model.finish_task()
-            kept.append(model.buffer.key)
-        assert all(torch.equal(keys, kept[0]) for keys in kept)
-        counts = torch.unique(day[kept[0]], return_counts=True)[1]
+            stored_keys.append(model.buffer.key)
+        assert all(torch.equal(keys, stored_keys[0]) for keys in stored_keys)
+        counts = torch.unique(group[stored_keys[0]], return_counts=True)[1]
         if spread == 0.3:
             assert counts.tolist() == [EACH] * (80 // EACH)
             assert model.calibration.known == ("given" if given else "found")
@@ -287,13 +288,11 @@ def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
             plain = CalibrationBuffer(80)
             plain.add(z, y, torch.arange(len(y)))
             plain.commit()
-            assert torch.equal(plain.key, kept[0])
+            assert torch.equal(plain.key, stored_keys[0])
 
 
-def test_images_that_were_chosen_among_others_count_for_nothing(tmp_path: Path) -> None:
-    """They are learned, and left out with their group; from a file too, until none is left
-    undecided.
-    """
+def test_selected_images_are_excluded(tmp_path: Path) -> None:
+    """They are learned and left out with their group, also after a round trip, until all count."""
     plain = learned()
     assert plain.buffer is not None
     samples = plain.calibration_samples()

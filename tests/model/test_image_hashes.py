@@ -60,7 +60,7 @@ def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
     return root / "more"
 
 
-def test_copies_are_left_out(base: Path, model: Classifier, tmp_path: Path):
+def test_duplicates_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     """Two new images of a class, one of them twice, three learned ones under other names, and a
     wrong label.
     """
@@ -110,7 +110,7 @@ def test_forgetting_after_more_picks_the_learned_images(
     shutil.copytree(tmp_path / "more", folder / "new")
     result = cifnet_pl.forget(whole, "bee", folder)
     assert (result.exact, result.images) == (True, {"bee": 10})
-    assert result.ignored == 16  # two held-out images are copies of learned ones
+    assert result.ignored == 16  # two held-out images are duplicates of learned ones
     never = cifnet_pl.forget(model, "bee", base / "images" / "train").model
     assert_same_scores(result.model, never, queries(model), 1e-8)
     twice = cifnet_pl.extend(
@@ -148,7 +148,7 @@ def test_models_with_a_common_ancestor(model: Classifier, tmp_path: Path):
     assert result.model.history[-1].parents == [first.identity, second.identity]
 
 
-def test_copies_within_what_is_merged_count_once(model: Classifier, tmp_path: Path):
+def test_duplicates_within_what_is_merged_count_once(model: Classifier, tmp_path: Path):
     """One that both shards call by other names, and one that stands twice in the common
     ancestor.
     """

@@ -31,9 +31,9 @@ def images(tmp_path: Path) -> LabelledImages:
 def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages):
     old = learned("ridge")
     before = learned("ridge").tensors()
-    lesson = learn(old, images)
-    model = lesson.model
-    score = lesson.score
+    extension = learn(old, images)
+    model = extension.model
+    score = extension.score
     assert model.counts["gnu"] == model.counts["hen"] == 20
     held = np.zeros(len(images.files), dtype=bool)
     for rows in images.files.rows_of.values():
@@ -51,7 +51,7 @@ def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages
     assert tensors_equal(old.tensors(), before)
 
 
-def test_wide_heads_are_taught_one_after_the_other(
+def test_wide_heads_learn_one_after_the_other(
     images: LabelledImages, monkeypatch: pytest.MonkeyPatch
 ):
     """They need much memory; the results are the same bits."""
@@ -136,7 +136,7 @@ def test_embeddings_of_another_width(model: Classifier, tmp_path: Path):
         cifnet_pl.extend(model, tmp_path / "w.npz")
 
 
-def test_a_image_is_opened_once_and_one_that_is_known_is_not_decoded(
+def test_an_image_is_opened_once_and_one_that_is_known_is_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = cifnet_pl.extend(

@@ -19,7 +19,7 @@ from cifnet_pl.model.metrics import (
     top_classes,
     wilson_interval,
 )
-from tests.models import empty, learned, samples, take_in
+from tests.models import empty, learn_embeddings, learned, samples
 
 MATRIX = [
     [90.0],
@@ -133,7 +133,7 @@ def test_rarely_predicted_classes_of_a_model():
     draw = torch.Generator().manual_seed(0)
     elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
     labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
-    take_in(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
+    learn_embeddings(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
     assert rarely_predicted_by(model) == ["elk"]
     assert rarely_predicted_by(learned("ncm")) == []
 

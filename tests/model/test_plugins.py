@@ -189,7 +189,7 @@ def test_trusted_it_is_a_model_like_any_other(
 ):
     images = str(make_images(tmp_path / "images", ["ant", "bee"]))
     assert main(["info", "--model", str(bundle), "--trust"]) == 0
-    assert "head MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
+    assert "MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
     extended = str(tmp_path / "extended")
     assert (
         main(

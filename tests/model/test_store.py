@@ -30,8 +30,8 @@ from tests.models import (
     WIDTH,
     config_of,
     forge,
+    learn_task,
     learned,
-    teach,
     tensors_of,
 )
 
@@ -350,7 +350,7 @@ def try_to_use(load_it: Callable[[], Any]) -> None:
         model = load_it()
         scores = model.head(torch.zeros(2, WIDTH))
         assert scores.shape == (2, len(model.class_names))
-        teach(model, ["yak"])
+        learn_task(model, ["yak"])
 
     assert "\n" not in str(refusal(use) or "")
 

@@ -1,6 +1,4 @@
-"""Verdicts of a learned model: what they say, when they change, what they need; AUROC and FPR95 by
-counting.
-"""
+"""Verdicts on unknown samples, prediction sets, AUROC and FPR95."""
 
 import pytest
 import torch
@@ -9,17 +7,17 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
-from tests.models import SIDE, empty, learned, samples, teach
+from tests.models import SIDE, empty, learn_task, learned, samples
 
 NAMES = ["ant", "bee", "cat"]
 
 
-def judged(head: str = "ridge", count: int = 30) -> Classifier:
+def calibrated(head: str = "ridge", count: int = 30) -> Classifier:
     """A model of three classes with calibration samples."""
     model = empty(head)
     model.buffer = CalibrationBuffer(60)
     model.calibrated = True
-    return teach(model, NAMES, count)
+    return learn_task(model, NAMES, count)
 
 
 def verdicts(
@@ -32,14 +30,16 @@ def verdicts(
     return model.judge(unknown, coverage).verdicts(z, model.head.probabilities(z))
 
 
-def test_known_and_unknown_things() -> None:
-    model = judged()
+def test_known_and_unknown_samples() -> None:
+    model = calibrated()
     known = verdicts(model, NAMES)
-    foreign = verdicts(model, ["yak", "zebu"])
+    unknown_ones = verdicts(model, ["yak", "zebu"])
     assert sum(bool(v.known) for v in known) >= 0.85 * len(known)
-    assert not any(v.known for v in foreign)
-    assert all(v.known == (v.p_value > 0.1) for v in [*known, *foreign])
-    assert max(v.p_value for v in foreign) < min(v.p_value for v in known if v.known)
+    assert not any(v.known for v in unknown_ones)
+    assert all(v.known == (v.p_value > 0.1) for v in [*known, *unknown_ones])
+    assert max(v.p_value for v in unknown_ones) < min(
+        v.p_value for v in known if v.known
+    )
     right = [name for name in NAMES for _ in range(30)]
     assert sum(
         name in v.prediction_set for name, v in zip(right, known, strict=True)
@@ -48,8 +48,8 @@ def test_known_and_unknown_things() -> None:
     assert [v.novelty for v in known] == novelty.tolist()
 
 
-def test_answers_come_most_probable_first() -> None:
-    model = judged()
+def test_prediction_sets_are_sorted() -> None:
+    model = calibrated()
     z, _, _ = samples(["yak"], 5)
     probabilities = model.head.probabilities(z)
     for verdict, shares in zip(
@@ -57,22 +57,20 @@ def test_answers_come_most_probable_first() -> None:
         probabilities,
         strict=True,
     ):
-        probabilities_of_answers = [
+        member_probabilities = [
             shares[NAMES.index(name)].item() for name in verdict.prediction_set or ()
         ]
-        assert probabilities_of_answers == sorted(
-            probabilities_of_answers, reverse=True
-        )
+        assert member_probabilities == sorted(member_probabilities, reverse=True)
         assert (
-            len(probabilities_of_answers) == 3
-        )  # 60 samples cannot promise that much: all classes are answers
+            len(member_probabilities) == 3
+        )  # with 60 samples that coverage needs all classes
         assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
 
 
 def test_verdicts_follow_every_change() -> None:
-    model = judged()
+    model = calibrated()
     model.judge(0.1, 0.9)
-    teach(model, ["yak"], 30)
+    learn_task(model, ["yak"], 30)
     assert sum(bool(v.known) for v in verdicts(model, ["yak"])) >= 25
     model.remove_classes(["yak"])
     assert not any(v.known for v in verdicts(model, ["yak"]))
@@ -81,17 +79,17 @@ def test_verdicts_follow_every_change() -> None:
     for change in (
         lambda: model.head.temperature.mul_(2),
         lambda: model.head.odds_power.mul_(0.5),
-        lambda: teach(model, ["bee"], 30, seed=1),
+        lambda: learn_task(model, ["bee"], 30, seed=1),
     ):
         before = model.judge(0.1, 0.9)
         change()
         assert model.judge(0.1, 0.9) is not before
 
 
-def test_the_same_from_images() -> None:
+def test_verdicts_on_images() -> None:
     from PIL import Image
 
-    model = judged()
+    model = calibrated()
     image = Image.new("RGB", (SIDE, SIDE), (250, 10, 10))
     (result,) = model.classify([image], unknown=0.1, coverage=0.9)
     (plain,) = model.classify([image])
@@ -112,7 +110,7 @@ def test_the_same_from_images() -> None:
     assert result.prediction_set
 
 
-def test_what_it_needs() -> None:
+def test_requirements() -> None:
     for model in (empty("ridge"), learned("ridge")):
         with pytest.raises(
             UsageError,
@@ -122,26 +120,26 @@ def test_what_it_needs() -> None:
     with pytest.raises(
         UsageError, match="unknown is 5, expected a share between 0 and 1"
     ):
-        judged().classify([], unknown=5)
+        calibrated().classify([], unknown=5)
     with pytest.raises(UsageError, match="coverage is 1, expected a share"):
-        judged().classify([], coverage=1)
+        calibrated().classify([], coverage=1)
     with pytest.raises(UnsupportedError, match="NCMHead cannot score novelty"):
-        judged("ncm").classify([], unknown=0.05)
+        calibrated("ncm").classify([], unknown=0.05)
     with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
-        judged("ncm").classify([], coverage=0.95)
+        calibrated("ncm").classify([], coverage=0.95)
 
 
-def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, float]:
-    pairs = (foreign[:, None] > known).double() + 0.5 * (
-        foreign[:, None] == known
+def by_counting(known: torch.Tensor, unknown_ones: torch.Tensor) -> tuple[float, float]:
+    pairs = (unknown_ones[:, None] > known).double() + 0.5 * (
+        unknown_ones[:, None] == known
     ).double()
     limits = [
         float(t)
-        for t in torch.cat([known, foreign])
+        for t in torch.cat([known, unknown_ones])
         if (known <= t).double().mean() >= 0.95
     ]
     return 100 * float(pairs.mean()), 100 * min(
-        float((foreign <= t).double().mean()) for t in limits
+        float((unknown_ones <= t).double().mean()) for t in limits
     )
 
 
@@ -149,7 +147,7 @@ def by_counting(known: torch.Tensor, foreign: torch.Tensor) -> tuple[float, floa
 def test_by_counting(scale: float) -> None:
     draw = torch.Generator().manual_seed(0)
     known = torch.randint(0, 40, (57,), generator=draw).double() * scale  # with ties
-    foreign = (torch.randint(0, 40, (43,), generator=draw) + 9).double() * scale
-    assert detection(known, foreign) == pytest.approx(
-        by_counting(known, foreign), abs=1e-4
+    unknown_ones = (torch.randint(0, 40, (43,), generator=draw) + 9).double() * scale
+    assert detection(known, unknown_ones) == pytest.approx(
+        by_counting(known, unknown_ones), abs=1e-4
     )

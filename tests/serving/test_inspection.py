@@ -20,7 +20,7 @@ from cifnet_pl.serving.inspection import (
     class_predictions,
     forecast,
 )
-from tests.models import learned, take_in
+from tests.models import learned, learn_embeddings
 
 
 def test_stored_samples_are_answered_as_if_never_learned():
@@ -47,7 +47,7 @@ def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
         2,
         calibrated=True,
     )
-    return take_in(
+    return learn_embeddings(
         model,
         ["pear", "plum", "quince", "rare", "fig", "lime"][: len(means)],
         samples(means, y),
