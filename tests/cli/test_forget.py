@@ -10,7 +10,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from tests.cli.test_extend import assert_same_scores, fit, queries
 from tests.command_line import assert_ends, make_images
-from tests.models import learned, learn_task
+from tests.models import learn_task, learned
 
 NAMES = ["ant", "bee", "cat", "dog"]
 

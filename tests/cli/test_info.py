@@ -10,7 +10,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.info import history_table
 from cifnet_pl.heads import NCMHead
 from cifnet_pl.model.bundle import Event
-from tests.models import learned, learn_embeddings
+from tests.models import learn_embeddings, learned
 
 
 def test_dates_are_whole_in_80_columns():

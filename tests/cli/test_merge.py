@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from tests.cli.test_extend import fit
 from tests.command_line import assert_ends, make_images
-from tests.models import empty, learned, samples, learn_embeddings
+from tests.models import empty, learn_embeddings, learned, samples
 
 NAMES = ["ant", "bee", "cat", "dog"]
 RIDGE = ["--model.head", "RidgeHead"]

@@ -20,7 +20,7 @@ from cifnet_pl.serving.inspection import (
     class_predictions,
     forecast,
 )
-from tests.models import learned, learn_embeddings
+from tests.models import learn_embeddings, learned
 
 
 def test_stored_samples_are_answered_as_if_never_learned():
