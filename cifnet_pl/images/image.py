@@ -16,15 +16,36 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from cifnet_pl.images.colour import in_srgb
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square
 from cifnet_pl.images.names import HEIC_BRANDS
+from cifnet_pl.images.png import plain_png
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
-# helps nobody.
+# helps nobody; nor do its warnings about damaged metadata.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
+warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+
+FORMATS = (
+    "JPEG",
+    "MPO",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "DIB",
+    "TIFF",
+    "PPM",
+    "TGA",
+    "JPEG2000",
+    "ICO",
+    "AVIF",
+    "HEIF",
+)
+"""Formats that are decoded, by Pillow's names: others of Pillow's decoders run programs (EPS)."""
 
 ImageLike = Path | bytes | Image.Image
 """An image in a file (which may be in a Zip archive), as the content of a file, or decoded."""
@@ -149,11 +170,11 @@ class EncodedImage:
         description = repr((content.size, content.mode, content.getpalette()))
         return content_hash(description.encode() + content.tobytes())
 
-    def open(self, formats: Sequence[str] | None = None) -> Image.Image:
+    def open(self, formats: Sequence[str] = FORMATS) -> Image.Image:
         """Open the image; its pixels are not decoded yet.
 
         Args:
-            formats: Pillow's names of the formats that are allowed; None for all.
+            formats: Pillow's names of the formats that are allowed.
 
         Raises:
             UnreadableImage: it is no image, of another format, or HEIC without the package for it.
@@ -203,11 +224,10 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
     return EncodedImage(image).square(size, crop_ratio)
 
 
-def _opened(content: bytes, formats: Sequence[str] | None) -> Image.Image:
-    if formats is not None:
-        Image.init()
-        formats = [name for name in formats if name in Image.OPEN]
-    return Image.open(io.BytesIO(content), formats=formats)
+def _opened(content: bytes, formats: Sequence[str]) -> Image.Image:
+    Image.init()
+    known = [name for name in formats if name in Image.OPEN]
+    return Image.open(io.BytesIO(plain_png(content)), formats=known)
 
 
 def _register_heic() -> None:
@@ -241,12 +261,7 @@ def time_taken(image: Image.Image) -> datetime | None:
         if text is None:
             return None
         return datetime.strptime(str(text).strip("\0 "), DATE_FORMAT)
-    except (
-        ValueError,
-        TypeError,
-        OSError,
-        SyntaxError,
-    ):  # Pillow's errors on damaged EXIF data
+    except Exception:  # each format fails in its own way on damaged metadata
         return None
 
 
@@ -256,20 +271,25 @@ def time_taken(image: Image.Image) -> datetime | None:
 def white_level(mode: str, grey: np.ndarray) -> float:
     """Return the value that is white in a grey image of more than 8 bits.
 
-    That is 65535 for 16 bits. For 32-bit integers and floats it is not defined: we take the
-    smallest of 1 (floats only), 255 and 65535 that no pixel exceeds, or 65535.
+    Cameras store 12 bits in 16, and files seldom say so: read as 16 bits they are nearly black. So
+    white is 4095 where no pixel of 16 bits exceeds it, else 65535. For 32-bit integers and floats
+    white is not defined: we take the smallest of 1 (floats only), 255 and 65535 that no pixel
+    exceeds, or 65535.
 
     Args:
         mode: Pillow's mode of the image.
         grey: its pixels.
     """
-    if mode.startswith("I;16"):
-        return 65535.0
     largest = grey.max(initial=0)
-    if mode == "F" and largest <= 1:
-        return 1.0
-    if largest <= 255:
-        return 255.0
+    if mode.startswith("I;16"):
+        levels = [4095.0]
+    elif mode == "F":
+        levels = [1.0, 255.0]
+    else:
+        levels = [255.0]
+    for level in levels:
+        if largest <= level:
+            return level
     return 65535.0
 
 
@@ -292,6 +312,23 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     return image.convert("RGB")
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image, from 1 to 8; 1 where it says none.
+
+    Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera stored any of
+    them with another type than the standard's. Damaged metadata does not make pixels unreadable.
+    """
+    try:
+        value = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # each format fails in its own way
+        return 1
+    return value if value in UPRIGHT_TRANSPOSES else 1
+
+
+COLOUR_MODES = ("RGB", "RGBA", "RGBX", "P", "PA")
+"""Modes of Pillow whose colour profiles are those of RGB."""
 
 
 def square(
@@ -322,9 +359,7 @@ def square(
     """
     with decoding():
         image.load()
-        # Pillow's own exif_transpose writes all tags anew, and fails where a camera stored any of
-        # them with another type than the standard's.
-        transpose = UPRIGHT_TRANSPOSES.get(image.getexif().get(ORIENTATION_TAG, 1))
+        transpose = UPRIGHT_TRANSPOSES.get(orientation(image))
         rgb = to_rgb(image)
     width, height = extent or rgb.size
     side = min(width, height) * crop_ratio
@@ -336,7 +371,8 @@ def square(
         small = rgb.resize((size, size), Image.Resampling.BICUBIC, box)
     if transpose is not None:
         small = small.transpose(transpose)
-    return np.asarray(small)
+    profile = image.info.get("icc_profile")
+    return in_srgb(np.asarray(small), profile if image.mode in COLOUR_MODES else None)
 
 
 def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:

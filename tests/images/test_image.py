@@ -241,15 +241,10 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
     **{
         f"16 bit {kind}, {value}": (
             reopened(flat(value, np.uint16), kind),
-            [round(value / 65535 * 255)] * 3,
+            [round(value / white * 255)] * 3,
         )
         for kind in ("PNG", "TIFF")
-        for value in (
-            0,
-            200,
-            25700,
-            65535,
-        )  # a dark image stays dark, whatever its brightest pixel is
+        for value, white in ((0, 65535), (200, 4095), (4095, 4095), (4096, 65535))
     },
     "16 bit big endian": (
         Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144),

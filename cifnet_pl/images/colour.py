@@ -1,0 +1,53 @@
+"""Convert the colours of images to sRGB, by the profiles that they bring along.
+
+Phones write Display P3, cameras Adobe RGB. Read as sRGB, their colours are paler than they are, and
+unlike those of the images that backbones were trained with.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageCms
+
+STANDARD = "sRGB"
+"""Part of the descriptions of profiles that need no conversion."""
+
+
+def in_srgb(pixels: np.ndarray, profile: bytes | None) -> np.ndarray:
+    """Convert pixels to sRGB.
+
+    Args:
+        pixels: (h, w, 3) uint8.
+        profile: ICC profile of their colours; None for sRGB. One that is damaged, or of other than
+            RGB colours, counts as none.
+
+    Returns:
+        (h, w, 3) uint8.
+    """
+    transform = conversion(profile) if profile else None
+    if transform is None:
+        return pixels
+    return np.asarray(ImageCms.applyTransform(Image.fromarray(pixels), transform))
+
+
+@lru_cache(maxsize=16)
+def conversion(profile: bytes) -> Any | None:
+    """Return the transform from the colours of a profile to sRGB; None if it needs none."""
+    try:
+        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        is_rgb = given.profile.xcolor_space.strip() == "RGB"
+        if not is_rgb or STANDARD in ImageCms.getProfileDescription(given):
+            return None
+        return ImageCms.buildTransform(
+            given,
+            ImageCms.createProfile("sRGB"),
+            "RGB",
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        )
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
+        return None

@@ -1,0 +1,189 @@
+"""Whole pixels are read whatever the metadata beside them is; and colours as profiles say."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from cifnet_pl.images.image import EncodedImage, UnreadableImage, read_square
+from cifnet_pl.images.png import SIGNATURE, plain_png
+
+BROKEN_EXIF = {
+    "garbage": b"Exif\0\0" + bytes(range(200)),
+    "cut off": b"Exif\0\0II*\0\x08\0\0\0\x09",
+    "beyond its end": b"Exif\0\0II*\0\xff\xff\xff\x7f",
+    "empty": b"",
+}
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+
+
+def encoded(format: str, **options: object) -> bytes:
+    """Return a lossless image of ``PIXELS``."""
+    content = io.BytesIO()
+    Image.fromarray(PIXELS).save(content, format, **options)
+    return content.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG file."""
+    checksum = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+
+def with_chunk(added: bytes, last: bool = False) -> bytes:
+    """Return a PNG file with another chunk, after the header or before the end."""
+    content = encoded("PNG")
+    position = -12 if last else len(SIGNATURE) + 25
+    return content[:position] + added + content[position:]
+
+
+def assert_read(content: bytes) -> None:
+    """The pixels are read, and no warning is shown."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.filterwarnings("default")
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        assert (read_square(content, 6) == PIXELS).all()
+        assert EncodedImage(content).look().thumbnail is not None
+    assert shown == []
+
+
+@pytest.mark.parametrize("exif", BROKEN_EXIF.values(), ids=BROKEN_EXIF)
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_damaged_exif_is_no_damage_of_the_image(format: str, exif: bytes) -> None:
+    if format == "TIFF":
+        assert_read(encoded("TIFF"))
+        return
+    options = {"lossless": True} if format == "WEBP" else {}
+    assert_read(encoded(format, exif=exif, **options))
+
+
+CHUNKS = {
+    "a long text": chunk(b"tEXt", b"Comment\0" + b"x" * 2**21),
+    "a text that inflates": chunk(
+        b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**22))
+    ),
+    "an international text": chunk(
+        b"iTXt", b"Comment\0\x01\0\0\0" + zlib.compress(bytes(2**22))
+    ),
+    "a damaged text": chunk(b"zTXt", b"Comment\0\0no deflate"),
+    "a text without a keyword": chunk(b"tEXt", b""),
+    "a wrong checksum": chunk(b"tEXt", b"Comment\0x")[:-1] + b"?",
+    "a large profile": chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(2**22))),
+    "a damaged profile": chunk(b"iCCP", b"p\0\0no deflate"),
+    "a damaged orientation": chunk(b"zTXt", b"Raw profile type exif\0\0?"),
+    "a nonsense orientation": chunk(b"tEXt", b"Raw profile type exif\0\nexif\n9\nzz"),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("added", CHUNKS.values(), ids=CHUNKS)
+def test_texts_and_profiles_of_png_files(added: bytes, last: bool) -> None:
+    assert_read(with_chunk(added, last))
+
+
+def test_a_text_that_says_the_orientation_is_kept() -> None:
+    xmp = (
+        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description'
+        b' tiff:Orientation="3"/></rdf:RDF></x:xmpmeta>'
+    )
+    content = with_chunk(chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp))
+    assert plain_png(content) == content
+    assert (read_square(content, 6) == PIXELS[::-1, ::-1]).all()
+
+
+def test_a_cut_off_png_file_stays_unreadable() -> None:
+    content = with_chunk(CHUNKS["a long text"])
+    with pytest.raises(UnreadableImage):
+        read_square(content[:-40], 6)
+
+
+# ---------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("format", ["EPS", "PDF", "FITS"])
+def test_decoders_that_run_programs_are_never_asked(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the name of a file, Ghostscript is not started."""
+    import subprocess
+
+    def started(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"started {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    content = io.BytesIO()
+    if format == "FITS":
+        content.write(b"SIMPLE  =                    T".ljust(2880))
+    else:
+        Image.fromarray(PIXELS).save(content, format)
+    with pytest.raises(UnreadableImage, match="known format"):
+        read_square(content.getvalue(), 6)
+
+
+def test_twelve_bits_in_sixteen_are_not_black() -> None:
+    ramp = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
+    for format in ("PNG", "TIFF"):
+        content = io.BytesIO()
+        Image.fromarray(ramp).save(content, format)
+        square = read_square(content.getvalue(), 8)
+        assert (square[-1, -1] == 255).all()
+        assert np.abs(square[..., 0] - ramp / 4095 * 255).max() < 1
+
+
+# ---------------------------------------------------------------------- colours
+
+
+def wide_gamut() -> bytes:
+    """Return an ICC profile whose red, green and blue are those of other primaries."""
+    profile = bytearray(
+        ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    )
+    tags = {}
+    for entry in range(struct.unpack_from(">I", profile, 128)[0]):
+        name, start, length = struct.unpack_from(">4sII", profile, 132 + 12 * entry)
+        tags[name] = (start, length)
+    red, _ = tags[b"rXYZ"]
+    green, _ = tags[b"gXYZ"]
+    for axis in range(3):  # mix a fifth of green into red, and red into green
+        first, second = (
+            struct.unpack_from(">i", profile, tag + 8 + 4 * axis)[0]
+            for tag in (red, green)
+        )
+        struct.pack_into(">i", profile, red + 8 + 4 * axis, (6 * first - second) // 5)
+        struct.pack_into(">i", profile, green + 8 + 4 * axis, (6 * second - first) // 5)
+    start, length = tags[b"desc"]
+    return bytes(profile).replace(
+        "sRGB".encode("utf-16-be"), "wide".encode("utf-16-be")
+    )
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_colours_are_converted_to_srgb(format: str) -> None:
+    options = {"lossless": True} if format == "WEBP" else {}
+    profile = wide_gamut()
+    converted = read_square(encoded(format, icc_profile=profile, **options), 6)
+    image = Image.fromarray(PIXELS)
+    expected = ImageCms.profileToProfile(
+        image,
+        ImageCms.ImageCmsProfile(io.BytesIO(profile)),
+        ImageCms.createProfile("sRGB"),
+        1,
+    )
+    assert np.abs(converted.astype(int) - np.asarray(expected)).max() <= 1
+    assert np.abs(converted.astype(int) - PIXELS).max() > 20
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes(),
+        b"no profile",
+        b"",
+    ],
+)
+def test_srgb_and_damaged_profiles_change_nothing(profile: bytes) -> None:
+    assert (read_square(encoded("PNG", icc_profile=profile), 6) == PIXELS).all()
