@@ -152,6 +152,8 @@ def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | 
         return None
     square = pixels[rows.start : rows.stop, columns.start : columns.stop]
     if side != size:
+        # NumPy copies: torch would divide a copy among its threads, which wait for each other.
+        square = np.ascontiguousarray(square)
         image = torch.from_numpy(square).permute(2, 0, 1)[None]
         scale = size / side * (1 + 1e-9)  # lest torch round the size of the result down
         small = interpolate(
