@@ -1,4 +1,4 @@
-"""``sums``: write the sums of shards of a training set to files, which ``merge`` adds up and solves."""
+"""``sums``: write the sums of shards of a training set to files, for ``merge``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sums(
     retries: int = 3,
     threads: int = 1,
 ) -> None:
-    """Embed shards of a training set and write one file of sums for each; cifnet merge adds them up.
+    """Embed shards of a training set, and write a file of sums for each; cifnet merge adds them.
 
     Options with a dot in their name are those of fit, such as --data.root and --model.head. Shards
     that are finished are skipped.

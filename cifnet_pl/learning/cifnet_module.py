@@ -296,7 +296,9 @@ class CIFNetModule(TaskModule):
             "buffer_settings": buffer,
             "groups": self.calibration.known,
             "loo_accuracy": self.calibration.loo_accuracy,
+            "loo_accuracy_interval": None,
             "new_group_accuracy": self.calibration.new_group_accuracy,
+            "new_group_accuracy_interval": None,
         }
 
     # ------------------------------------------------------------------ checkpoints
