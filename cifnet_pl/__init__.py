@@ -4,9 +4,18 @@ classifier).
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+
+# python -m looks for every module in the current folder first, but a folder of images must not run
+# code that happens to be in it. Only a checkout has this package there.
+_home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [_home]:
+    del sys.path[0]
+
+from importlib import import_module  # noqa: E402
+from importlib.metadata import version  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from cifnet_pl.backbones import build_backbone

@@ -28,6 +28,11 @@ from rich.console import Console
 
 from cifnet_pl.cli.commands import COMMANDS, RUNS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
+from cifnet_pl.cli.custom_code import (
+    import_custom_code,
+    remember_configuration,
+    split_trust,
+)
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
@@ -54,7 +59,6 @@ from cifnet_pl.learning.strategy import (
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
-from cifnet_pl.utilities.plugins import find_in_current_folder
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -102,9 +106,9 @@ class SaveConfig(SaveConfigCallback):
             config = self.config.clone()
             for key in ("ckpt_path", "weights_only"):
                 config.pop(key, None)
-            write_text(
-                Path(folder) / "config.yaml", self.parser.dump(config, skip_none=False)
-            )
+            text = self.parser.dump(config, skip_none=False)
+            write_text(Path(folder) / "config.yaml", text)
+            remember_configuration(text)
 
 
 class CIFNetCLI(LightningCLI):
@@ -325,11 +329,13 @@ def run(args: list[str]) -> None:
     if CLIParser.topic == "model":
         args = [args[0], "--model.help", "CIFNetModule"]
     quieten()
-    find_in_current_folder()
+    args, trust = split_trust(args)
     register_strategy()
     try:
         with run_errors(), leaving_the_group():
-            _run_lightning(with_clean_heads(with_named_configs(with_recommended(args))))
+            args = with_named_configs(with_recommended(args))
+            import_custom_code(args, trust)
+            _run_lightning(with_clean_heads(args))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
+from cifnet_pl.cli.custom_code import LISTED_MODULES
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import entry_point, failure, import_part, offered
@@ -187,20 +190,23 @@ def unknown_option(name: str, options: Collection[str]) -> str:
 
 @cache
 def arguments_of(class_path: str) -> frozenset[str] | None:
-    """Return the options of a class, with those that it passes on to its bases; None if it cannot
-    be imported.
+    """Return the options of a class, with those that it passes on to its bases.
 
     Args:
         class_path: its module and name, or the name of a class of this package.
+
+    Returns:
+        None if it cannot be imported, or is custom code that is not imported yet.
     """
     module, _, name = class_path.rpartition(".")
     for place in [module] if module else SHORT_NAMES:
-        try:
-            kind = getattr(import_module(place), name, None)
-        except ImportError:
+        package = place.partition(".")[0]
+        if package not in LISTED_MODULES and package not in sys.modules:
             continue
-        if isinstance(kind, type):
-            return frozenset(ArgumentParser().add_class_arguments(kind))
+        with suppress(ImportError):
+            kind = getattr(import_module(place), name, None)
+            if isinstance(kind, type):
+                return frozenset(ArgumentParser().add_class_arguments(kind))
     return None
 
 

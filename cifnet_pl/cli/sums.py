@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cifnet_pl.cli.custom_code import import_custom_code
 from cifnet_pl.cli.parsing import (
     OneSentence,
     buried_error,
@@ -165,9 +166,8 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.learning.cifnet_module import CIFNetModule
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.partial_sums import ShardLearner
-    from cifnet_pl.utilities.plugins import find_in_current_folder
 
-    find_in_current_folder()
+    import_custom_code(options, trust=False)
     parser = OneSentence(prog="cifnet sums")
     parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
@@ -242,8 +242,9 @@ def _make_with_ray(
         )
         where = str(folder.resolve())
         words = tuple(options)
+        home = os.getcwd()
         waiting = {
-            task.remote(where, (s.index, s.count), words, threads): s.name
+            task.remote(home, where, (s.index, s.count), words, threads): s.name
             for s in missing
         }
         while waiting:
@@ -259,15 +260,10 @@ def _make_with_ray(
 
 
 def _start(ray: Any, workers: int) -> None:
-    # Workers import what this process imports, also where the package is not installed.
-    paths = os.pathsep.join(
-        dict.fromkeys(
-            [*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.getcwd()]
-        )
-    )
-    options: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": paths.strip(os.pathsep)}}
-    }
+    # Workers import this package also where it is not installed.
+    home = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths}}}
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault(
             "RAY_USAGE_STATS_ENABLED", "0"
@@ -281,9 +277,23 @@ def _start(ray: Any, workers: int) -> None:
 
 
 def _make_one(
-    folder: str, shard: tuple[int, int], options: tuple[str, ...], threads: int
+    home: str,
+    folder: str,
+    shard: tuple[int, int],
+    options: tuple[str, ...],
+    threads: int,
 ) -> str:
-    """Make one shard in a worker, which keeps data, network and head for the next."""
+    """Compute one shard in a worker, which keeps data, backbone and head for the next.
+
+    Args:
+        home: folder that the command was given in; paths and custom code are relative to it.
+        folder: of the files.
+        shard: its number, and how many there are.
+        options: of ``fit``.
+        threads: of torch.
+    """
     from cifnet_pl.model.partial_sums import Shard
 
+    if os.path.isdir(home):  # not on another machine of a cluster
+        os.chdir(home)
     return make(Path(folder), [Shard(*shard)], options, threads)[0]

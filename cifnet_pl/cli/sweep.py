@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cifnet_pl.cli.configs import find_config
+from cifnet_pl.cli.custom_code import names_in, names_on_command_line, refuse
 from cifnet_pl.cli.sweep_jobs import OUTPUT_LOG, SweepJob, experiment_of_point, run_all
 from cifnet_pl.cli.sweep_points import Point, choose, ignored_overrides, read_points
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -25,6 +26,7 @@ def sweep(
     only: list[str] | None = None,
     without: list[str] | None = None,
     dry_run: bool = False,
+    trust: bool = False,
 ) -> None:
     """Run every point of sweep files that is not complete yet, each as a process of its own.
 
@@ -44,6 +46,7 @@ def sweep(
             labels.
         without: labels of points to leave out.
         dry_run: only list the points.
+        trust: whether custom code that the files name may be imported, which runs it.
 
     Raises:
         UsageError: a file that is not a sweep, a label or an option that no point has, or a bad
@@ -60,12 +63,13 @@ def sweep(
     print(f"{number_of(len(points), 'point')}; {kinds}")
     for sentence in ignored_overrides(overrides, points):
         print(printable(sentence))
+    trusted = _custom_code(points, overrides, trust)
     jobs = [SweepJob(point, experiment_of_point(Path(logs), point)) for point in points]
     if dry_run:
         for job in jobs:
             print(f"{job.folder.name}: {job.state()}")
         return
-    failed = run_all(jobs)
+    failed = run_all(jobs, trusted)
     _report(jobs, output, external)
     if failed:
         raise CifnetError(
@@ -90,6 +94,21 @@ def _read_all(
             "no point has these labels: leave out some of --only and --without, or use --dry_run"
         )
     return list(points.values())
+
+
+def _custom_code(
+    points: Sequence[Point], overrides: Sequence[tuple[str, str]], trust: bool
+) -> bool:
+    """Return whether points need custom code; UsageError if it is neither named nor trusted."""
+    named: set[str] = set()
+    for name, value in overrides:
+        named |= names_on_command_line([f"--{name}={value}"])
+    needed: set[str] = set()
+    for point in points:
+        needed |= names_in(point.config)
+    if not trust:
+        refuse("the sweep", needed - named)
+    return bool(needed)
 
 
 def _parse_seeds(text: str | None) -> list[int] | None:

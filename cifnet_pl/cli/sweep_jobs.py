@@ -96,8 +96,13 @@ class SweepJob(NamedTuple):
         )
 
 
-def run_all(jobs: Sequence[SweepJob]) -> list[Path]:
-    """Run all points that are not complete; return the folders of those that failed."""
+def run_all(jobs: Sequence[SweepJob], trust: bool = False) -> list[Path]:
+    """Run all points that are not complete; return the folders of those that failed.
+
+    Args:
+        jobs: the points.
+        trust: whether the custom code that they name may be imported.
+    """
     for job in jobs:
         if job.complete_run() is None:
             job.write()
@@ -107,14 +112,14 @@ def run_all(jobs: Sequence[SweepJob]) -> list[Path]:
     for number, job in enumerate(jobs, 1):
         message = job.state()
         if job.complete_run() is None:
-            message = complete(job)
+            message = complete(job, trust)
         if job.complete_run() is None:
             failed.append(job.folder)
         print(f"[{number}/{len(jobs)}] {job.folder.name}: {message}", flush=True)
     return failed
 
 
-def complete(job: SweepJob) -> str:
+def complete(job: SweepJob, trust: bool) -> str:
     """Run a point, and return its result for the screen.
 
     Where it fails, ``failure.txt`` in its folder says why.
@@ -123,7 +128,7 @@ def complete(job: SweepJob) -> str:
     start = time.monotonic()
     log = job.folder / OUTPUT_LOG
     before = log.stat().st_size if log.is_file() else 0
-    code = run_process(job)
+    code = run_process(job, trust)
     if job.complete_run() is not None:
         duration = timedelta(seconds=round(time.monotonic() - start))
         return f"done in {duration}, {job.result()}"
@@ -132,7 +137,7 @@ def complete(job: SweepJob) -> str:
     return f"failed ({why})"
 
 
-def run_process(job: SweepJob) -> int:
+def run_process(job: SweepJob, trust: bool) -> int:
     """Run ``fit`` as a process, from the last checkpoint if there is one; return the exit code."""
     command = [
         sys.executable,
@@ -140,6 +145,8 @@ def run_process(job: SweepJob) -> int:
         "cifnet_pl.cli.sweep_jobs",
         str(job.folder / POINT),
     ]
+    if trust:
+        command.append("--trust")
     with (job.folder / OUTPUT_LOG).open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -149,7 +156,7 @@ def run_process(job: SweepJob) -> int:
             process.wait()
 
 
-def run_point(config: Path) -> int:
+def run_point(config: Path, trust: bool = False) -> int:
     """Run ``fit`` from the last checkpoint if there is one; return the exit code.
 
     The lock of the point's folder is held meanwhile, even if the sweep is killed. The process of
@@ -158,6 +165,7 @@ def run_point(config: Path) -> int:
 
     Args:
         config: of the point.
+        trust: whether the custom code that it names may be imported.
     """
     from cifnet_pl.__main__ import main
 
@@ -167,7 +175,10 @@ def run_point(config: Path) -> int:
     with nullcontext() if further else FileLock(config.parent / ".running"):
         if complete_run(config.parent) is not None:
             return 0
-        return main(["fit", "--config", str(config), "--ckpt_path", "last"])
+        options = ["--config", str(config), "--ckpt_path", "last"]
+        if trust:
+            options.append("--trust")
+        return main(["fit", *options])
 
 
 def reason(code: int, log: str) -> str:
@@ -191,4 +202,4 @@ def reason(code: int, log: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_point(Path(sys.argv[1])))
+    sys.exit(run_point(Path(sys.argv[1]), trust="--trust" in sys.argv))

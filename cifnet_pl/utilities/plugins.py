@@ -1,8 +1,8 @@
-"""Import parts from outside the package by name: heads, sources, backbones and trained methods.
+"""Import plug-ins by name: custom heads, sources, backbones and trained methods.
 
-A part is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in the
-current folder, or by the name of an entry point of an installed package. What a user names is
-imported; what a file names is imported only where the user says so.
+A plug-in is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in
+the current folder, or by the name of an entry point of an installed package. A name that the user
+gives is imported; a name in a file is imported only with the user's ``--trust``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
@@ -171,19 +173,65 @@ def optional(package: str, needed_by: str, extra: str) -> Any:
         ) from None
 
 
-def find_in_current_folder() -> None:
-    """Let files of the current folder be imported where nothing that is installed has their
-    name.
+def find_module(name: str) -> Literal["installed", "current folder"] | None:
+    """Find the module of a class or function; nothing is imported.
+
+    Args:
+        name: ``module.name``.
+
+    Returns:
+        Where its first package is found; None if it is nowhere.
     """
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    package = name.partition(".")[0]
+    with suppress(ValueError):  # a module without a specification, such as __main__
+        if package in sys.modules or find_spec(package) is not None:
+            return "installed"
+    if PathFinder.find_spec(package, [os.getcwd()]) is not None:
+        return "current folder"
+    return None
+
+
+@contextmanager
+def current_folder_importable() -> Iterator[None]:
+    """Within the block, files of the current folder can be imported, after all that is installed.
+
+    At other times a folder of images must not run code that happens to be in it.
+    """
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def import_module_of(name: str) -> Any:
+    """Import the module of a class or function, installed or in the current folder.
+
+    Args:
+        name: ``module.name``.
+
+    Raises:
+        UsageError: there is no such module, or it fails.
+    """
+    module = name.rpartition(".")[0]
+    try:
+        with current_folder_importable():
+            return import_module(module)
+    except Exception as error:  # custom code may fail in any way
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        ):
+            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UsageError(f"cannot import {name}: {reason}{hint}") from error
 
 
 def import_part(name: str) -> Any:
-    """Import ``module.name``, which executes the module.
+    """Import ``module.name``, which runs the module's code.
 
     Args:
-        name: of the part.
+        name: of a custom class or function.
 
     Returns:
         The class or function.
@@ -195,18 +243,10 @@ def import_part(name: str) -> Any:
         raise UsageError(
             f"'{printable(name)}' names no import, expected module.name, e.g. my_parts.MyHead"
         )
-    find_in_current_folder()
-    module, _, last = name.rpartition(".")
+    module = import_module_of(name)
     try:
-        return getattr(import_module(module), last)
-    except Exception as error:  # the code of others may fail in any way
-        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
-            f"{error.name}."
-        )
-        if missing:
-            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
-        else:
-            hint = ""
+        return getattr(module, name.rpartition(".")[2])
+    except AttributeError as error:
         raise UsageError(
-            f"cannot import {name}: {type(error).__name__}: {one_line(error)}{hint}"
+            f"cannot import {name}: AttributeError: {one_line(error)}"
         ) from error

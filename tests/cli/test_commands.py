@@ -294,9 +294,11 @@ def test_the_usual_options_are_one_screen_of_real_ones(command, helps, capsys):
     assert shown.startswith(f"usage: cifnet {command} ")
     assert shown.count("\n") <= 40
     assert f"cifnet {command} " in shown.split("examples:")[1]
-    assert options_in(shown) - {"--model.head.ridge", "--help"} <= options_in(
-        helps["all"] + helps["model"]
-    )
+    assert options_in(shown) - {
+        "--model.head.ridge",
+        "--help",
+        "--trust",
+    } <= options_in(helps["all"] + helps["model"])
     assert (
         len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1
     )

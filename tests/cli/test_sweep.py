@@ -204,7 +204,7 @@ def test_bad_files_are_named(
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
 
-def fake_run(job: SweepJob) -> int:
+def fake_run(job: SweepJob, trust: bool) -> int:
     """Stands in for the process of a point: the head decides how it ends."""
     point, folder = job
     (folder / "output.log").write_text("loading\ncifnet: error: no such data\n\n")
@@ -244,7 +244,7 @@ def run(tmp_path, monkeypatch, capsys):
 def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
     tmp_path, monkeypatch, run
 ):
-    def learned(job: SweepJob) -> int:
+    def learned(job: SweepJob, trust: bool) -> int:
         write_run(
             job.folder / "version_0",
             head_options={"ridge": 0.01},
