@@ -20,8 +20,9 @@ from cifnet_pl.utilities.errors import check_that
 
 
 class AutoEncoders(nn.Module):
-    """One small auto-encoder for each class: ``tanh(D tanh(E z))``; a class's score is how well it
-    reconstructs z.
+    """One small auto-encoder for each class, ``tanh(D tanh(E z))``.
+
+    The score of a class is how well its auto-encoder reconstructs z.
 
     Args:
         inputs: width of the embeddings.
@@ -48,8 +49,13 @@ class AutoEncoders(nn.Module):
             setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores (n, C) = ``−γ ‖reconstruction − z‖₁`` and codes (n, C, latent) of
-        embeddings (n, d).
+        """Reconstruct embeddings.
+
+        Args:
+            z: (n, d) embeddings.
+
+        Returns:
+            (n, C) scores ``−γ ‖reconstruction − z‖₁``, and (n, C, latent) codes.
         """
         codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
         rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
@@ -58,17 +64,16 @@ class AutoEncoders(nn.Module):
 
 
 class CREATEModule(IterativeModule):
-    """Reducing class confusion with class-specific auto-encoders.
+    """CREATE: reducing class confusion with class-specific auto-encoders.
 
-    * Classifier: for each class c an auto-encoder of the embedding, ``s_c = −γ ‖D_c tanh-code E_c z
-      − z‖₁``, γ = 0.1; probabilities are the softmax of s.
-    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation draws
-      samples of one class together in the codes of its auto-encoder, and weighs each by how
+    * Classifier: an auto-encoder of the embedding for each class c,
+      ``s_c = −γ ‖D_c(E_c(z)) − z‖₁``, γ = 0.1; probabilities are the softmax of s.
+    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation pulls
+      samples of one class together in the codes of its auto-encoder, and weights each by how
       confused it is: ``1 + exp(−α (max − second)/(max − min))`` of s.
-    * After each task but the first the auto-encoders are tuned on as many images of each class, for
-    ``tuning`` of the
-      epochs, with the same loss. The network's weights stay as they are, but its batch statistics,
-      if they are learned, go on: so in the reference code.
+    * After each task but the first the auto-encoders are tuned on balanced classes, for ``tuning``
+      of the epochs, with the same loss. The network's weights do not change, but its batch
+      statistics, if they are learned, do: as in the reference code.
 
     Args:
         latent: width of the codes.
@@ -97,8 +102,6 @@ class CREATEModule(IterativeModule):
             "latent": latent,
             "alpha": alpha,
             "distillation_weight": distillation_weight,
-        }
-        self.options |= {
             "separation_weight": separation_weight,
             "tuning": tuning,
             "tuning_rate": tuning_rate,
@@ -124,40 +127,36 @@ class CREATEModule(IterativeModule):
         return scores
 
     def loss(self, batch: StepBatch) -> Tensor:
-        """Compute the loss: classification, separation and, from the second task on,
-        distillation.
-        """
+        """Compute classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
         labels = batch.labels
         scores, codes = self.encoders(self.features(x).float())
         scores = scores.float()
-        codes = codes.float()
-        label_probability = (scores.softmax(dim=1) + SMALLEST).gather(
-            1, labels[:, None]
-        )
-        loss: Tensor = -label_probability.log().mean() + self.options[
-            "separation_weight"
-        ] * self._separation(scores, codes, labels)
-        if self.old_classes:
-            with torch.no_grad():
-                network, encoders = self.teacher
-                taught = encoders(network(x).float())[0].float()
-            loss = loss + self.options["distillation_weight"] * distillation(
-                scores[:, : self.old_classes], taught, scale=True
-            )
-        return loss
+        probabilities = scores.softmax(dim=1) + SMALLEST
+        classification = -probabilities.gather(1, labels[:, None]).log().mean()
+        separated = self._separation(scores, codes.float(), labels)
+        loss: Tensor = classification + self.options["separation_weight"] * separated
+        if self.is_first_task:
+            return loss
+        network, encoders = self.teacher
+        with torch.no_grad():
+            old_scores = encoders(network(x))[0].float()
+        distilled = distillation(scores[:, : self.old_classes], old_scores, scale=True)
+        weight: float = self.options["distillation_weight"]
+        return loss + weight * distilled
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""
-        alone = scores.shape[1] == 1  # nothing to be confused with
-        if alone:
+        if scores.shape[1] == 1:
+            # A single class is confused with nothing.
             weights = torch.full_like(scores[:, 0], 2.0)
         else:
             weights = confusion_weights(scores, self.options["alpha"])
-        codes, labels, weights = (
-            self.processes.gather(t) for t in (codes, labels, weights)
-        )
-        if len(codes) == 1:  # a single image has nothing to be separated from
+        codes = self.processes.gather(codes)
+        labels = self.processes.gather(labels)
+        weights = self.processes.gather(weights)
+        if len(codes) == 1:
+            # A single image is separated from nothing.
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
             return separation(codes, labels, weights) / self.processes.share

@@ -1,6 +1,4 @@
-"""A new branch for each task beside the frozen ones: DER, and MEMO, whose branches are last
-stages.
-"""
+"""A new branch for each task beside the frozen ones: DER, and MEMO with branched last stages."""
 
 from __future__ import annotations
 
@@ -19,17 +17,16 @@ from cifnet_pl.iterative.trainer import IterativeModule
 class DERModule(IterativeModule):
     """DER: dynamically expandable representation (Yan et al., CVPR 2021).
 
-    There is no pruning as in its paper: the reference code has none.
+    * Embedding: all branches' outputs concatenated, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns,
+      from Φ_(k−1)'s weights.
+    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old
+      class.
+    * After each task the new classes' weights are aligned as in WA; the paper tunes a new
+      classifier instead.
+    * There is no pruning as in the paper: the reference code has none.
 
     The paper of CIFNet cites Dark Experience Replay beside this name, but its 9.27 M parameters are
     those of this method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
-
-    * Embedding: all branches' joined, ``u = [Φ_1(x) … Φ_k(x)]``; only Φ_k learns, from Φ_(k−1)'s
-        weights.
-    * Loss (eq. 6): ``CE(scores, y) + CE(auxiliary scores of Φ_k, y')`` with y' = 0 for every old
-    class.
-    * After each task the new classes' weights are aligned as in WA (the paper tunes the classifier
-    anew instead).
 
     Args:
         auxiliary: weight of the auxiliary loss.
@@ -41,9 +38,8 @@ class DERModule(IterativeModule):
         self.options["auxiliary"] = auxiliary
         self.branches = Branches()
         self.auxiliary_classifier: nn.Linear | None = None
-        self._start = (
-            self.network,
-        )  # in a tuple: the branches hold the weights that learn
+        # In a tuple, so that it is no submodule: the branches hold the weights that learn.
+        self._start = (self.network,)
         self.network = nn.Identity()
 
     def expand(self, classes: int) -> None:
@@ -52,9 +48,9 @@ class DERModule(IterativeModule):
         self.branches.append(self.new_branch().to(self.device))
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
-        self.auxiliary_classifier = (
-            grown(None, self.width, classes + 1) if len(self.branches) > 1 else None
-        )
+        self.auxiliary_classifier = None
+        if len(self.branches) > 1:
+            self.auxiliary_classifier = grown(None, self.width, classes + 1)
 
     def new_branch(self) -> nn.Module:
         """Return the network that the task's branch starts from."""
@@ -68,11 +64,10 @@ class DERModule(IterativeModule):
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch and both classifiers."""
+        parts = [self.branches[-1], self.output_layer]
         if self.auxiliary_classifier is not None:
-            auxiliary = [self.auxiliary_classifier]
-        else:
-            auxiliary = []
-        return [self.branches[-1], self.output_layer, *auxiliary]
+            parts.append(self.auxiliary_classifier)
+        return parts
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
@@ -80,8 +75,13 @@ class DERModule(IterativeModule):
         return z
 
     def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return ``CE(auxiliary scores of the newest branch, y')``: tells each new class from all
-        old ones together.
+        """Return ``CE(auxiliary scores of the newest branch, y')``.
+
+        It separates each new class from all old ones together.
+
+        Args:
+            z: (n, d · tasks) embeddings.
+            labels: (n,) int64.
         """
         assert self.auxiliary_classifier is not None
         scores = self.auxiliary_classifier(z[:, -self.width :])
@@ -121,12 +121,11 @@ class DERModule(IterativeModule):
 class MEMOModule(DERModule):
     """MEMO: a model or 603 exemplars (Zhou et al., ICLR 2023); equations are the paper's.
 
-    * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``; φ_g, all stages but the last, is shared
-    by all tasks; a
-      specialised last stage is added for each, from the weights of the one before.
-    * Loss: that of :class:`DERModule`, and the same alignment of weights.
-    * The shared stages go on learning after the first task, as in the reference code's published
-    configuration.
+    * Embedding (eq. 7): ``[φ_s1(φ_g(x)) … φ_sk(φ_g(x))]``. All tasks share φ_g, all stages but the
+      last; a specialised last stage is added for each task, from the weights of the one before.
+    * Loss and alignment of weights: those of :class:`DERModule`.
+    * The shared stages go on learning after the first task, as in the published configuration of
+      the reference code.
 
     Args:
         options: of :class:`DERModule`.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -100,8 +99,7 @@ class ExemplarSet(GrowingModule):
         self.mean = functional.normalize(sums, dim=1)
 
 
-@dataclass
-class Candidates:
+class Candidates(NamedTuple):
     """Images of the current task that may become exemplars.
 
     Attributes:
@@ -116,17 +114,12 @@ class Candidates:
     row: Tensor
 
     @classmethod
-    def of_all_processes(cls, local: Sequence[Candidates]) -> Candidates:
+    def gather(cls, local: Sequence[Candidates]) -> Candidates:
         """Return the candidates of all processes together, on the CPU."""
         batches = []
         for process in of_all_processes([batch.cpu() for batch in local]):
             batches += process
-        return cls(
-            torch.cat([batch.z for batch in batches]),
-            torch.cat([batch.label for batch in batches]),
-            torch.cat([batch.key for batch in batches]),
-            torch.cat([batch.row for batch in batches]),
-        )
+        return cls(*(torch.cat(column) for column in zip(*batches, strict=True)))
 
     def cpu(self) -> Candidates:
         """Return the candidates on the CPU."""
@@ -145,9 +138,7 @@ class Candidates:
         own = own[self.key[own].argsort()]
         z = functional.normalize(self.z[own], dim=1)
         chosen = own[select_herding(z, self.key[own], 0, count)]
-        return Candidates(
-            self.z[chosen], self.label[chosen], self.key[chosen], self.row[chosen]
-        )
+        return Candidates(*(column[chosen] for column in self))
 
 
 def decode_squares(

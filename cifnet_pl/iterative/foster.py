@@ -1,6 +1,4 @@
-"""FOSTER: a second branch learns what the first lacks, then both are compressed into one (Wang et
-al., ECCV 2022).
-"""
+"""FOSTER: feature boosting and compression (Wang et al., ECCV 2022)."""
 
 from __future__ import annotations
 
@@ -29,18 +27,17 @@ Evaluated = Literal["student", "branches"]
 
 
 class FOSTERModule(IterativeModule):
-    """Feature boosting and compression; equations are the paper's.
+    """FOSTER: boosting of features and compression; equations are the paper's.
 
-    * Boosting: the old branch stays; a new one learns, from the old one's weights as in the
-      reference code. Loss (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own
+    * Boosting: the old branch does not change; a new one learns, from the old one's weights as in
+      the reference code. Loss (eqs. 7, 10): ``CE(scores/w, y) + CE(scores of the new branch's own
       classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
       effective numbers of images at β = ``boosting_beta``.
     * Compression: a single branch, from the old one's weights, learns ``balanced_distillation``
       (eq. 12) of both at β = ``compression_beta``, for ``compression`` of the epochs, without
       weight decay.
-    * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns: the
-      exemplars of earlier classes take the places of this share of a task's images, as many of
-      which are left out at random.
+    * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns. Exemplars
+      of earlier classes replace this share of a task's images, which are left out at random.
 
     Args:
         boosting_beta: β of the boosting phase.
@@ -48,11 +45,11 @@ class FOSTERModule(IterativeModule):
         compression: share of the epochs that compression takes.
         new_on_old: whether the new classes' weights on the old branch learn, as in every published
             configuration (``oofc: ft``); else they are zero.
-        evaluated: which network answers and chooses exemplars after a task: "student", the
+        evaluated: network that predicts and selects exemplars after a task: "student", the
             compressed one, or "branches", both of them before the compression, as in the reference
             code.
-        memory_rate: share of a task's images whose places exemplars take, or a list with one number
-            for each task from the second on (the last number goes on), or null.
+        memory_rate: share of a task's images that exemplars replace, or a list with one value for
+            each task from the second on (the last one for all further tasks), or null.
         options: of :class:`IterativeModule`.
     """
 
@@ -67,19 +64,20 @@ class FOSTERModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(**options)
-        for name, beta in (
-            ("boosting_beta", boosting_beta),
-            ("compression_beta", compression_beta),
-        ):
-            check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
+        self._check_beta("boosting_beta", boosting_beta)
+        self._check_beta("compression_beta", compression_beta)
         check_that(compression > 0, "compression", compression, "a positive number")
         check_choice("evaluated", evaluated, Evaluated)
+        rates: list[float | None] = [None]
         if isinstance(memory_rate, list):
-            rates: list[float | None] = [*memory_rate]
-        else:
+            rates = [*memory_rate]
+        elif memory_rate is not None:
             rates = [memory_rate]
-        fit = bool(rates) and all(rate is None or 0 <= rate < 1 for rate in rates)
-        check_that(fit, "memory_rate", memory_rate, "shares from 0 to below 1, or null")
+        fit = len(rates) > 0
+        for rate in rates:
+            fit = fit and (rate is None or 0 <= rate < 1)
+        expected = "shares from 0 to below 1, or null"
+        check_that(fit, "memory_rate", memory_rate, expected)
         if self.per_class is not None and rates != [None]:
             raise UsageError(
                 "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each"
@@ -88,19 +86,25 @@ class FOSTERModule(IterativeModule):
         self.options |= {
             "boosting_beta": boosting_beta,
             "compression_beta": compression_beta,
+            "compression": compression,
+            "memory_rate": memory_rate,
+            "new_on_old": new_on_old,
+            "evaluated": evaluated,
         }
-        self.options |= {"compression": compression, "memory_rate": memory_rate}
-        self.options |= {"new_on_old": new_on_old, "evaluated": evaluated}
         self._rates = rates
         self.branches = Branches([self.network])
         self.network = nn.Identity()
         self.expansion: nn.Linear | None = None
         self.student: nn.ModuleList | None = None
 
+    @staticmethod
+    def _check_beta(name: str, beta: float) -> None:
+        check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
+
     # ------------------------------------------------------------------ memory
 
-    def _places(self, images: int, task: int) -> int | None:
-        """Return how many exemplars a task has places for, or None if they are not limited.
+    def _room(self, images: int, task: int) -> int | None:
+        """Return the number of exemplars that a task has room for; None if it is not limited.
 
         Args:
             images: number of the task's images.
@@ -117,31 +121,32 @@ class FOSTERModule(IterativeModule):
         images = len(self.data.task_rows(finished)) or len(
             self.data.task_rows(finished - 1)
         )
-        places = self._places(images, finished)
+        places = self._room(images, finished)
         if places is None:
             return self.capacity
         return max(places, self.n_classes)
 
     def select_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
-        """Return the images of a task that have a place in memory beside the exemplars."""
-        if not task or self._places(len(rows), task) is None:
+        """Return the images of a task that fit into memory beside the exemplars."""
+        if not task or self._room(len(rows), task) is None:
             return rows
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
         if places >= len(rows):
             return rows
-        order = rows[np.random.default_rng([self.seed, task, 6]).permutation(len(rows))]
+        shuffled = np.random.default_rng([self.seed, task, 6]).permutation(len(rows))
+        order = rows[shuffled]
         labels = self.data.source.train.labels[order]
-        # In turns, so that each class keeps as many.
-        turns = zip_longest(*(order[labels == label] for label in np.unique(labels)))
-        kept = [row for turn in turns for row in turn if row is not None]
-        return np.sort(kept[:places])
+        by_class = [order[labels == label] for label in np.unique(labels)]
+        # One of each class in turn, so that each class keeps as many.
+        selected: list[int] = []
+        for turn in zip_longest(*by_class):
+            selected += [row for row in turn if row is not None]
+        return np.sort(selected[:places])
 
     # ------------------------------------------------------------------ structure
 
     def expand(self, classes: int) -> None:
-        """Add a branch, which starts from the old one's weights, and outputs from the second task
-        on.
-        """
+        """Add a branch, which starts from the old one's weights, and outputs."""
         if self.old_classes:
             self._compress()
             self.branches.requires_grad_(False)
@@ -163,12 +168,12 @@ class FOSTERModule(IterativeModule):
 
     def teachers(self) -> list[nn.Module]:
         """Return the classifier of the branch that stays."""
-        return [self.student[1] if self.student is not None else self.output_layer]
+        if self.student is not None:
+            return [self.student[1]]
+        return [self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Rebuild one branch, however many tasks were learned; or both and the student, if they are
-        evaluated.
-        """
+        """Build one branch; both and the student, if both are evaluated."""
         self.n_classes = sum(sizes)
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
@@ -184,15 +189,18 @@ class FOSTERModule(IterativeModule):
         """Go back to the structure before the first task."""
         super().reset_structure()
         self.branches = Branches([self.branches[0].requires_grad_(True)])
-        self.expansion = self.student = None
+        self.expansion = None
+        self.student = None
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure, and the branches that answer."""
+        """Return the structure, and the branches that predict."""
         return f"branches.{len(self.branches)}", self.branches
 
     def counted_modules(self) -> list[nn.Module]:
         """Return the single branch that is left, or will be."""
-        return [self.branches if self.student is None else self.student[0]]
+        if self.student is not None:
+            return [self.student[0]]
+        return [self.branches]
 
     # ------------------------------------------------------------------ learning
 
@@ -206,9 +214,7 @@ class FOSTERModule(IterativeModule):
         ]
 
     def begin_phase(self) -> None:
-        """Set the class weights of the phase; for compression, add a student with the old branch's
-        weights.
-        """
+        """Set the class weights of the phase; add a student for compression."""
         if self.is_first_task:
             return
         boosts = self.current_phase == "boost"
@@ -219,30 +225,31 @@ class FOSTERModule(IterativeModule):
             self.student = nn.ModuleList(
                 [student, grown(old, self.width, self.n_classes)]
             )
-        beta = self.options["boosting_beta" if boosts else "compression_beta"]
-        self._weights = effective_weights(self._images(), beta).to(
-            self.device, torch.float32
-        )
+        if boosts:
+            beta = self.options["boosting_beta"]
+        else:
+            beta = self.options["compression_beta"]
+        weights = effective_weights(self._images(), beta)
+        self._weights = weights.to(self.device, torch.float32)
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
         rows = np.unique(np.concatenate([step.rows for step in self.plan.steps]))
         source = self.data.source
-        new = Counter(source.class_names[label] for label in source.train.labels[rows])
-        kept = torch.bincount(self.exemplars.label.cpu(), minlength=self.n_classes)
-        return (
-            kept + torch.tensor([new[name] for name in self.class_names])
-        ).clamp_min(1)
+        names = [source.class_names[label] for label in source.train.labels[rows]]
+        new = Counter(names)
+        counts = torch.tensor([new[name] for name in self.class_names])
+        counts += self.exemplars.label.cpu().bincount(minlength=self.n_classes)
+        return counts.clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
+        parts = [self.branches[-1], self.output_layer]
         if self.expansion is not None:
-            expansion = [self.expansion]
-        else:
-            expansion = []
-        return [self.branches[-1], self.output_layer, *expansion]
+            parts.append(self.expansion)
+        return parts
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
@@ -254,9 +261,9 @@ class FOSTERModule(IterativeModule):
         head = cast(nn.Linear, self.output_layer)
         if self.options["new_on_old"] or z.shape[1] == self.width:
             return super().logits(z)
-        seen = torch.ones_like(head.weight)
-        seen[self.old_classes :, : self.width] = 0
-        return functional.linear(z, head.weight * seen, head.bias).float()
+        mask = torch.ones_like(head.weight)
+        mask[self.old_classes :, : self.width] = 0
+        return functional.linear(z, head.weight * mask, head.bias).float()
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy in the first task, then the loss of the phase."""
@@ -280,7 +287,7 @@ class FOSTERModule(IterativeModule):
         )
 
     def after_learning(self) -> None:
-        """Keep only what answers from here on."""
+        """Remove what does not predict from here on."""
         self.expansion = None
         if self.options["evaluated"] == "student":
             self._compress()

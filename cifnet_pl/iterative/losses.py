@@ -1,4 +1,4 @@
-"""Losses and weight corrections that several trained methods share, as pure functions of tensors.
+"""Losses and corrections of weights of trained methods, as pure functions of tensors.
 
 n is the number of samples, C the number of classes. Each function agrees with the reference code of
 its method to a relative 1e-9 in float64 (``tests/data/iterative_losses.npz``).
@@ -20,8 +20,9 @@ SMALLEST = 1e-10
 def distillation(
     scores: Tensor, teacher: Tensor, temperature: float = 2.0, scale: bool = False
 ) -> Tensor:
-    """Compute cross-entropy between softened outputs: ``−mean Σ softmax(t/T) · log softmax(s/T)``
-    (Hinton et al. 2015).
+    """Compute the distillation loss (Hinton et al., 2015).
+
+    ``−mean Σ softmax(t/T) · log softmax(s/T)``
 
     Args:
         scores: (n, C) scores of the network that learns, for the teacher's classes.
@@ -32,25 +33,32 @@ def distillation(
     Returns:
         The mean over samples.
     """
-    soft = (teacher / temperature).softmax(dim=1)
-    loss = -(soft * (scores / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+    loss = _soft_cross_entropy(
+        scores, teacher.div(temperature).softmax(dim=1), temperature
+    )
     if scale:
         return loss * temperature**2
     return loss
 
 
+def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
+    log_probabilities = (scores / temperature).log_softmax(dim=1)
+    return -(target * log_probabilities).sum(dim=1).mean()
+
+
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
-    """Compute the binary cross-entropy summed over classes and averaged over samples (iCaRL's
-    paper, algorithm 3).
+    """Compute the binary cross-entropy, summed over classes (iCaRL, algorithm 3).
 
     Args:
         scores: (n, C) scores.
         targets: (n, C) probabilities: sigmoid outputs of the old network for old classes, one-hot
             for new ones.
     """
-    return functional.binary_cross_entropy_with_logits(
+    total = functional.binary_cross_entropy_with_logits(
         scores, targets, reduction="sum"
-    ) / len(scores)
+    )
+    return total / len(scores)
 
 
 def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
@@ -67,17 +75,16 @@ def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
         (C, d) rows, those of old classes unchanged.
     """
     old = len(weight) - new
-    gamma = (
-        weight[:old].norm(dim=1).mean()
-        / weight[old:].norm(dim=1).mean()
-        * value ** (old / new)
-    )
+    old_norm = weight[:old].norm(dim=1).mean()
+    new_norm = weight[old:].norm(dim=1).mean()
+    gamma = old_norm / new_norm * value ** (old / new)
     return torch.cat([weight[:old], weight[old:] * gamma])
 
 
 def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
-    """Return the labels of DER's auxiliary classifier: 0 for every old class, 1, 2, … for the new
-    ones.
+    """Return the labels of DER's auxiliary classifier.
+
+    0 stands for every old class, 1, 2, … for the new ones.
 
     Args:
         labels: (n,) int64 labels.
@@ -90,8 +97,9 @@ def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
 
 
 def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tensor:
-    """Compute POD-spatial (PODNet, eq. 5): squared maps summed over each axis, joined, normalised;
-    mean distance.
+    """Compute POD-spatial (PODNet, eq. 5).
+
+    Squared maps are summed over each axis, concatenated and normalised.
 
     Args:
         maps: (n, c, h, w) feature maps of each stage.
@@ -100,38 +108,37 @@ def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tenso
     Returns:
         Mean over samples of the Euclidean distance, mean over stages.
     """
-
-    def pooled(stage: Tensor) -> Tensor:
-        square = stage.square()
-        return functional.normalize(
-            torch.cat([square.sum(3).flatten(1), square.sum(2).flatten(1)], dim=1),
-            dim=1,
-        )
-
-    distances = [
-        (pooled(a) - pooled(b)).norm(dim=1).mean()
-        for a, b in zip(maps, old, strict=True)
-    ]
+    distances = []
+    for stage, old_stage in zip(maps, old, strict=True):
+        difference = _pooled(stage) - _pooled(old_stage)
+        distances.append(difference.norm(dim=1).mean())
     return torch.stack(distances).mean()
 
 
+def _pooled(maps: Tensor) -> Tensor:
+    square = maps.square()
+    columns = square.sum(3).flatten(1)
+    rows = square.sum(2).flatten(1)
+    return functional.normalize(torch.cat([columns, rows], dim=1), dim=1)
+
+
 def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
-    """Compute POD-flat (PODNet, eq. 6) as in the reference code: mean of ``1 − cos(z, old)``, of
-    embeddings (n, d).
+    """Compute POD-flat (PODNet, eq. 6): the mean of ``1 − cos(z, old)``, as in the reference code.
+
+    Args:
+        z: (n, d) embeddings.
+        old: (n, d) embeddings of the old network.
     """
     return functional.cosine_embedding_loss(z, old, z.new_ones(len(z)))
 
 
 def pod_factor(classes: int, new: int) -> float:
-    """Return ``√(all classes / new classes)``: how much distillation weighs when few classes are
-    new.
-    """
+    """Return the weight of distillation in PODNet, ``√(all classes / new classes)``."""
     return math.sqrt(classes / new)
 
 
 def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tensor:
-    """Return the cosines to several proxies for each class, weighted by their own softmax (PODNet,
-    eq. 7).
+    """Return cosines to several proxies of each class, weighted by their softmax (PODNet, eq. 7).
 
     Args:
         z: (n, d) embeddings.
@@ -142,21 +149,21 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
     Returns:
         (n, C) scores.
     """
-    cosines = functional.linear(
-        functional.normalize(z, dim=1), functional.normalize(proxies, dim=1)
-    )
+    proxies = functional.normalize(proxies, dim=1)
+    cosines = functional.linear(functional.normalize(z, dim=1), proxies)
     cosines = cosines.view(len(z), -1, count)
     return sigma * (cosines.softmax(dim=2) * cosines).sum(dim=2)
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
-    """Compute neighbourhood component analysis: the mean of ``max(0, log(1 + Σ_{c≠y} exp s_c) −
-    s_y)``.
+    """Compute neighbourhood component analysis.
+
+    ``mean max(0, log(1 + Σ_{c≠y} exp s_c) − s_y)``
 
     The reference code subtracts its margin from all similarities, so that it cancels; the paper
-    (eq. 8) subtracts it from the right class alone. The code sets the score of the right class to 0
-    in the sum, and its exponential is the 1.
-    As there, scores are shifted by their maximum first, so the weight of the 1 depends on it.
+    (eq. 8) subtracts it from the true class alone. The code sets the score of the true class to 0
+    in the sum, and its exponential is the 1. As there, scores are shifted by their maximum first,
+    so the weight of the 1 depends on it.
 
     Args:
         scores: (n, C).
@@ -172,8 +179,9 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def effective_weights(counts: Tensor, beta: float) -> Tensor:
-    """Compute the class weights ``(1 − β)/(1 − β^n_c)`` (Cui et al. 2019), normalised to sum to C
-    (FOSTER, eq. 10).
+    """Compute the class weights of FOSTER (eq. 10; Cui et al., 2019), normalised to sum to C.
+
+    ``(1 − β) / (1 − β^n_c)``
 
     Args:
         counts: (C,) images of each class that are learned from.
@@ -186,8 +194,9 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
 def boosting(
     scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor
 ) -> Tensor:
-    """Compute FOSTER's boosting loss: ``CE(s/w, y) + CE(s_new branch, y) + distillation(s_old
-    classes, teacher)``.
+    """Compute FOSTER's boosting loss.
+
+    ``CE(s/w, y) + CE(s of the new branch, y) + distillation(s of old classes, teacher)``
 
     Args:
         scores: (n, C) scores from both branches.
@@ -198,18 +207,16 @@ def boosting(
     """
     rebalanced = functional.cross_entropy(scores / weights, labels)
     expansion_loss = functional.cross_entropy(expansion, labels)
-    return (
-        rebalanced
-        + expansion_loss
-        + distillation(scores[:, : teacher.shape[1]], teacher)
-    )
+    old_scores = scores[:, : teacher.shape[1]]
+    return rebalanced + expansion_loss + distillation(old_scores, teacher)
 
 
 def balanced_distillation(
     scores: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 2.0
 ) -> Tensor:
-    """Compute FOSTER's compression loss: the teacher's softened outputs times class weights,
-    normalised again (eq. 12).
+    """Compute FOSTER's compression loss (eq. 12).
+
+    The teacher's softened outputs are multiplied by class weights and normalised again.
 
     Args:
         scores: (n, C) scores of the student.
@@ -219,16 +226,17 @@ def balanced_distillation(
     """
     soft = (teacher / temperature).softmax(dim=1) * weights
     soft = soft / soft.sum(dim=1, keepdim=True)
-    return -(soft * (scores / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+    return _soft_cross_entropy(scores, soft, temperature)
 
 
 # ---------------------------------------------------------------------- TagFex
 
 
 def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
-    """Compute InfoNCE: ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``.
+    """Compute InfoNCE (TagFex, eqs. 4 and 6).
 
-    The positive i' of row i is row i + n, modulo 2n (TagFex, eqs. 4 and 6).
+    ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``, where the positive i' of row i
+    is row i + n, modulo 2n.
 
     Args:
         a: (2n, d) rows, those of the second view after those of the first.
@@ -236,17 +244,18 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
             task-agnostic features.
         temperature: τ.
     """
-    cosines = (
-        functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T / temperature
-    )
+    a = functional.normalize(a, dim=1)
+    b = functional.normalize(b, dim=1)
+    logits = a @ b.T / temperature
     diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
     positive = torch.arange(len(a), device=a.device).roll(-(len(a) // 2))
-    return functional.cross_entropy(cosines.masked_fill(diagonal, -torch.inf), positive)
+    return functional.cross_entropy(logits.masked_fill(diagonal, -torch.inf), positive)
 
 
 def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor:
-    """Return (n,) ``KL(softmax(merged/T) ‖ softmax(scores/T))``, for samples of new classes
-    (TagFex, eq. 9).
+    """Return (n,) ``KL(softmax(merged/T) ‖ softmax(scores/T))`` (TagFex, eq. 9).
+
+    For samples of new classes.
 
     Args:
         scores: (n, new) scores of the new classes.
@@ -254,17 +263,17 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
         temperature: T.
     """
     soft = (merged.detach() / temperature).softmax(dim=1)
-    return functional.kl_div(
-        (scores / temperature).log_softmax(dim=1), soft, reduction="none"
-    ).sum(dim=1)
+    log_probabilities = (scores / temperature).log_softmax(dim=1)
+    return functional.kl_div(log_probabilities, soft, reduction="none").sum(dim=1)
 
 
 # ---------------------------------------------------------------------- CREATE
 
 
 def confusion(errors: Tensor) -> Tensor:
-    """Return how far the best class is ahead of the second: ``(max − second)/(max − min)``, without
-    gradient.
+    """Return how far the best class is ahead of the second, without gradient.
+
+    ``(max − second) / (max − min)``
 
     Args:
         errors: (n, C) scores of at least two classes.
@@ -273,7 +282,9 @@ def confusion(errors: Tensor) -> Tensor:
         (n,).
     """
     best = errors.detach().sort(dim=1, descending=True).values
-    return (best[:, 1] - best[:, 0]).abs() / ((best[:, 0] - best[:, -1]).abs() + 1e-8)
+    ahead = (best[:, 0] - best[:, 1]).abs()
+    span = (best[:, 0] - best[:, -1]).abs()
+    return ahead / (span + 1e-8)
 
 
 def confusion_weights(errors: Tensor, alpha: float = 4.0) -> Tensor:
@@ -293,10 +304,10 @@ def separation(
     temperature: float = 0.1,
     base_temperature: float = 0.07,
 ) -> Tensor:
-    """Compute the contrastive separation within each class's auto-encoder, the mean over classes.
+    """Compute CREATE's separation, the mean over classes (after Khosla et al., 2020).
 
-    It is CREATE's, after Khosla et al. (2020). In the latent space of class c the samples of c are
-    pulled together and pushed away from all others; samples of other classes are no anchors there.
+    In the latent space of class c the samples of c are pulled together and pushed away from all
+    others; samples of other classes are no anchors there.
 
     Args:
         latent: (n, C, l) latent codes of each sample in each auto-encoder.
@@ -305,15 +316,15 @@ def separation(
         temperature, base_temperature: scale of the dot products, and of the loss.
     """
     n, classes, _ = latent.shape
-    codes = latent[
-        torch.arange(n, device=labels.device), labels
-    ]  # (n, l): each anchor in the space of its class
-    dots = (
-        torch.einsum("il,jil->ij", codes, latent[:, labels]) / temperature
-    )  # (n, n): j in the space of i's class
+    # (n, l): the code of each anchor in the latent space of its class.
+    codes = latent[torch.arange(n, device=labels.device), labels]
+    # (n, n): sample j in the latent space of i's class.
+    dots = torch.einsum("il,jil->ij", codes, latent[:, labels]) / temperature
     dots = (dots - dots.max(dim=1, keepdim=True).values.detach()).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
-    log_probability = dots - (dots.exp() * other).sum(dim=1, keepdim=True).log()
+    normaliser = (dots.exp() * other).sum(dim=1, keepdim=True)
+    log_probability = dots - normaliser.log()
     positive = (labels[:, None] == labels[None, :]) & other
-    mean = (positive * log_probability).sum(dim=1) / positive.sum(dim=1).clamp_min(1)
+    positives = positive.sum(dim=1).clamp_min(1)
+    mean = (positive * log_probability).sum(dim=1) / positives
     return -(temperature / base_temperature) * (mean * weights).mean() / classes

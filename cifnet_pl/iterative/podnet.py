@@ -1,6 +1,4 @@
-"""PODNet: pooled outputs distilled at every stage, a classifier of proxies (Douillard et al., ECCV
-2020).
-"""
+"""PODNet: pooled outputs distilled at every stage, proxies (Douillard et al., ECCV 2020)."""
 
 from __future__ import annotations
 
@@ -28,10 +26,14 @@ Loss = Literal["nca", "softmax"]
 
 
 class CosineClassifier(nn.Module):
-    """Several proxies for each class, cosines to them, and a learned scale (PODNet).
+    """Cosines to several proxies for each class, with a learned scale (PODNet).
 
-    The proxies of each task are a parameter of their own, so that those of old classes can stay as
-    they are.
+    The proxies of each task are a parameter of their own, so that those of old classes can be
+    frozen.
+
+    Args:
+        inputs: width of the embeddings.
+        proxies: number of proxies of each class.
     """
 
     def __init__(self, inputs: int, proxies: int):
@@ -61,17 +63,14 @@ class PODNetModule(IterativeModule):
     """PODNet; equations are the paper's.
 
     * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax,
-    a learned scale.
-      Those of old classes stay as they are.
-    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy, and
-      from the second task on ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with ``f =
-      √(all classes / new classes)``.
-    * The network has no ReLU at its end, as in the reference code: embeddings may be negative
-    (``last_relu`` keeps it).
-    * After each task but the first all of it is tuned on as many images of each class, by the same
-    loss, for
-      ``tuning`` of the epochs. That is the reference code's way; the paper tunes the classifier
-      alone.
+      and a learned scale. Proxies of old classes do not change.
+    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy; from
+      the second task on also ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with
+      ``f = √(all classes / new classes)``.
+    * The network has no ReLU at its end, as in the reference code, so that embeddings may be
+      negative (``last_relu`` keeps it).
+    * After each task but the first everything is tuned on balanced classes, by the same loss, for
+      ``tuning`` of the epochs. The paper tunes the classifier alone, the reference code everything.
 
     Args:
         loss: "nca" or "softmax".
@@ -126,44 +125,39 @@ class PODNetModule(IterativeModule):
         self.cosine.grow(classes)
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Make room for the new classes, whose proxies may start at their embeddings."""
+        """Add the new classes, whose proxies may start at their embeddings."""
         super().begin_task(names, labels)
         if self.options["imprint"] and self.old_classes and not self.plan.done:
             self._imprint(names)
 
     def _imprint(self, names: list[str]) -> None:
-        """Move the new proxies to the centres of their classes, and give them the mean length of
-        the old ones.
+        """Start the new proxies at centres of their classes, with the mean length of the old ones.
+
+        Args:
+            names: new classes.
         """
         from sklearn.cluster import KMeans
 
         rows = self.data.task_rows(len(self.learned_tasks) - 1)
         source = self.data.source
-        size = self.data.batch_size
-        parts = [
-            torch.from_numpy(rows[start : start + size])
-            for start in range(0, len(rows), size)
-        ]
-        embedded = torch.cat(
-            [self.embed(self.decode(part).to(self.device)) for part in parts]
-        )
-        z = normalize(embedded, dim=1).cpu().numpy()
+        batches = torch.split(torch.from_numpy(rows), self.data.batch_size)
+        embedded = [self.embed(self.decode(batch).to(self.device)) for batch in batches]
+        z = normalize(torch.cat(embedded), dim=1).cpu().numpy()
+        labels = source.train.labels[rows]
+        count = self.cosine.count
         centres = []
         for name in names:
-            mine = z[source.train.labels[rows] == source.class_names.index(name)]
-            found = KMeans(
-                min(self.cosine.count, len(mine)), n_init=4, random_state=self.seed
-            ).fit(mine)
-            centres.append(
-                np.resize(found.cluster_centers_, (self.cosine.count, self.width))
-            )  # repeated if too few
+            own = z[labels == source.class_names.index(name)]
+            clusters = KMeans(min(count, len(own)), n_init=4, random_state=self.seed)
+            found = clusters.fit(own).cluster_centers_
+            # Repeated if the class has fewer images than proxies.
+            centres.append(np.resize(found, (count, self.width)))
         *old, new = self.cosine.proxies
         length = torch.cat(list(old)).norm(dim=1).mean()
-        started = length * normalize(
-            torch.from_numpy(np.concatenate(centres)).to(new), dim=1
-        )
+        directions = torch.from_numpy(np.concatenate(centres)).to(new)
+        start = length * normalize(directions, dim=1)
         with torch.no_grad():
-            new.copy_(self.trainer.strategy.broadcast(started))
+            new.copy_(self.trainer.strategy.broadcast(start))
 
     @property
     def output_layer(self) -> nn.Module:
@@ -172,7 +166,9 @@ class PODNetModule(IterativeModule):
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the network."""
-        return "plain" if self.options["last_relu"] else "no_last_relu", self.network
+        if self.options["last_relu"]:
+            return "plain", self.network
+        return "no_last_relu", self.network
 
     def teachers(self) -> list[nn.Module]:
         """Return the network."""
@@ -191,15 +187,12 @@ class PODNetModule(IterativeModule):
             return loss
         with torch.no_grad():
             old_maps, old = with_maps(self.teacher[0], x)
-        spatial = pooled_maps_distance(
-            [m.float() for m in maps], [m.float() for m in old_maps]
-        )
-        flat = cosine_distance(z.float(), old.float())
+        maps = [stage.float() for stage in maps]
+        old_maps = [stage.float() for stage in old_maps]
+        spatial: Tensor = self.options["spatial"] * pooled_maps_distance(maps, old_maps)
+        flat: Tensor = self.options["flat"] * cosine_distance(z.float(), old.float())
         factor = pod_factor(self.n_classes, self.n_classes - self.old_classes)
-        distilled: Tensor = factor * (
-            self.options["spatial"] * spatial + self.options["flat"] * flat
-        )
-        return loss + distilled
+        return loss + factor * (spatial + flat)
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""

@@ -1,6 +1,4 @@
-"""Methods with one network of fixed size: fine-tuning, replay of exemplars, and distillation
-(iCaRL, WA).
-"""
+"""Methods with one network of fixed size: fine-tuning, replay, and distillation (iCaRL, WA)."""
 
 from __future__ import annotations
 
@@ -20,15 +18,13 @@ Loss = Literal["softmax", "binary"]
 
 
 class FinetuneModule(IterativeModule):
-    """Cross-entropy over all classes seen, on the images of the current task alone: the lower bound
-    of the field.
+    """Cross-entropy over all classes seen, on the images of the current task alone.
 
-    PyCIL's code of this name leaves the old classes' scores out of the softmax, so that it forgets
-    a little less.
+    The lower bound of the field. PyCIL's code of this name leaves the scores of old classes out of
+    the softmax, so that it forgets a little less.
     """
 
     title = "Fine-tuning"
-
     classifiers = ()
 
     def __init__(self, **options: Any):
@@ -36,24 +32,21 @@ class FinetuneModule(IterativeModule):
 
 
 class ReplayModule(IterativeModule):
-    """Cross-entropy over all classes seen, on the images of the task and on exemplars of all
-    earlier classes.
-    """
+    """Cross-entropy over all classes seen, on the images of the task and on exemplars."""
 
 
 class ICaRLModule(IterativeModule):
-    """iCaRL (Rebuffi et al., CVPR 2017); numbers of algorithms are the paper's.
+    """iCaRL (Rebuffi et al., CVPR 2017); algorithms are numbered as in the paper.
 
-    * Loss "softmax", that of the reference code which made the published numbers: ``CE(scores, y) +
-    distillation`` of
-      the old classes' scores at temperature 2. Loss "binary", the paper's algorithm 3: binary
-      cross-entropy of ``g_y = sigmoid(score_y)``, summed over classes, averaged over images; the
-      targets of old classes are the old network's outputs, those of new classes are one-hot. The
-      old network sees the same augmented images.
+    * Loss "softmax", that of the reference code, which made the published figures:
+      ``CE(scores, y) + distillation`` of the old classes' scores at temperature 2.
+    * Loss "binary", the paper's algorithm 3: binary cross-entropy of ``g_y = sigmoid(score_y)``,
+      summed over classes, averaged over images. Targets of old classes are the old network's
+      outputs on the same augmented images, those of new classes are one-hot.
     * Exemplars (algorithms 4 and 5): ``⌊exemplars / classes seen⌋`` images of each class by
-    herding.
+      herding.
     * Prediction (algorithm 1): the class whose mean of exemplars μ_y is nearest to φ(x), all of
-    length 1.
+      length 1.
 
     Args:
         loss: "softmax" or "binary".
@@ -98,14 +91,12 @@ class ICaRLModule(IterativeModule):
 
 
 class WAModule(IterativeModule):
-    """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020); equations are the
-    paper's.
+    """WA: maintaining discrimination and fairness (Zhao et al., CVPR 2020).
 
     * Loss (eq. 3): ``(1 − λ) CE(scores, y) + λ distillation(scores of old classes)`` at temperature
-    2, with
-      ``λ = old classes / all classes``. As in the reference code there is no factor T².
-    * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖`` (eq.
-    10).
+      2, with ``λ = old classes / all classes``. As in the reference code there is no factor T².
+    * After each task the new classes' weights are scaled by ``mean ‖w_old‖ / mean ‖w_new‖``
+      (eq. 10).
     """
 
     def teachers(self) -> list[nn.Module]:

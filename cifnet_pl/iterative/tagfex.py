@@ -1,6 +1,4 @@
-"""TagFex: features that depend on no task guide the branch of each task (Zheng et al., CVPR
-2025).
-"""
+"""TagFex: task-agnostic features guide the branch of each task (Zheng et al., CVPR 2025)."""
 
 from __future__ import annotations
 
@@ -16,13 +14,12 @@ from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import info_nce, transfer
 from cifnet_pl.utilities.errors import UsageError, check_that
 
-TEMPERATURE = 0.2
-"""Of both contrastive losses."""
+CONTRAST_TEMPERATURE = 0.2
+"""Temperature of both contrastive losses."""
 
 
 class MergeAttention(nn.Module):
-    """Attention from task-specific positions to those of both maps, averaged over positions
-    (TagFex, eq. 7).
+    """Attention from task-specific positions to all positions, averaged (TagFex, eq. 7).
 
     Args:
         width: channels of both maps.
@@ -56,26 +53,29 @@ class MergeAttention(nn.Module):
         w = cast(Any, self)
         key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         value = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
-        split = [
-            t.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for t in (s @ w.query, key, value)
-        ]
-        merged = functional.scaled_dot_product_attention(*split)
+        merged = functional.scaled_dot_product_attention(
+            self._by_head(s @ w.query), self._by_head(key), self._by_head(value)
+        )
         return merged.transpose(1, 2).flatten(2).mean(dim=1)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Return (n, heads, positions, d / heads) parts of (n, positions, d)."""
+        n, positions, width = x.shape
+        return x.view(n, positions, self.heads, width // self.heads).transpose(1, 2)
 
 
 class TagFexModule(DERModule):
-    """Task-agnostic guided feature expansion; y is each image's label, in two augmented views.
+    """TagFex: task-agnostic guided feature expansion.
 
-    * A task-agnostic network A learns all along by :func:`info_nce` of the two views' projections;
-    from the second
-      task on a linear predictor keeps it near the A from before the task, also by InfoNCE.
+    Every image is learned in two augmented views; y is its label.
+
+    * A task-agnostic network A learns in all tasks by :func:`info_nce` of the two views'
+      projections. From the second task on a linear predictor keeps it near the A from before the
+      task, also by InfoNCE.
     * A branch for each task as in :class:`DERModule`; its weights start at ``interpolation`` of the
-    last branch and
-      the rest of A.
+      last branch and the rest of A.
     * From the second task on, attention from the branch's map to both maps gives merged features,
-    which learn to
-      tell the new classes apart; where they do so better than the whole network classifies, their
+      which learn to separate the new classes. Where they do so better than the whole network, their
       softened probabilities are transferred to the branch.
     * Loss: ``CE + aux·CE_aux + contrast·((1 − a) InfoNCE + contrast_distillation·a·InfoNCE_old) +
       merged·CE_merged + transfer·KL`` with ``a = old classes / all classes``; then weights are
@@ -86,7 +86,7 @@ class TagFexModule(DERModule):
         contrast_distillation: weight of the distillation among them.
         merged: weight of the merged features' cross-entropy.
         transfer: weight of the transfer.
-        interpolation: see above.
+        interpolation: share of the last branch in a new one.
         projection: widths of the projector, hidden and output.
         attention_heads: heads of the attention.
         auxiliary: weight of the auxiliary loss; 2 in the reference code.
@@ -108,35 +108,22 @@ class TagFexModule(DERModule):
         super().__init__(auxiliary=auxiliary, **options)
         if projection is None:
             projection = [2048, 1024]
-        else:
-            projection = projection
-        check_that(
-            len(projection) == 2 and min(projection) >= 1,
-            "projection",
-            projection,
-            "two widths",
-        )
-        check_that(
-            0 <= interpolation <= 1,
-            "interpolation",
-            interpolation,
-            "a number between 0 and 1",
-        )
+        two_widths = len(projection) == 2 and min(projection) >= 1
+        check_that(two_widths, "projection", projection, "two widths")
+        inside = 0 <= interpolation <= 1
+        check_that(inside, "interpolation", interpolation, "a number between 0 and 1")
         self.options |= {
             "contrast": contrast,
             "contrast_distillation": contrast_distillation,
             "merged": merged,
-        }
-        self.options |= {
             "transfer": transfer,
             "interpolation": interpolation,
             "projection": projection,
+            "attention_heads": attention_heads,
         }
-        self.options["attention_heads"] = attention_heads
         stages_of(self._start[0], "TagFex")
-        MergeAttention(
-            self.width, attention_heads
-        )  # refuses a number of heads before anything is learned
+        # Refuses a number of heads that does not fit before anything is learned.
+        MergeAttention(self.width, attention_heads)
         with self.seeded(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
@@ -150,16 +137,15 @@ class TagFexModule(DERModule):
     # ------------------------------------------------------------------ structure
 
     def expand(self, classes: int) -> None:
-        """Add a branch and, from the second task on, what guides it."""
+        """Add a branch and, from the second task on, the modules that guide it."""
         super().expand(classes)
         if len(self.branches) == 1:
             return
         assert self.classifier is not None
         with torch.no_grad():
             self.classifier.weight[: self.old_classes, -self.width :] = 0
-        self.attention = MergeAttention(
-            self.width, self.options["attention_heads"]
-        )  # anew in each task
+        # New in each task.
+        self.attention = MergeAttention(self.width, self.options["attention_heads"])
         if self.predictor is None:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
@@ -186,19 +172,21 @@ class TagFexModule(DERModule):
         return [self.agnostic, self.projector]
 
     def learning_parts(self) -> list[nn.Module]:
-        """Return the newest branch, the task-agnostic network, and all that joins them."""
+        """Return the newest branch, the task-agnostic network, and the guiding modules."""
         guides = [self.attention, self.predictor, self.merged_classifier]
         joined = [module for module in guides if module is not None]
         return [*super().learning_parts(), self.agnostic, self.projector, *joined]
 
     def counted_modules(self) -> list[nn.Module]:
-        """Return everything, as the published number counts it."""
+        """Return the whole module, as the published number of parameters does."""
         return [self]
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        self.attention = self.predictor = self.merged_classifier = None
+        self.attention = None
+        self.predictor = None
+        self.merged_classifier = None
 
     # ------------------------------------------------------------------ losses
 
@@ -219,8 +207,8 @@ class TagFexModule(DERModule):
         if self.is_first_task:
             return classification + weight * contrast
         share = self.old_classes / self.n_classes
-        kept: float = self.options["contrast_distillation"] * share
-        contrast = (1 - share) * contrast + kept * self._distilled(x, agnostic)
+        distilled: float = self.options["contrast_distillation"] * share
+        contrast = (1 - share) * contrast + distilled * self._distilled(x, agnostic)
         auxiliary: float = self.options["auxiliary"]
         loss = (
             classification
@@ -236,14 +224,17 @@ class TagFexModule(DERModule):
         a = self._all_views(a.float())
         b = self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
-            return info_nce(a, b, TEMPERATURE) / self.processes.share
+            return info_nce(a, b, CONTRAST_TEMPERATURE) / self.processes.share
 
     def _all_views(self, local: Tensor) -> Tensor:
         return torch.cat([self.processes.gather(view) for view in local.chunk(2)])
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
-        """Compute InfoNCE between the predictor's output for A's features and the old features,
-        projected.
+        """Compute InfoNCE between predicted and old features, projected.
+
+        Args:
+            x: (n, 3, s, s) normalised images.
+            agnostic: (n, d) features of the task-agnostic network.
         """
         network, projector = self.teacher
         assert self.predictor is not None
@@ -259,15 +250,19 @@ class TagFexModule(DERModule):
         labels: Tensor,
         classification: Tensor,
     ) -> Tensor:
-        """Compute the cross-entropy of the merged features on new classes, and the transfer where
-        they are better.
+        """Compute the cross-entropy of the merged features, and the transfer where it helps.
+
+        Args:
+            specific, agnostic: (n, d, h, w) maps of the newest branch and the agnostic network.
+            scores: (n, C) scores of the whole network.
+            labels: (n,) int64.
+            classification: cross-entropy of the whole network.
         """
         assert self.attention is not None
         assert self.merged_classifier is not None
-        joined = self.attention(
-            *(m.flatten(2).transpose(1, 2) for m in (specific, agnostic))
-        )
-        merged = self.merged_classifier(joined).float()
+        specific = specific.flatten(2).transpose(1, 2)
+        agnostic = agnostic.flatten(2).transpose(1, 2)
+        merged = self.merged_classifier(self.attention(specific, agnostic)).float()
         new = labels >= self.old_classes
         errors = functional.cross_entropy(
             merged, (labels - self.old_classes).clamp_min(0), reduction="none"

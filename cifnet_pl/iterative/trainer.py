@@ -379,8 +379,9 @@ class IterativeModule(TaskModule):
                 StepBatch(images, labels, keys, seed, self), step.progress
             )
         self.learner.pause()
-        for candidates in self._candidates:
-            candidates.z = self.embed(self.decode(candidates.row).to(self.device))
+        for i, candidates in enumerate(self._candidates):
+            z = self.embed(self.decode(candidates.row).to(self.device))
+            self._candidates[i] = candidates._replace(z=z)
         self._select_exemplars()
 
     def old_scores(self, x: Tensor) -> Tensor:
@@ -638,7 +639,7 @@ class IterativeModule(TaskModule):
         """Select the exemplars of the new classes, the same in all processes."""
         per_class = quota(self.exemplar_capacity(), self.per_class, self.n_classes)
         self.exemplars.shrink(per_class, self.old_classes)
-        candidates = Candidates.of_all_processes(self._candidates)
+        candidates = Candidates.gather(self._candidates)
         for label in range(self.old_classes, self.n_classes):
             chosen = candidates.select(label, per_class)
             self.exemplars.add(self.decode(chosen.row), label, chosen.key)
