@@ -304,7 +304,7 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
 # ---------------------------------------------------------------------- samples
 
 
-class SampleSet(NamedTuple):
+class CheckedSamples(NamedTuple):
     """Samples that a file holds.
 
     Attributes:
@@ -336,13 +336,15 @@ def _check_samples(model: Classifier, where: str) -> None:
     sets = []
     for module in head.modules():
         if isinstance(module, Samples):
-            sets.append(SampleSet("samples", module.z, module.y, module.weight, None))
+            sets.append(
+                CheckedSamples("samples", module.z, module.y, module.weight, None)
+            )
     new = model.calibration
-    sets.append(SampleSet("calibration", new.z, new.y, new.key, head.in_features))
+    sets.append(CheckedSamples("calibration", new.z, new.y, new.key, head.in_features))
     stored = model.buffer
     if stored is not None:
         sets.append(
-            SampleSet("buffer", stored.z, stored.y, stored.key, head.in_features)
+            CheckedSamples("buffer", stored.z, stored.y, stored.key, head.in_features)
         )
     classes = set(head.classes)
     for samples in sets:

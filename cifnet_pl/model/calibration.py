@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates
 from cifnet_pl.statistics import find_groups
@@ -47,20 +48,6 @@ ADDED_IMAGES = 10
 
 MIN_NEW_IMAGES = 20
 """Labelled images from which a model can be recalibrated: 95 % coverage needs nineteen."""
-
-
-class BufferSamples(NamedTuple):
-    """The samples in a calibration buffer.
-
-    Attributes:
-        z: (n, d) float32 embeddings.
-        y: (n,) int64 labels.
-        key: (n,) int64 content hashes.
-    """
-
-    z: Tensor
-    y: Tensor
-    key: Tensor
 
 
 class Calibration(GrowingModule):
@@ -193,18 +180,16 @@ class Calibration(GrowingModule):
         self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
         self.given = torch.cat([self.given, groups.to(self.given)])
 
-    def groups_of(self, head: Head, z: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
+    def groups_of(self, head: Head, samples: BufferSamples) -> Tensor | None:
         """Return the group of each learned image (n,), given or found; None if independent.
 
         Args:
             head: solved, with leave-one-out scores.
-            z: (n, d) embeddings.
-            y: (n,) labels.
-            key: (n,) int64 content hashes.
+            samples: n images.
         """
         if len(self.given):
-            return self._groups_given_for(key)
-        found = dependent_groups(CalibrationSamples(head, z, y))
+            return self._groups_given_for(samples.key)
+        found = dependent_groups(CalibrationSamples(head, samples.z, samples.y))
         if found.kind == "found":
             return found.groups
         return None

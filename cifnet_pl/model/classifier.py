@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.data.loading import Batches, Task
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads import Head
@@ -30,7 +30,7 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES, BufferSamples, Calibration
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
 from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.image_hashes import ImageHashes
@@ -189,8 +189,7 @@ class Classifier:
         """The samples in the calibration buffer; None if there are none."""
         if self.buffer is None or not len(self.buffer.y):
             return None
-        z, y = self.buffer.items()
-        return BufferSamples(z, y, self.buffer.key)
+        return BufferSamples(self.buffer.z, self.buffer.y, self.buffer.key)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the head's label of each class name.
@@ -629,13 +628,12 @@ class Classifier:
         if self.calibrates and not self.head.uses_buffer:
             candidates = buffer.candidates()
         if candidates is not None:
-            groups = self.calibration.groups_of(self.head, *candidates)
+            groups = self.calibration.groups_of(self.head, candidates)
         if candidates is None or groups is None:
             buffer.commit()
             return None
         buffer.commit_groups(candidates, groups)
-        _, _, candidate_key = candidates
-        key, order = candidate_key.sort()
+        key, order = candidates.key.sort()
         return groups[order][torch.searchsorted(key, buffer.key)]
 
     def abort_task(self) -> None:

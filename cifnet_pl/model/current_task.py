@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
+from cifnet_pl.buffer.calibration_buffer import joined
 from cifnet_pl.heads import Head
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.files import of_all_processes
@@ -32,6 +35,13 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
         head.observe_past(*buffer.items(), buffer.oversampling(n_max))
 
 
+class HashBatch(NamedTuple):
+    """Labels (n,) and content hashes (n,) of observed images."""
+
+    labels: np.ndarray
+    hashes: np.ndarray
+
+
 class CurrentTask:
     """Samples of the task that a model is learning.
 
@@ -47,9 +57,8 @@ class CurrentTask:
         self.head = head
         self.additions = additions
         self.buffer = buffer
-        self._embeddings: list[Tensor] = []
-        self._labels: list[Tensor] = []
-        self._hashes: list[tuple[np.ndarray, np.ndarray]] = []
+        self._waiting: list[BufferSamples] = []
+        self._hashes: list[HashBatch] = []
 
     @property
     def introduces_classes(self) -> bool:
@@ -60,26 +69,23 @@ class CurrentTask:
         """Take in embeddings (n, d), labels (n,) and content hashes (n,)."""
         if self.buffer is not None:
             self.buffer.add(z, y, key)
-        self._hashes.append((y.cpu().numpy(), key.cpu().numpy()))
-        self._embeddings.append(z)
-        self._labels.append(y)
-        if sum(len(labels) for labels in self._labels) >= EMBEDDINGS_PER_UPDATE:
+        self._hashes.append(HashBatch(y.cpu().numpy(), key.cpu().numpy()))
+        self._waiting.append(BufferSamples(z, y, key))
+        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDINGS_PER_UPDATE:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
-        if not self._labels:
+        if not self._waiting:
             return
-        z = torch.cat(self._embeddings)
-        y = torch.cat(self._labels)
-        self._embeddings.clear()
-        self._labels.clear()
+        samples = joined(self._waiting)
+        self._waiting.clear()
         if self.additions is not None:
-            known = torch.isin(y, self.additions.labels)
-            self.additions.observe(z[known], y[known])
-            z = z[~known]
-            y = y[~known]
-        if len(y):
-            self.head.observe(z, y)
+            known = torch.isin(samples.y, self.additions.labels)
+            additions = samples.at(known)
+            self.additions.observe(additions.z, additions.y)
+            samples = samples.at(~known)
+        if len(samples.y):
+            self.head.observe(samples.z, samples.y)
 
     def add_up(
         self, hashes: ImageHashes, reduce: Callable[[Tensor], object] | None = None
@@ -98,13 +104,13 @@ class CurrentTask:
                 self.head.reduce_(reduce)
             if self.additions is not None:
                 self.additions.reduce_(reduce)
-            observed = [pair for pairs in of_all_processes(observed) for pair in pairs]
+            observed = list(chain.from_iterable(of_all_processes(observed)))
             if self.buffer is not None:
                 _join_candidates(self.buffer)
         if observed:
             before = hashes.duplicates
-            labels = np.concatenate([labels for labels, _ in observed])
-            content = np.concatenate([content for _, content in observed])
+            labels = np.concatenate([batch.labels for batch in observed])
+            content = np.concatenate([batch.hashes for batch in observed])
             hashes.add(labels, content)
             self.head.count_duplicates(hashes.duplicates - before)
 
@@ -112,13 +118,9 @@ class CurrentTask:
 def _join_candidates(buffer: CalibrationBuffer) -> None:
     """Give the buffer of each process the candidates of all processes."""
     buffer.offered = sum(of_all_processes(buffer.offered))
-    device = buffer.z.device
-    z, y, key = buffer.pending()
-    candidates = of_all_processes((z.cpu(), y.cpu(), key.cpu()))
-    candidates = [candidate for candidate in candidates if len(candidate[1])]
-    if candidates:
-        buffer.replace_pending(
-            torch.cat([z for z, _, _ in candidates]).to(device),
-            torch.cat([y for _, y, _ in candidates]).to(device),
-            torch.cat([key for _, _, key in candidates]).to(device),
-        )
+    own = [tensor.cpu() for tensor in buffer.pending()]
+    parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
+    if parts:
+        candidates = joined(parts)
+        device = buffer.z.device
+        buffer.replace_pending(*(tensor.to(device) for tensor in candidates))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
@@ -34,16 +35,12 @@ class NewSamples:
     """Labelled images that a model has not learned, each once.
 
     Attributes:
-        z: (n, d) embeddings.
-        y: (n,) int64 labels.
-        key: (n,) int64 content hashes.
+        samples: n images, with their labels and content hashes.
         fold: (n,) bool fold of the cross-validation; near-duplicates are in the same one.
         learned: number of images that are left out because the model has learned them.
     """
 
-    z: Tensor
-    y: Tensor
-    key: Tensor
+    samples: BufferSamples
     fold: Tensor
     learned: int
 
@@ -76,18 +73,12 @@ class NewSamples:
             fold[class_rows] = images.held_out(class_rows, 0.5)
         labels = np.array(model.labels(images.class_names), dtype=np.int64)
         device = model.device
+        z = torch.cat(embedding_batches)[torch.from_numpy(first).to(device)]
+        y = torch.from_numpy(labels[images.files.labels[selected]])
+        key = torch.from_numpy(hashes[~learned])
+        samples = BufferSamples(z, y.to(device), key.to(device))
         return cls(
-            z=torch.cat(embedding_batches)[torch.from_numpy(first).to(device)],
-            y=torch.from_numpy(labels[images.files.labels[selected]]).to(device),
-            key=torch.from_numpy(hashes[~learned]).to(device),
-            fold=torch.from_numpy(fold[selected]).to(device),
-            learned=int(learned.sum()),
-        )
-
-    def select(self, mask: Tensor) -> NewSamples:
-        """Select the samples of a mask (n,) bool."""
-        return NewSamples(
-            self.z[mask], self.y[mask], self.key[mask], self.fold[mask], self.learned
+            samples, torch.from_numpy(fold[selected]).to(device), int(learned.sum())
         )
 
 
@@ -109,7 +100,7 @@ class Outcomes(NamedTuple):
     unknown: Tensor
 
     @classmethod
-    def measure(cls, model: Classifier, samples: NewSamples) -> Outcomes:
+    def measure(cls, model: Classifier, samples: BufferSamples) -> Outcomes:
         """Predict samples by a model."""
         probabilities = model.head.probabilities(samples.z)
         confidence, predicted = probabilities.max(dim=1)
@@ -206,17 +197,14 @@ def recalibrate(
     Raises:
         UsageError: too few images that the model has not learned.
     """
-    samples = NewSamples.embed(model, images, unreadable)
-    recalibrated = model.recalibrated(samples.z, samples.y, samples.key)
-    before = Outcomes.measure(model, samples)
+    new = NewSamples.embed(model, images, unreadable)
+    recalibrated = model.recalibrated(*new.samples)
+    before = Outcomes.measure(model, new.samples)
     after = None
-    smaller_fold = min(int(samples.fold.sum()), int((~samples.fold).sum()))
-    if smaller_fold >= MIN_NEW_IMAGES:
-        first = samples.select(samples.fold)
-        second = samples.select(~samples.fold)
-        by_second = model.recalibrated(second.z, second.y, second.key)
-        by_first = model.recalibrated(first.z, first.y, first.key)
-        after = Outcomes.measure(by_second, first).join(
-            Outcomes.measure(by_first, second)
-        )
-    return Recalibration(recalibrated, len(samples.y), samples.learned, before, after)
+    first = new.samples.at(new.fold)
+    second = new.samples.at(~new.fold)
+    if min(len(first.y), len(second.y)) >= MIN_NEW_IMAGES:
+        of_first = Outcomes.measure(model.recalibrated(*second), first)
+        of_second = Outcomes.measure(model.recalibrated(*first), second)
+        after = of_first.join(of_second)
+    return Recalibration(recalibrated, len(new.fold), new.learned, before, after)
