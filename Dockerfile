@@ -2,7 +2,7 @@
 # docker run --rm -v "$PWD:/data" cifnet fit --data.root PHOTOS
 FROM python:3.12-slim AS wheel
 WORKDIR /source
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY cifnet_pl cifnet_pl
 COPY configs configs
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

@@ -17,20 +17,19 @@ demo: setup
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml
 	$(MAKE) demo-extend
 
-# A model that lives: learn eight digits by a head that takes more photos of any class and forgets exactly, export,
-# extend by the other two from photos, classify.
+# A model that goes on: learn eight digits by the exact head, export, extend by the other two from images, classify.
 DEMO := lightning_logs/demo-extend
 demo-extend: setup
 	rm -rf $(DEMO)
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend --data.max_tasks 4 \
 		--model.head RidgeHead --model.head.ridge gcv
 	$(BIN)/python -m cifnet_pl export --model $(DEMO)/version_0 --output $(DEMO)/eight-digits
-	$(BIN)/python -m cifnet_pl unpack --source digits --output $(DEMO)/photos
-	mkdir -p $(DEMO)/new && ln -sfn ../photos/train/8 $(DEMO)/new/8 && ln -sfn ../photos/train/9 $(DEMO)/new/9
+	$(BIN)/python -m cifnet_pl unpack --source digits --output $(DEMO)/images
+	mkdir -p $(DEMO)/new && ln -sfn ../images/train/8 $(DEMO)/new/8 && ln -sfn ../images/train/9 $(DEMO)/new/9
 	$(BIN)/python -m cifnet_pl extend --model $(DEMO)/eight-digits --images $(DEMO)/new --output $(DEMO)/ten-digits
-	$(BIN)/python -m cifnet_pl classify --model $(DEMO)/ten-digits --images $(DEMO)/photos/val --output $(DEMO)/predictions.csv --gallery $(DEMO)/gallery.png
+	$(BIN)/python -m cifnet_pl classify --model $(DEMO)/ten-digits --images $(DEMO)/images/val --output $(DEMO)/predictions.csv --gallery $(DEMO)/gallery.png
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
-	@echo "a page on this model, to ask and to teach: $(BIN)/cifnet serve --model $(DEMO)/eight-digits"
+	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/eight-digits"
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -41,7 +41,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cifnet_pl",
         "configs",
         "pyproject.toml",
-        "setup.py",
         "README.md",
         "LICENSE",
     ):
