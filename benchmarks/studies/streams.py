@@ -1,4 +1,4 @@
-"""Figures of docs/streams.md: every kind of stream on digits and on one set of images.
+"""Figures of docs/studies/streams.md: every kind of stream on digits and on one set of images.
 
     python -m benchmarks.studies.streams --images IMAGES [--logs FOLDER] [--figures docs/figures]
 

@@ -74,7 +74,7 @@ class CIFNetDataModule(LightningDataModule):
     Tasks are counted from 0.
 
     Args:
-        source: name of a data source, see docs/sources.md: ``digits``, ``folder``, ``domains``,
+        source: name of a data source, see docs/how_to/sources.md: ``digits``, ``folder``, ``domains``,
             ``embeddings``, ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50``,
             ``torchvision:<data set>``. In Python also arrays (X, y), a torch ``Dataset``, or a pair
             of these to learn and to test with.

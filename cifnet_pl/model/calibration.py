@@ -40,7 +40,7 @@ MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
-(docs/serving.md).
+(docs/how_to/serve.md).
 """
 
 ADDED_IMAGES = 10

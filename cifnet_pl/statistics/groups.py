@@ -13,7 +13,7 @@ An group is a day, a shelf or a burst. An image whose twin was learned says noth
 another day. Images of one group are alike, but so are independent images of a homogeneous class.
 What tells them apart is the harm: to leave out an image's look-alikes must raise the error far more
 than to leave out as many images of its class drawn at random. Names, their order and times are not
-looked at. ``docs/new_group_accuracy.md`` has the measurements.
+looked at. ``docs/studies/new_groups.md`` has the measurements.
 """
 
 from __future__ import annotations

@@ -254,9 +254,7 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     tmp_path, capsys
 ):
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    command = re.search(
-        r"^python -m cifnet_pl (fit --data\.root .*)$", readme, re.MULTILINE
-    )
+    command = re.search(r"^cifnet (fit --data\.root .*)$", readme, re.MULTILINE)
     images = str(make_images(tmp_path, ["ant"], 1))
     words = [images if word == "IMAGES" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]

@@ -111,9 +111,7 @@ def test_every_trained_method_is_in(name: str) -> None:
 
 
 def test_trained_methods_are_compared_at_equal_epochs() -> None:
-    """The sweep of docs/results.md: all methods with the same regime, and heads on the same classes
-    beside them.
-    """
+    """The sweep of docs/studies/trained_methods.md: one regime for all, and heads beside them."""
     points = read_points(SWEEPS / "trained.yaml", [("data.root", "x")])
     methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
     assert {p.labels["method"] for p in points} == methods

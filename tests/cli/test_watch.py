@@ -23,7 +23,7 @@ from tests.serving.services import image, saved
 ROW = {**dict.fromkeys(COLUMNS, ""), "id": "17"}
 """Row of an image in the table."""
 
-DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).parents[2] / "docs/how_to/watch.md"
 
 
 class Receiver:

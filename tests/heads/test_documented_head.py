@@ -1,6 +1,4 @@
-"""The steps of docs/adding_a_head.md, done one by one in a copy of the package, work as the page
-says.
-"""
+"""The steps of docs/how_to/custom_head.md work, done one by one in a copy of the package."""
 
 import os
 import re
@@ -14,7 +12,7 @@ import pytest
 from tests.command_line import FAST
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "adding_a_head.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/how_to/custom_head.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,10 @@ def run_page(text: str, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder where the script of docs/plain_python.md ran, and its variables."""
+    """The folder where the script of docs/start/python.md ran, and its variables."""
     folder = tmp_path_factory.mktemp("page")
     return folder, run_page(
-        (DOCS / "plain_python.md").read_text(encoding="utf-8"), folder
+        (DOCS / "start/python.md").read_text(encoding="utf-8"), folder
     )
 
 
@@ -109,14 +109,14 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
 
 @pytest.mark.system
 def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
-    text = (DOCS / "arrays_to_figure.md").read_text(encoding="utf-8")
+    text = (DOCS / "start/first_experiment.md").read_text(encoding="utf-8")
     assert (
         sum(
             bool(line.strip())
             for code in CODE.findall(text)
             for line in code.splitlines()
         )
-        <= 30
+        <= 40
     )
     run_page(text, tmp_path)
     table = (tmp_path / "report" / "tables" / "accuracy.md").read_text(encoding="utf-8")

@@ -170,7 +170,7 @@ def test_the_launcher_of_lightning(alone, tmp_path):
 
 @pytest.mark.system
 class TestTorchrun:
-    """As docs/scale_out.md has it."""
+    """As docs/how_to/several_machines.md has it."""
 
     def test_learns(self, alone, tmp_path):
         words = [

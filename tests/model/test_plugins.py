@@ -27,7 +27,7 @@ from tests.cli.test_option_errors import one_sentence
 from tests.command_line import FAST, fit, make_images
 from tests.models import config_of, forge
 
-PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+PAGE = Path(__file__).parents[2] / "docs/how_to/plugins.md"
 MORE = '''
 
 import pathlib

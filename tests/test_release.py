@@ -1,0 +1,110 @@
+"""What a release needs besides the code: version, workflow, citation, documentation."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cifnet_pl import heads
+
+ROOT = Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_version_stands_in_all_places():
+    (version,) = re.findall(r'^version = "(.*)"$', PROJECT, re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert citation["version"] == version
+    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)[0] == version
+
+
+def test_the_workflow_runs_what_ci_runs():
+    workflow = yaml.safe_load(
+        (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    )
+    job = workflow["jobs"]["test"]
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert steps == re.findall(r"^(?:make .*|\.ci/\w+)$", script, re.MULTILINE)
+    assert len(job["strategy"]["matrix"]["python"]) == 2
+
+
+def test_the_workflow_fits_its_schema():
+    check = pytest.importorskip("check_jsonschema")
+    path = str(ROOT / ".github/workflows/ci.yml")
+    assert check.main(["--builtin-schema", "vendor.github-workflows", path]) in (
+        0,
+        None,
+    )
+
+
+def words(paths: list[Path]) -> int:
+    """Return the number of words of some files, as ``wc -w`` counts them."""
+    return sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
+
+
+def test_lengths():
+    pages = [
+        page for page in (ROOT / "docs").rglob("*.md") if "reference" not in page.parts
+    ]
+    assert words([ROOT / "README.md"]) <= 900
+    assert words([ROOT / "CHANGELOG.md"]) <= 300
+    assert words([ROOT / "docs/results/index.md"]) <= 2000
+    assert words(pages) <= 22_000
+
+
+def test_no_commit_hash_stands_in_the_documentation():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    found = []
+    for page in pages:
+        text = re.sub(r"https?://\S+", "", page.read_text(encoding="utf-8"))
+        found += re.findall(
+            r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b", text
+        )
+    assert [word for word in found if word != "0123456789abcdef"] == []
+
+
+def test_every_page_begins_with_what_the_reader_gets():
+    pages = list((ROOT / "docs").rglob("*.md"))
+    missing = []
+    for page in pages:
+        paragraphs = page.read_text(encoding="utf-8").split("\n\n")
+        if not paragraphs[0].startswith("# ") or not paragraphs[1].startswith(
+            "**You get here:**"
+        ):
+            missing.append(page.relative_to(ROOT).as_posix())
+    assert missing == []
+
+
+def test_every_picture_of_the_documentation_has_a_text():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = []
+    for page in pages:
+        texts += re.findall(r"!\[([^\]]*)\]\(", page.read_text(encoding="utf-8"))
+    assert len(texts) > 8
+    assert all(len(text) > 20 for text in texts)
+
+
+def test_the_table_of_heads_is_that_of_the_code():
+    page = (ROOT / "docs/how_to/extend.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+Head)` \|(.*)\|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == [
+        *("CIFNetHead", "RidgeHead", "ACILHead", "DSALHead", "SLDAHead", "NCMHead"),
+        *("RanPACHead", "KLDAHead", "FeCAMHead", "KNNHead", "LogisticHead", "SGDHead"),
+    ]
+    assert {name for name, _ in rows} == set(heads.HEADS)
+    for name, cells in rows:
+        head = heads.HEADS[name](8)
+        can = [head.pools, head.subtracts or name == "KNNHead", head.reduces]
+        can += [head.leaves_one_out, head.tells_novelty]
+        shown = [cell.strip() == "yes" for cell in cells.split("|")]
+        assert shown == can, name
+
+
+def test_the_command_line_reference_is_that_of_the_parsers():
+    script = runpy.run_path(str(ROOT / ".ci/command_line.py"))
+    page = (ROOT / "docs/reference/command_line.md").read_text(encoding="utf-8")
+    assert page == script["page"](), "run python .ci/command_line.py"
