@@ -123,8 +123,9 @@ class Augmentation:
             crop = RandomResizedCrop(images.shape[2], antialias=True)
             images = _one_by_one(crop, images, identity, (*seed, 1))
         if self.flip:
-            flipped = (draws[:, 0] < 0.5)[:, None, None, None]
-            images = torch.where(flipped, images.flip(3), images)
+            flipped = draws[:, 0] < 0.5
+            images = images.clone()
+            images[flipped] = images[flipped].flip(3)
         if self.crop_padding:
             images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
@@ -139,7 +140,8 @@ class Augmentation:
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
         n, channels, height, width = images.shape
         padded = functional.pad(images, [self.crop_padding] * 4)
-        top, left = (draws * (2 * self.crop_padding + 1)).long().unbind(1)
+        positions = 2 * self.crop_padding + 1
+        top, left = (draws * positions).long().unbind(1)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         rows = rows[:, None, :, None].expand(n, channels, height, padded.shape[3])
@@ -149,25 +151,30 @@ class Augmentation:
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
         half = round(self.cutout * side) // 2
-        centre = (draws * side).long()[:, :, None]
+        centre = (draws * side).long()
+        start = centre[:, :, None] - half
         place = torch.arange(side, device=images.device)
-        inside = (place >= centre - half) & (place < centre + half)
+        inside = (place >= start) & (place < start + 2 * half)
         rows, columns = inside.unbind(1)
         square = rows[:, :, None] & columns[:, None, :]
         return images.masked_fill(square[:, None], 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
-        factors = (1 + strength * (2 * draws - 1)).clamp_min(0).float()
-        brightness, contrast, saturation = (
-            f[:, None, None, None] for f in factors.unbind(1)
-        )
-        x = (images.float() * brightness).clamp(0, 255)
+        change = strength * (2 * draws - 1)
+        factors = (1 + change).clamp_min(0).float()
+        factors = factors[:, :, None, None, None]
+        brightness, contrast, saturation = factors.unbind(1)
+        x = images.float() * brightness
+        x = x.clamp(0, 255)
         luma = x.new_tensor(LUMA)[None, :, None, None]
-        mean = (x * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
-        x = (mean + (x - mean) * contrast).clamp(0, 255)
         grey = (x * luma).sum(1, keepdim=True)
-        x = (grey + (x - grey) * saturation).clamp(0, 255)
+        mean = grey.mean((2, 3), keepdim=True)
+        x = mean + (x - mean) * contrast
+        x = x.clamp(0, 255)
+        grey = (x * luma).sum(1, keepdim=True)
+        x = grey + (x - grey) * saturation
+        x = x.clamp(0, 255)
         return x.round().to(torch.uint8)
 
 

@@ -45,10 +45,10 @@ class ExemplarSet(GrowingModule):
             quota: number of exemplars of a class.
             classes: number of classes.
         """
-        rows = [
-            (self.label == label).nonzero().flatten()[:quota]
-            for label in range(classes)
-        ]
+        rows = []
+        for label in range(classes):
+            own = (self.label == label).nonzero().flatten()
+            rows.append(own[:quota])
         if rows:
             remaining = torch.cat(rows)
             self.image = self.image[remaining]
@@ -82,9 +82,10 @@ class ExemplarSet(GrowingModule):
 
         They are the softmax of ``−‖φ(x) − μ_y‖²`` of vectors of length 1.
         """
-        z = functional.normalize(z, dim=1)
+        z = functional.normalize(z, dim=1).double()
+        cosines = z @ self.mean.double().T
         # Between vectors of length 1, −‖φ − μ‖² is 2φ·μ − 2.
-        return (2 * z.double() @ self.mean.double().T).softmax(dim=1)
+        return (2 * cosines).softmax(dim=1)
 
     def set_means(self, z: Tensor) -> None:
         """Compute the means ``μ_y = Σ φ(p)`` of each class, scaled to length 1.
@@ -93,9 +94,9 @@ class ExemplarSet(GrowingModule):
             z: (n, d) embeddings of the exemplars.
         """
         z = functional.normalize(z.float(), dim=1)
-        sums = z.new_zeros(int(self.label.max()) + 1, z.shape[1]).index_add_(
-            0, self.label, z
-        )
+        classes = int(self.label.max()) + 1
+        sums = z.new_zeros(classes, z.shape[1])
+        sums.index_add_(0, self.label, z)
         self.mean = functional.normalize(sums, dim=1)
 
 
@@ -119,13 +120,12 @@ class Candidates(NamedTuple):
         batches = []
         for process in of_all_processes([batch.cpu() for batch in local]):
             batches += process
-        return cls(*(torch.cat(column) for column in zip(*batches, strict=True)))
+        columns = zip(*batches, strict=True)
+        return cls(*(torch.cat(column) for column in columns))
 
     def cpu(self) -> Candidates:
         """Return the candidates on the CPU."""
-        return Candidates(
-            self.z.cpu(), self.label.cpu(), self.key.cpu(), self.row.cpu()
-        )
+        return Candidates(*(column.cpu() for column in self))
 
     def select(self, label: int, count: int) -> Candidates:
         """Return the exemplars of a class by herding, best first (iCaRL, algorithm 4).

@@ -79,9 +79,12 @@ class Processes:
             values: (n,).
             chosen: (n,) bool, which values count.
         """
-        count = max(float(self.sum(chosen.sum().float())), 1.0)
-        return (values * chosen).sum() * (self.count / (self.share * count))
+        chosen_count = float(self.sum(chosen.sum().float()))
+        count = max(chosen_count, 1.0)
+        scale = self.count / (self.share * count)
+        return (values * chosen).sum() * scale
 
     def mean_loss(self, loss: Tensor) -> float:
         """Return the mean loss over all samples, from the mean loss of each process."""
-        return float(self.sum(loss.detach() * self.share)) / self.count
+        total = self.sum(loss.detach() * self.share)
+        return float(total) / self.count

@@ -100,16 +100,18 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
     tested = np.flatnonzero(totals + matrix.sum(axis=0))
     shares = matrix / np.maximum(totals, 1)[:, None]
     if len(tested) > MAX_CONFUSION_CLASSES:
-        errors = shares.sum(axis=0) + shares.sum(axis=1) - 2 * shares.diagonal()
+        both = shares.sum(axis=0) + shares.sum(axis=1)
+        errors = both - 2 * shares.diagonal()
         by_errors = np.argsort(-errors[tested], kind="stable")
         tested = tested[by_errors[:MAX_CONFUSION_CLASSES]]
         title += f" (the {MAX_CONFUSION_CLASSES} classes with most confusions)"
-    order = tested[clustered(shares[np.ix_(tested, tested)])]
+    tested_shares = shares[np.ix_(tested, tested)]
+    order = tested[clustered(tested_shares)]
     labels = [shortened(names[i], MAX_LABEL_LENGTH) for i in order]
-    with matplotlib.rc_context({"font.family": families([title, *names])}):
-        return _draw_matrix(
-            100 * shares[np.ix_(order, order)], labels, printable(title)
-        )
+    percent = 100 * shares[np.ix_(order, order)]
+    fonts = families([title, *names])
+    with matplotlib.rc_context({"font.family": fonts}):
+        return _draw_matrix(percent, labels, printable(title))
 
 
 def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
@@ -210,9 +212,8 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
     bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)
     occupied = counts > 0
-    accuracy = (
-        np.bincount(bins, weights=correct, minlength=10)[occupied] / counts[occupied]
-    )
+    correct_counts = np.bincount(bins, weights=correct, minlength=10)
+    accuracy = correct_counts[occupied] / counts[occupied]
     centres = 100 * edges[:-1] + 5
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)

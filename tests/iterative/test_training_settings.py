@@ -170,9 +170,14 @@ class TestParameters:
 
     @pytest.mark.parametrize(
         ("method", "tasks", "millions"),
-        [(DERModule, 20, 9.27), (MEMOModule, 20, 7.14), (TagFexModule, 10, 7.42), (FOSTERModule, 10, 0.46),
-         (WAModule, 10, 0.46)],
-    )  # fmt: skip
+        [
+            (DERModule, 20, 9.27),
+            (MEMOModule, 20, 7.14),
+            (TagFexModule, 10, 7.42),
+            (FOSTERModule, 10, 0.46),
+            (WAModule, 10, 0.46),
+        ],
+    )
     def test_on_cifar_100(self, method, tasks, millions):
         made = method(backbone="random:resnet32_cifar")
         made.rebuild([100 // tasks] * tasks)
@@ -326,7 +331,7 @@ class TestRefused:
             ({"kind": PODNetModule, "loss": "bce"}, "loss"),
             ({"kind": PODNetModule, "proxies": 0}, "proxies is 0"),
             ({"kind": PODNetModule, "tuning": -1.0}, "tuning is -1, expected at least 0"),
-            ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0, expected a positive number"),
+            ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0"),
             ({"kind": FOSTERModule, "boosting_beta": 1.0}, "boosting_beta is 1"),
             ({"kind": FOSTERModule, "memory_rate": 1.5}, "memory_rate is 1.5"),
             (
@@ -335,8 +340,8 @@ class TestRefused:
             ),
             ({"kind": CREATEModule, "latent": 0}, "latent is 0"),
             ({"kind": TagFexModule, "attention_heads": 5}, "attention_heads is 5"),
-            ({"kind": TagFexModule, "projection": [3]}, "projection is \\[3\\], expected two widths"),
-            ({"kind": MEMOModule, "backbone": "pixels:8"}, "MEMO needs the stages of a residual network"),
+            ({"kind": TagFexModule, "projection": [3]}, "projection is .3., expected two"),
+            ({"kind": MEMOModule, "backbone": "pixels:8"}, "MEMO needs the stages"),
             ({"kind": PODNetModule, "backbone": "pixels:8"}, "PODNet needs the stages"),
         ],
         ids=str,

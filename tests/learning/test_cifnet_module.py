@@ -23,12 +23,19 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Recorder(Callback):
-    """Notes every hook; in none of them a backbone is in training mode, or any parameter may
-    change.
-    """
+    """Records every hook; the backbone never is in training mode, and no parameter learns."""
 
-    HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_start",
-             "on_validation_end", "on_train_end", "on_fit_end", "on_sanity_check_start")  # fmt: skip
+    HOOKS = (
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_epoch_end",
+        "on_validation_start",
+        "on_validation_end",
+        "on_train_end",
+        "on_fit_end",
+        "on_sanity_check_start",
+    )
 
     def __init__(self):
         self.seen = []

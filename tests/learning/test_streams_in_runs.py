@@ -59,8 +59,9 @@ def test_heads_that_cannot_say_so_before_anything_is_embedded(head, tmp_path, ca
         "Returning",
     ]
     assert fit(tmp_path, *options) == 1
-    said = f"with --data.stream Returning classes return with new samples, which {head} cannot add"
-    assert said in one_sentence(capsys)
+    message = one_sentence(capsys)
+    assert "--data.stream Returning" in message
+    assert f"{head} cannot add" in message
     assert not list(tmp_path.glob("default/*/tasks.csv"))
 
 
@@ -69,8 +70,9 @@ def test_trained_networks_refuse(
 ) -> None:
     line = ["--model", "cifnet_pl.iterative.FinetuneModule", "--data.stream", "Blurry"]
     assert fit(tmp_path, *line) == 2
-    sentence = "FinetuneModule learns each class in one task, but with --data.stream Blurry classes return"
-    assert sentence in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "FinetuneModule" in message
+    assert "--data.stream Blurry" in message
 
 
 def test_options_of_a_stream_and_its_files(tmp_path: Path) -> None:

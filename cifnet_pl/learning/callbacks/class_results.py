@@ -47,7 +47,8 @@ class ClassResults(TaskCallback):
         confusion = module.evaluation.confusion
         correct = confusion.diagonal()
         images = confusion.sum(axis=1)
-        self.history.append(torch.from_numpy(np.stack([correct, images])))
+        counts = np.stack([correct, images])
+        self.history.append(torch.from_numpy(counts))
         last = module.tasks_finished
         first = last - len(self.history) + 1
         columns = [f"after_task_{task}" for task in range(first, last + 1)]
