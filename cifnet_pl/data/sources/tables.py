@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import os
 import struct
 import zipfile
@@ -590,7 +591,7 @@ def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
     """
     with readable(path):
         delimiter = _delimiter(text, names)
-        lines = csv.reader(text.splitlines(True), delimiter=delimiter)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         rows = []
         for line in lines:
             rows.append([cell.strip() for cell in line])
@@ -645,7 +646,7 @@ def _check_cells(cells: dict[str, list[Any]], where: str) -> None:
                     f"{where}: row {number} has {printable(str(cell)[:60])}"
                     f" ({type(cell).__name__}) for {meaning}, expected a text"
                 )
-            if has_controls(str(cell)):
+            if meaning != "label" and has_controls(str(cell)):
                 raise DataError(
                     f"{where}: row {number} has control characters for {meaning},"
                     f" '{printable(str(cell))}'"
