@@ -1,6 +1,4 @@
-"""Entry point of the command line, ``python -m cifnet_pl`` and ``cifnet``: choose the sub-command
-and run it.
-"""
+"""Entry point of the command line, ``cifnet`` and ``python -m cifnet_pl``."""
 
 from __future__ import annotations
 
@@ -16,17 +14,13 @@ from types import FrameType
 from cifnet_pl.utilities.errors import CifnetError
 
 INTERRUPTED = 130
-UNREAD = 141
-"""Exit codes as shells have them, 128 and the number of the signal: Ctrl-C, and output that nobody
-reads.
-"""
+BROKEN_PIPE = 141
+"""Exit codes as in shells, 128 and the number of the signal: Ctrl-C, and a closed pipe."""
 
 STOPPED = "stopped; no file is left half written. Give the command again"
 
 SPINS = 40_000
-"""Turns of the loop in which a thread of GNU's OpenMP waits for more work before it gives up its
-core.
-"""
+"""Iterations for which a thread of GNU's OpenMP waits actively before it sleeps."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -36,9 +30,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words of the command line, without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 with output
-            that nobody reads, as
-        after ``| head``. A fault of the package keeps its traceback.
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 a closed pipe,
+        as after ``| head``. A fault of the package keeps its traceback.
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
@@ -58,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _output_is_unread():
             raise
-        return UNREAD
+        return BROKEN_PIPE
     return 0
 
 
@@ -84,11 +77,10 @@ def _run(words: list[str]) -> None:
 
 @contextmanager
 def _interrupts_reach_main() -> Iterator[None]:
-    """Make Ctrl-C end a program that is importing at once; at any other time it raises
-    `KeyboardInterrupt` as usual.
+    """Make Ctrl-C end a program at once that is importing; else it raises `KeyboardInterrupt`.
 
-    Compiled modules turn what is raised while they are set up into an `ImportError`, and their
-    importers go on without them, or fail with a traceback that has nothing to do with Ctrl-C.
+    Compiled modules turn an exception during their setup into an `ImportError`. Their importers
+    then go on without them, or fail with an unrelated traceback.
     """
     usual = (
         threading.current_thread() is threading.main_thread()
@@ -113,7 +105,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _output_is_unread() -> bool:
-    """Return whether the standard output's reader has gone; then nothing more is written to it."""
+    """Return whether the standard output is a closed pipe; then nothing more is written to it."""
     try:
         print(
             flush=True
@@ -130,9 +122,7 @@ def _output_is_unread() -> bool:
 
 
 def prepare_process() -> None:
-    """Set up this process: every character can be printed, memory is reused, threads wait briefly,
-    news are shown.
-    """
+    """Set up this process: encoding, memory, threads and messages."""
     from cifnet_pl.utilities.memory import (
         keep_freed_memory,
     )  # here: Ctrl-C is answered once this file is imported
@@ -149,27 +139,25 @@ def prepare_process() -> None:
     wait_briefly()
     logger = logging.getLogger("cifnet_pl.backbones")
     if not logger.handlers:
-        logger.addHandler(News())
+        logger.addHandler(MessageHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 def wait_briefly() -> None:
-    """Shorten the time for which a network's idle threads keep their cores busy.
+    """Shorten the time for which idle OpenMP threads keep their cores busy.
 
-    A thread of GNU's OpenMP, which torch's Linux builds use, spins for 300,000 steps by default
-    before it sleeps (measured: 9 ms), on the core on which a worker is to decode the next images;
-    with ``SPINS`` steps it is 1 ms. Settings that the user made for OpenMP are not changed. Call
-    this before torch is imported, which reads them then.
+    A thread of GNU's OpenMP, which torch's Linux builds use, spins for 300,000 iterations by
+    default before it sleeps (9 ms), on a core that a worker needs to decode the next images. With
+    ``SPINS`` iterations it is 1 ms. Settings of the user are not changed. Call this before torch is
+    imported, which reads them then.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
-class News(logging.Handler):
-    """Prints notes for the user, one line each, from the first process of a run: which engine runs
-    the network.
-    """
+class MessageHandler(logging.Handler):
+    """Prints messages of the backbones, one line each, from the first process of a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print to the current standard error stream."""

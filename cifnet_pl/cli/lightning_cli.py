@@ -1,6 +1,4 @@
-"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI; no other file depends on
-it.
-"""
+"""Run ``fit``, ``validate``, ``test`` and ``predict`` with LightningCLI."""
 
 from __future__ import annotations
 
@@ -74,8 +72,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
 }
-PER_TASK = 10
-"""Classes of a task by default."""
+DEFAULT_CLASSES_PER_TASK = 10
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -90,17 +87,13 @@ class CLIParser(OneSentence, LightningArgumentParser):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from: it
-    re-runs as it is.
-    """
+    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Do nothing: whether the run can begin is not known before its checkpoint is read."""
+        """Do nothing: the checkpoint, which may be refused, is read later."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the configuration when a run begins to learn; a folder with this file is a run's
-        folder.
-        """
+        """Write the configuration when a run begins; a folder with this file is a run's folder."""
         folder = trainer.log_dir  # asks all processes
         if trainer.is_global_zero and folder:
             config = self.config.clone()
@@ -130,9 +123,7 @@ class CIFNetCLI(LightningCLI):
         return {self._wanted: LightningCLI.subcommands()[self._wanted]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the experiment's name and the energy options, and link options that follow from
-        others.
-        """
+        """Add the options of the experiment, energy, predictions and checkpoints; link others."""
         parser.add_argument(
             "--experiment",
             default="default",
@@ -153,9 +144,7 @@ class CIFNetCLI(LightningCLI):
         parser.set_defaults({"model": DEFAULT_MODEL})
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: a checkpoint must not override the given settings; the module compares
-        both.
-        """
+        """Do nothing: the module compares the settings, a checkpoint must not override them."""
 
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
@@ -165,9 +154,7 @@ class CIFNetCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed the module, its buffer and its head, place the run, and refuse strategies that lose
-        what they learn.
-        """
+        """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
         config = self._own
         seed = config.get("seed_everything")
         if isinstance(seed, int) and not isinstance(seed, bool):
@@ -177,7 +164,7 @@ class CIFNetCLI(LightningCLI):
                     options["seed"] = seed
         choose_backbone(config)
         if self.subcommand == "fit":
-            learn_few_classes_at_once(config.data)
+            limit_classes_per_task(config.data)
         check_strategy(config.trainer.strategy)
         self.place = self._place_run(config)
         config["ckpt_path"] = (
@@ -219,9 +206,7 @@ class CIFNetCLI(LightningCLI):
                 self._held.push(lambda kind, *_: _clear(folder, kind))
 
     def instantiate_classes(self) -> None:
-        """Build everything; raise an error of this package unchanged, not as jsonargparse reports
-        it.
-        """
+        """Build everything; raise the package's own errors unchanged."""
         try:
             super().instantiate_classes()
         except (ValueError, TypeError) as error:
@@ -256,8 +241,7 @@ class CIFNetCLI(LightningCLI):
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
-        # The user's callbacks see a task's measurements, and what they save has them; checkpoints
-        # stay last.
+        # The user's callbacks come after those that measure; checkpoints stay last.
         cast(Any, trainer).callbacks.sort(
             key=lambda callback: (
                 isinstance(callback, Checkpoint),
@@ -267,23 +251,21 @@ class CIFNetCLI(LightningCLI):
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Linked values live in the instantiated configuration, the checkpoint was placed in the
-        # parsed one.
+        # Linked values are in the instantiated configuration, the checkpoint in the parsed one.
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = self._own.get("ckpt_path")
         kwargs["weights_only"] = True
         for name in (
             "return_predictions",
             "verbose",
-        ):  # RunTable shows what was measured
+        ):  # RunTable shows the results
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
 
 
-def learn_few_classes_at_once(data: Namespace) -> None:
-    """Set the classes of a task to those of a folder of images, where it has fewer than a task by
-    default.
+def limit_classes_per_task(data: Namespace) -> None:
+    """Reduce the classes of a task to those of a folder of images, where it has fewer.
 
     Args:
         data: options of the data module.
@@ -291,11 +273,12 @@ def learn_few_classes_at_once(data: Namespace) -> None:
     planned = (
         data.stream is not None
         or data.initial_classes is not None
-        or data.classes_per_task != PER_TASK
+        or data.classes_per_task != DEFAULT_CLASSES_PER_TASK
     )
     if data.source == "folder" and data.root and not planned:
         data.classes_per_task = min(
-            PER_TASK, len(find_class_names(Path(str(data.root)))) or PER_TASK
+            DEFAULT_CLASSES_PER_TASK,
+            len(find_class_names(Path(str(data.root)))) or DEFAULT_CLASSES_PER_TASK,
         )
 
 
@@ -370,33 +353,36 @@ def _run_lightning(args: list[str]) -> None:
         )
 
 
-# ---------------------------------------------------------------------- what a run says
+# ---------------------------------------------------------------------- messages
 
-SIGNS = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
-"""Parts of a RuntimeError's message that say that another process is gone."""
+LOST_PROCESS_SIGNS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
+"""Parts of a RuntimeError's message where another process ended."""
 
-WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 @contextmanager
 def run_errors() -> Iterator[None]:
-    """Within the block, replace errors about lost processes and files that cannot be written by a
-    CifnetError.
-    """
+    """Within the block, raise CifnetError where a process is lost or a file cannot be written."""
     try:
         yield
     except RuntimeError as error:
-        if not any(sign in str(error) for sign in SIGNS):
+        if not any(sign in str(error) for sign in LOST_PROCESS_SIGNS):
             raise
         raise CifnetError(
             "another process of this run ended: its own message says why"
         ) from error
     except OSError as error:
-        if error.errno not in WRITING:
+        if error.errno not in WRITE_ERRORS:
             raise
         raise CifnetError(
             f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
-            "put that right, then the same command with --ckpt_path last goes on"
+            "repair that, then resume by the same command with --ckpt_path last"
         ) from error
 
 
@@ -411,7 +397,7 @@ QUIET_WARNINGS = (
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
 )
-QUIET_NEWS = (
+QUIET_MESSAGES = (
     "`Trainer.fit` stopped",
     "💡 Tip",
     "TPU available",
@@ -437,12 +423,12 @@ LOGGERS = (
 
 
 def quieten() -> None:
-    """Silence advice that is wrong for a run without gradients, and messages that the run's own
-    lines replace.
-    """
+    """Silence advice that is wrong without gradients, and messages that the run's lines replace."""
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in LOGGERS:
         logging.getLogger(name).addFilter(
-            lambda record: not any(part in record.getMessage() for part in QUIET_NEWS)
+            lambda record: (
+                not any(part in record.getMessage() for part in QUIET_MESSAGES)
+            )
         )

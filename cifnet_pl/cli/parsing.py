@@ -1,6 +1,4 @@
-"""What jsonargparse leaves to us: one sentence about a wrong option, and heads that inherit no
-options of another.
-"""
+"""Add to jsonargparse: one sentence about a wrong option, and heads that inherit no options."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
-EPOCHS = (
+MAX_EPOCHS_MESSAGE = (
     "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"
     " --data.classes_per_task"
 )
@@ -36,15 +34,13 @@ SHORT_NAMES = (
     "cifnet_pl.data.streams",
     "cifnet_pl.iterative",
 )
-"""Modules in which a class without a module is looked up, as the command line does."""
+"""Modules in which a class name without a module is looked up."""
 
-CONFIG = ("--config", "-c")
+CONFIG_OPTIONS = ("--config", "-c")
 
 
 class OneSentence(ArgumentParser):
-    """A parser that raises :class:`UsageError` with one sentence instead of jsonargparse's long
-    message.
-    """
+    """A parser that raises :class:`UsageError` with one sentence, not jsonargparse's message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the short error; parsers that jsonargparse uses internally keep its own."""
@@ -60,7 +56,7 @@ class OneSentence(ArgumentParser):
 def sentence(
     message: str, options: Collection[str] = (), program: str = "cifnet"
 ) -> str:
-    """Return the part of jsonargparse's message that the user can act on, as one sentence.
+    """Return jsonargparse's message as one sentence that the user can act on.
 
     Args:
         message: of jsonargparse.
@@ -68,7 +64,7 @@ def sentence(
         program: beginning of the command line, such as ``cifnet report``.
     """
     if "--> trainer.max_epochs" in message:
-        return EPOCHS
+        return MAX_EPOCHS_MESSAGE
     if found := re.match(r"the following arguments are required: (.*)", message):
         names = found[1].split(", ")
         place = next(
@@ -113,7 +109,12 @@ def _unexpected(word: str, options: Collection[str]) -> str:
 
 
 def _bad_value(message: str, key: str) -> str:
-    """Return a sentence about a value of an option ``key``; "" where the message names none."""
+    """Return a sentence about the value of an option.
+
+    Args:
+        message: of jsonargparse.
+        key: name of the option; "" where the message names none.
+    """
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
     kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
     expected = [
@@ -213,13 +214,11 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
 def buried_error(error: BaseException) -> CifnetError | None:
     """Return the package's own error that a library wrapped into one of its own, or None."""
     seen: BaseException | None = error
-    about_types = (
-        "does not validate" in str(error).lower()
-    )  # else a bug of ours, or a library's own sentence
+    is_type_error = "does not validate" in str(error).lower()
     while seen is not None and not isinstance(seen, CifnetError):
         error = seen
         seen = seen.__cause__ or seen.__context__
-    if seen is None and about_types:
+    if seen is None and is_type_error:
         return UsageError(f"the model cannot be made: {failure(error)}")
     return seen
 
@@ -228,8 +227,7 @@ def buried_error(error: BaseException) -> CifnetError | None:
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
-    """Change the arguments so that a head never inherits options of another class; refuse unknown
-    heads.
+    """Change the arguments so that a head never inherits options of another class.
 
     jsonargparse keeps the options of an earlier class that the new one happens to accept: a
     RidgeHead over a configuration with a CIFNetHead would get its ridge, which is on another scale.
@@ -256,7 +254,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
             )  # jsonargparse drops such an option of a class without a word
         new = None
         chosen = list[str]()
-        if key in CONFIG and value:
+        if key in CONFIG_OPTIONS and value:
             model = _read_config(Path(value)).get("model")
             _import_method(model)
             new = _class_name(_head_of(model))
@@ -285,15 +283,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     trainer = (content or {}).get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
-        raise UsageError(EPOCHS)
+        raise UsageError(MAX_EPOCHS_MESSAGE)
     _refuse_empty_arguments(content, path)
     return content or {}
 
 
 def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> None:
-    """Raise UsageError for an ``init_args:`` with nothing below it: jsonargparse refuses it without
-    saying why.
-    """
+    """Raise UsageError for an empty ``init_args:``, which jsonargparse refuses without a reason."""
     if isinstance(content, dict):
         name = str(content.get("class_path", class_path))
         if "init_args" in content and content["init_args"] is None:
@@ -327,21 +323,14 @@ def _class_name(head: Any) -> str | None:
 
 
 def _import_method(model: Any) -> None:
-    """Import the LightningModule that ``--model`` or ``model:`` names, where an installed package
-    offers it.
-    """
-    if isinstance(model, dict):
-        name = model.get("class_path")
-    else:
-        name = model
+    """Import the LightningModule that ``--model`` or ``model:`` names, if a package offers it."""
+    name = model.get("class_path") if isinstance(model, dict) else model
     if isinstance(name, str) and "." not in name:
         _import_offered("methods", name)
 
 
 def _import_offered(kind: str, name: str) -> bool:
-    """Import what an installed package offers, so that jsonargparse finds the class; return whether
-    one offers it.
-    """
+    """Import the class that an installed package offers; return whether one offers it."""
     factory = entry_point(kind, name)
     if factory is not None:
         import_part(factory)
@@ -349,7 +338,7 @@ def _import_offered(kind: str, name: str) -> bool:
 
 
 def choose_backbone(config: Any) -> None:
-    """Set the backbone to ``none:<width>`` if the data are embeddings, which need no network.
+    """Set the backbone to ``none:<width>`` if the data are embeddings.
 
     Args:
         config: configuration of ``fit``; ``model.init_args.backbone`` is changed.

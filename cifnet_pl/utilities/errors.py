@@ -1,8 +1,8 @@
-"""The package's one public family of errors.
+"""The package's errors.
 
-Everything that a user can put right is raised as :class:`CifnetError` with one sentence that says
-what was given, what was expected and what to do. The command line prints that sentence and leaves
-with ``error.exit_code``; any other exception is a fault of ours and keeps its traceback.
+Whatever a user can correct raises a :class:`CifnetError`. Its sentence names what was given, what
+was expected and what to do. The command line prints it and exits with ``error.exit_code``. Any
+other exception is a fault of the package and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ if TYPE_CHECKING:
 
 
 class CifnetError(Exception):
-    """Base of all errors that this package raises on purpose (exit code 1: the run could not go
-    on).
-    """
+    """Base of all errors that this package raises on purpose (exit code 1: the run failed)."""
 
     exit_code = 1
 
 
 class UsageError(CifnetError):
-    """The request does not make sense: unknown name, impossible option (exit code 2)."""
+    """Wrong usage: unknown name, impossible option (exit code 2)."""
 
     exit_code = 2
 
 
 class DataError(CifnetError):
-    """The data on disk is missing, unreadable or unlike what was promised."""
+    """Data on disk is missing, unreadable or of another form than expected."""
 
 
 class CheckpointError(CifnetError):
@@ -41,12 +39,14 @@ class CheckpointError(CifnetError):
 
 
 class UnsupportedError(CifnetError):
-    """This head cannot do what was asked, and the sentence says why."""
+    """This head does not have the capability; the sentence says why."""
 
 
 class NonFiniteError(CifnetError):
-    """Embeddings hold NaN or Inf. ``rows`` names the offending rows of the batch; no statistic was
-    touched.
+    """Embeddings hold NaN or Inf; no statistic was changed.
+
+    Attributes:
+        rows: of the batch that hold them.
     """
 
     def __init__(self, message: str, rows: list[int]):
@@ -58,8 +58,7 @@ class NonFiniteError(CifnetError):
 def explained(
     kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = ""
 ) -> Iterator[None]:
-    """Within the block, replace errors of other packages by one of this package; its own stay as
-    they are.
+    """Within the block, replace errors of other packages by one of this package.
 
     Args:
         kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of
@@ -84,7 +83,7 @@ def explained(
 
 @contextmanager
 def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None]:
-    """Within the block, put the beginning of a sentence before that of an error of this package.
+    """Within the block, prefix the sentences of this package's errors.
 
     Args:
         start: it is followed by a colon.

@@ -1,6 +1,4 @@
-"""Find a run's folder, ``<logs>/<experiment>/version_N``: the next, the newest, or that of a
-checkpoint.
-"""
+"""Find a run's folder, ``<logs>/<experiment>/version_N``: new, newest, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,15 +13,11 @@ from cifnet_pl.utilities.files import read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
-"""Bundle in a run's folder: the model that has learned the images held out for the run's figures,
-too.
-"""
+"""Bundle in a run's folder: the model after the refit on all images, held-out ones too."""
 
 POINT = "point.yaml"
 FAILURE = "failure.txt"
-"""A sweep's point in its experiment's folder: its configuration, and why it failed the last
-time.
-"""
+"""Files of a sweep's point in its experiment's folder: its configuration, and its last failure."""
 
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 """What TensorBoard's logger writes before a run begins."""
@@ -37,7 +31,7 @@ FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
 
 @dataclass(frozen=True)
 class RunChoice:
-    """A run's folder, the checkpoint to start from, and notes for the user about that choice."""
+    """A run's folder, the checkpoint to start from, and a message about that choice."""
 
     folder: Path
     checkpoint: Path | None = None
@@ -62,9 +56,7 @@ def experiment_folder(logs: str, experiment: str) -> Path:
 
 
 def versions(base: Path) -> list[Path]:
-    """Return the folders ``version_N`` in ``base``, oldest first; none if there is no such
-    folder.
-    """
+    """Return the folders ``version_N`` in ``base``, oldest first."""
     numbers = []
     for entry in base.iterdir() if base.is_dir() else ():
         number = entry.name.removeprefix("version_")
@@ -78,8 +70,7 @@ def versions(base: Path) -> list[Path]:
 
 
 def images_of_run(model: Path) -> str | None:
-    """Return the folder of images that a run learned from, by its configuration; None if no class
-    folders are named.
+    """Return the folder of images that a run learned from; None if it names no class folders.
 
     Args:
         model: a run's folder, that of its experiment, or a file or folder in it.
@@ -166,8 +157,7 @@ def place_evaluation(
 
 
 def remove_unbegun(folder: Path, failed: bool = False) -> None:
-    """Remove the folder of a run that was refused before it began: it has no ``config.yaml``, only
-    a logger's files.
+    """Remove the folder of a run that was refused before it began, without ``config.yaml``.
 
     Args:
         folder: that of the run.
@@ -189,8 +179,7 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 
 @contextmanager
 def experiment_of(folder: Path) -> Iterator[None]:
-    """Make the folders above a run's, and remove those that are empty again at the end, as after a
-    run that failed.
+    """Make the folders above a run's, and remove those that are empty at the end.
 
     Args:
         folder: that of the run; it is not made.

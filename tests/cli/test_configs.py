@@ -20,7 +20,7 @@ from cifnet_pl.cli.configs import (
     with_named_configs,
     with_recommended,
 )
-from cifnet_pl.cli.lightning_cli import learn_few_classes_at_once
+from cifnet_pl.cli.lightning_cli import limit_classes_per_task
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_images
@@ -93,10 +93,17 @@ class TestHeads:
     @pytest.mark.parametrize(
         "config", [(), FOLDER, LOCKED], ids=["defaults", "folder", "locked"]
     )
-    @pytest.mark.parametrize("spelling", [["--model.head", "RidgeHead"], ["--model.head=RidgeHead"],
-                                          ["--model.head", "cifnet_pl.heads.RidgeHead"],
-                                          ["--model.init_args.head", "RidgeHead"],
-                                          ["--model.head", '{"class_path": "RidgeHead"}']], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "spelling",
+        [
+            ["--model.head", "RidgeHead"],
+            ["--model.head=RidgeHead"],
+            ["--model.head", "cifnet_pl.heads.RidgeHead"],
+            ["--model.init_args.head", "RidgeHead"],
+            ["--model.head", '{"class_path": "RidgeHead"}'],
+        ],
+        ids=str,
+    )
     def test_ridge_is_not_inherited(self, config, spelling):
         head = head_of(*config, *spelling)
         assert head["class_path"] == "cifnet_pl.heads.RidgeHead"
@@ -119,9 +126,16 @@ class TestHeads:
 
     def test_options_before_and_after_the_class_count(self):
         head = head_of(
-            *self.LOCKED, "--model.head.dtype", "float32", "--model.head.ridge", "2", "--model.head", "RidgeHead",
-            "--model.head.epsilon", "0.2",
-        )  # fmt: skip
+            *self.LOCKED,
+            "--model.head.dtype",
+            "float32",
+            "--model.head.ridge",
+            "2",
+            "--model.head",
+            "RidgeHead",
+            "--model.head.epsilon",
+            "0.2",
+        )
         assert (
             head["init_args"] | {"ridge": 2.0, "epsilon": 0.2, "dtype": "float32"}
             == head["init_args"]
@@ -263,9 +277,14 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
 
 @pytest.mark.parametrize(
     ("options", "tasks"),
-    [({}, 3), ({"initial_classes": 2}, 10), ({"stream": object()}, 10), ({"classes_per_task": 2}, 2),
-     ({"source": "domains"}, 10)],
-)  # fmt: skip
+    [
+        ({}, 3),
+        ({"initial_classes": 2}, 10),
+        ({"stream": object()}, 10),
+        ({"classes_per_task": 2}, 2),
+        ({"source": "domains"}, 10),
+    ],
+)
 def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(
     options, tasks, tmp_path
 ):
@@ -278,7 +297,7 @@ def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(
         "stream": None,
     }
     data = Namespace(**{**given, **options})
-    learn_few_classes_at_once(data)
+    limit_classes_per_task(data)
     assert data.classes_per_task == tasks
 
 

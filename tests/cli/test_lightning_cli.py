@@ -21,8 +21,8 @@ from tests.command_line import (
     rows,
 )
 
-COLUMNS = """task,classes_seen,A_k,average,forgetting,ece,train_seconds,solve_seconds,eval_seconds,energy_kwh,
-energy_source,state_elements,buffer_elements""".replace("\n", "").split(",")
+COLUMNS = """task classes_seen A_k average forgetting ece train_seconds solve_seconds eval_seconds
+energy_kwh energy_source state_elements buffer_elements""".split()
 SUMMARY = {
     "A_K",
     "A_bar",

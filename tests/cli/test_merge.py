@@ -104,8 +104,20 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     assert merged.counts == dict.fromkeys(merged.class_names, 8)
     assert difference(merged, pooled) <= 1e-9
     assert_ends(main(["info", "--model", str(tmp_path / "c")]), 0, "merge", capsys)
-    assert main(["classify", "--model", str(tmp_path / "c"), "--images", str(made / "all" / "val"),
-                 "--output", str(tmp_path / "out.csv")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "classify",
+                "--model",
+                str(tmp_path / "c"),
+                "--images",
+                str(made / "all" / "val"),
+                "--output",
+                str(tmp_path / "out.csv"),
+            ]
+        )
+        == 0
+    )
     rows = (tmp_path / "out.csv").read_text().splitlines()[1:]
     assert all(
         Path(row.split(",")[0]).parent.name == row.split(",")[1] for row in rows

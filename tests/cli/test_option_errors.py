@@ -29,37 +29,75 @@ from tests.killing import in_a_process
 RUN = 1
 USAGE = 2
 
-# fmt: off
 REFUSED = [
     # names
     (["--model.head", "CIFNetHed"], USAGE, ["head 'CIFNetHed'", "CIFNetHead"]),
-    (["--model.head", "nowhere.Head"], USAGE, ["--model.head", "no module named 'nowhere'"]),
+    (
+        ["--model.head", "nowhere.Head"],
+        USAGE,
+        ["--model.head", "no module named 'nowhere'"],
+    ),
     (["--model.backbone", "pixel"], USAGE, ["backbone 'pixel'", "pixels"]),
-    ([*BUFFER, "--model.buffer.strategy", "randm"], USAGE, ["--model.buffer.strategy is 'randm'", "one of 'random'"]),
-    (["--energy.enabled", "true", "--energy.country_iso_code", "UKX"], USAGE, ["country", "'UKX'"]),
+    (
+        [*BUFFER, "--model.buffer.strategy", "randm"],
+        USAGE,
+        ["--model.buffer.strategy is 'randm'", "one of 'random'"],
+    ),
+    (
+        ["--energy.enabled", "true", "--energy.country_iso_code", "UKX"],
+        USAGE,
+        ["country", "'UKX'"],
+    ),
     # data
     (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
     (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
-    (["--model.head.ridge", "abc"], USAGE, ["--model.head.ridge is 'abc'", "a finite number or gcv"]),
+    (
+        ["--model.head.ridge", "abc"],
+        USAGE,
+        ["--model.head.ridge is 'abc'", "a finite number or gcv"],
+    ),
     (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
     (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
-    ([*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"], USAGE, ["buffer seed is -5"]),
+    (
+        [*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"],
+        USAGE,
+        ["buffer seed is -5"],
+    ),
     (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
     # Lightning
-    (["--trainer.precision", "bf16-true"], USAGE, ["bf16-true", "statistics", "bf16-mixed"]),
+    (
+        ["--trainer.precision", "bf16-true"],
+        USAGE,
+        ["bf16-true", "statistics", "bf16-mixed"],
+    ),
     (["--trainer.strategy", "nothing"], USAGE, ["strategy='nothing'"]),
-    (["--trainer.max_epochs", "3"], USAGE, ["--trainer.max_epochs", "--data.max_tasks"]),
+    (
+        ["--trainer.max_epochs", "3"],
+        USAGE,
+        ["--trainer.max_epochs", "--data.max_tasks"],
+    ),
     # options
-    (["--data.clases_per_task", "3"], USAGE, ["--data.clases_per_task", "did you mean --data.classes_per_task?"]),
-    (["--model.head", "KNNHead", "--model.head.ridge", "1"], USAGE, ["unknown option --model.head.ridge"]),
-    ([*BUFFER, "--model.buffer.capacitty", "9"], USAGE, ["--model.buffer.capacitty", "--model.buffer.capacity"]),
+    (
+        ["--data.clases_per_task", "3"],
+        USAGE,
+        ["--data.clases_per_task", "did you mean --data.classes_per_task?"],
+    ),
+    (
+        ["--model.head", "KNNHead", "--model.head.ridge", "1"],
+        USAGE,
+        ["unknown option --model.head.ridge"],
+    ),
+    (
+        [*BUFFER, "--model.buffer.capacitty", "9"],
+        USAGE,
+        ["--model.buffer.capacitty", "--model.buffer.capacity"],
+    ),
     (["--model.engine"], USAGE, ["--model.engine needs a value"]),
     # checkpoints
     (["--ckpt_path", "nowhere.ckpt"], RUN, ["nowhere.ckpt", "checkpoints/last.ckpt"]),
 ]
-# fmt: on
 
 
 def one_sentence(capsys, longest: int = 500) -> str:

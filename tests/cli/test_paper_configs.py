@@ -14,15 +14,28 @@ from tests.command_line import rows
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 SWEEPS = PAPER.parent / "sweeps"
 POINTS = {
-    "accuracy": 270, "curves": 135, "efficiency_cifar100": 45, "efficiency_imagenet100": 45, "bubble_green": 45,
-    "memory": 8, "long_horizon": 12, "ablation": 30, "classifiers": 48, "buffer_size": 30, "sampling": 12,
+    "accuracy": 270,
+    "curves": 135,
+    "efficiency_cifar100": 45,
+    "efficiency_imagenet100": 45,
+    "bubble_green": 45,
+    "memory": 8,
+    "long_horizon": 12,
+    "ablation": 30,
+    "classifiers": 48,
+    "buffer_size": 30,
+    "sampling": 12,
     "calibration": 2,
-}  # fmt: skip
+}
 FOLDER = [("data.source", "folder"), ("data.root", "x"), ("data.image_size", "128")]
 TINY = [
-    ("data.source", "digits"), ("data.root", "null"), ("data.image_size", "8"), ("data.num_workers", "0"),
-    ("model.backbone", "pixels"), ("energy.enabled", "false"),
-]  # fmt: skip
+    ("data.source", "digits"),
+    ("data.root", "null"),
+    ("data.image_size", "8"),
+    ("data.num_workers", "0"),
+    ("model.backbone", "pixels"),
+    ("energy.enabled", "false"),
+]
 
 
 def test_there_is_one_for_every_table_and_figure() -> None:
@@ -94,7 +107,7 @@ def test_every_trained_method_is_in(name: str) -> None:
             assert different == set()
             assert data["batch_size"] == published["data"]["batch_size"]
             assert data["image_size"] == 32
-        else:  # the paper's ResNet-18, on images of the size that the other methods have there, augmented as published
+        else:  # the paper's ResNet-18, on images as large as for the other methods, augmented
             own = {
                 "crop_padding",
                 "autoaugment",

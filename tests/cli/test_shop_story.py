@@ -158,7 +158,7 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
 
 
 def two_shops(place: Path, images: Path, other_day: Path) -> None:
-    """Each shop teaches the model one new good; put together, more images of one, which is then
+    """Each shop adds one new good to the model; put together, more images of one, which is then
     forgotten.
     """
     model, merged, more = (

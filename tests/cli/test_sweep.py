@@ -60,8 +60,15 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
         write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2})
     )
     assert [p.name.rsplit("-", 1)[0] for p in points] == [
-        "a-200-s1", "a-200-s2", "a-500-s1", "a-500-s2", "b_c-200-s1", "b_c-200-s2", "b_c-500-s1", "b_c-500-s2",
-    ]  # fmt: skip
+        "a-200-s1",
+        "a-200-s2",
+        "a-500-s1",
+        "a-500-s2",
+        "b_c-200-s1",
+        "b_c-200-s2",
+        "b_c-500-s1",
+        "b_c-500-s2",
+    ]
     assert len({p.identity for p in points}) == 8
     last = points[-1].config
     assert last["seed_everything"] == last["data"]["class_order"] == 2
@@ -91,8 +98,12 @@ def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
         {"config": "m_*.yaml", "model.epochs": 3},
         {"label": "again", "config": "m_slow.yaml"},
     ]
-    path = write(tmp_path, axes={"head": options, "n": [{"label": "2", "data.classes_per_task": 2}]}, seeds=[1],
-                 fixed={"data.source": "digits"})  # fmt: skip
+    path = write(
+        tmp_path,
+        axes={"head": options, "n": [{"label": "2", "data.classes_per_task": 2}]},
+        seeds=[1],
+        fixed={"data.source": "digits"},
+    )
     points = read_points(path)
     assert [p.labels["head"] for p in points] == ["a", "m_quick", "m_slow", "again"]
     assert points[0].config["model"] == BASE["model"]
@@ -402,8 +413,13 @@ def test_labels_and_seeds_choose_the_points(tmp_path, run):
 
 
 def test_an_option_of_some_points_is_for_those(tmp_path, run):
-    axes = {"head": [{"label": "own"}, {"label": "wide", "model.head": {"class_path": "ACILHead"}},
-                     {"label": "bare", "model.buffer": None}]}  # fmt: skip
+    axes = {
+        "head": [
+            {"label": "own"},
+            {"label": "wide", "model.head": {"class_path": "ACILHead"}},
+            {"label": "bare", "model.buffer": None},
+        ]
+    }
     write(tmp_path, axes=axes)
     said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
     assert "--model.head.width is for 1 of 3 points, not for: own; bare" in said
