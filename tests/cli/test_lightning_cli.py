@@ -21,8 +21,21 @@ from tests.command_line import (
     rows,
 )
 
-COLUMNS = """task classes_seen A_k average forgetting ece train_seconds solve_seconds eval_seconds
-energy_kwh energy_source state_elements buffer_elements""".split()
+COLUMNS = [
+    "task",
+    "classes_seen",
+    "A_k",
+    "average",
+    "forgetting",
+    "ece",
+    "train_seconds",
+    "solve_seconds",
+    "eval_seconds",
+    "energy_kwh",
+    "energy_source",
+    "state_elements",
+    "buffer_elements",
+]
 SUMMARY = {
     "A_K",
     "A_bar",
