@@ -28,6 +28,7 @@ LETTERS = {
     "k": ["engines.network_rows", "bare_loop.rows"],
     "l": ["engines.start_rows"],
     "m": ["serving.rows"],
+    "n": ["reading.rows"],
 }
 """Letter of a row → the functions that measure it; (b) and (e) come out of the same runs."""
 

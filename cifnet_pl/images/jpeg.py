@@ -21,19 +21,28 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from cifnet_pl.images.colour import in_srgb
+
 ORIENTATION_TAG = 0x0112
 """EXIF tag Orientation (CIPA DC-008)."""
 
 START_OF_IMAGE = b"\xff\xd8"
 START_OF_SCAN = 0xDA
 APP1 = 0xE1
+APP2 = 0xE2
+PROFILE = b"ICC_PROFILE\0"
+"""Begins a segment APP2 with a part of a colour profile."""
+
+WHOLE = b"\1\1"
+"""Number of the part and number of the parts, which follow, where one part is the whole."""
+
 FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 """Markers of baseline, extended and progressive frames with Huffman codes (ITU-T T.81, B.1)."""
 
 BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 """First bytes of EXIF data → byte order as :mod:`struct` names it."""
 
-SKIP_LIMIT = 24
+SKIP_LIMIT = 16
 """Output pixels before the square that may be computed for nothing."""
 
 SHIFT_LIMIT = 0.1
@@ -50,69 +59,109 @@ class JpegHeader(NamedTuple):
         width: in pixels, as stored.
         height: likewise.
         orientation: of EXIF, 1 to 8; 1 where the file says nothing.
+        profile: ICC profile of its colours; None where it has none, or is grey.
     """
 
     width: int
     height: int
     orientation: int
+    profile: bytes | None
 
 
-def read_header(content: bytes) -> JpegHeader | None:
-    """Read the size and orientation of a JPEG file; None where Pillow is to decide.
+class LeftToPillow(Exception):
+    """A file that is no ordinary JPEG."""
 
-    That is where the file is no JPEG, has other than one or three channels of 8 bits, says its
-    orientation in XMP alone, or is damaged.
+
+def read_header(content: bytes) -> JpegHeader:
+    """Read the size, orientation and colours of a JPEG file.
+
+    Raises:
+        LeftToPillow: the file is no JPEG, has other than one or three channels of 8 bits, says its
+            orientation in XMP alone, has a colour profile in several parts, or is damaged.
     """
-    if not content.startswith(START_OF_IMAGE):
-        return None
-    width = 0
-    height = 0
-    orientations = []
-    try:
-        for marker, body in _segments(content):
-            if marker in FRAMES:
-                bits, height, width, channels = struct.unpack_from(">BHHB", body)
-                if bits != 8 or channels not in (1, 3):
-                    return None
-            elif marker == APP1:
-                orientations.append(_orientation(body))
-    except struct.error:
-        return None
-    if not (width and height) or None in orientations:
-        return None
-    return JpegHeader(width, height, next(iter(filter(None, orientations)), 1))
+    frame: Frame | None = None
+    orientation = 1
+    profile: bytes | None = None
+    for marker, body in _segments(content):
+        if marker in FRAMES:
+            frame = _frame(body)
+        elif marker == APP1 and orientation == 1:
+            orientation = _orientation(body)
+        elif marker == APP2 and body.startswith(PROFILE):
+            profile = _profile(body)
+    if frame is None:
+        raise LeftToPillow
+    if frame.channels == 1:
+        profile = None
+    return JpegHeader(frame.width, frame.height, orientation, profile)
 
 
 def _segments(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the marker and body of each segment up to the first scan; struct.error if damaged."""
+    """Yield the marker and body of each segment up to the first scan."""
+    if not content.startswith(START_OF_IMAGE):
+        raise LeftToPillow
     position = len(START_OF_IMAGE)
     while True:
-        prefix, marker, length = struct.unpack_from(">BBH", content, position)
+        prefix, marker, length = _unpacked(">BBH", content, position)
         if prefix != 0xFF or length < 2:
-            raise struct.error
+            raise LeftToPillow
         if marker == START_OF_SCAN:
             return
         yield marker, content[position + 4 : position + 2 + length]
         position += 2 + length
 
 
-def _orientation(segment: bytes) -> int | None:
-    """Return the orientation in a segment APP1; 0 if there is none, None if it is unclear."""
+def _unpacked(layout: str, content: bytes, position: int) -> tuple[int, ...]:
+    """Unpack numbers of a layout as :mod:`struct` names it."""
+    try:
+        return struct.unpack_from(layout, content, position)
+    except struct.error:
+        raise LeftToPillow from None
+
+
+class Frame(NamedTuple):
+    """Size in pixels and number of channels of a JPEG file."""
+
+    width: int
+    height: int
+    channels: int
+
+
+def _frame(segment: bytes) -> Frame:
+    bits, height, width, channels = _unpacked(">BHHB", segment, 0)
+    if bits != 8 or channels not in (1, 3) or not (width and height):
+        raise LeftToPillow
+    return Frame(width, height, channels)
+
+
+def _orientation(segment: bytes) -> int:
+    """Return the orientation in a segment APP1; 1 if there is none."""
     if not segment.startswith(b"Exif\0\0"):
-        return None if b"tiff:Orientation" in segment else 0
+        if b"tiff:Orientation" in segment:
+            raise LeftToPillow
+        return 1
     exif = segment[6:]
-    order = BYTE_ORDERS.get(exif[:4])
-    if order is None:
-        return None
-    (directory,) = struct.unpack_from(order + "I", exif, 4)
-    (count,) = struct.unpack_from(order + "H", exif, directory)
+    if exif[:4] not in BYTE_ORDERS:
+        raise LeftToPillow
+    order = BYTE_ORDERS[exif[:4]]
+    (directory,) = _unpacked(order + "I", exif, 4)
+    (count,) = _unpacked(order + "H", exif, directory)
     for entry in range(count):
         offset = directory + 2 + 12 * entry
-        tag, kind, values, value = struct.unpack_from(order + "HHIH", exif, offset)
+        tag, kind, values, value = _unpacked(order + "HHIH", exif, offset)
         if tag == ORIENTATION_TAG:
-            is_short = kind == 3 and values == 1
-            return value if is_short and 1 <= value <= 8 else None
-    return 0
+            if kind != 3 or values != 1 or not 1 <= value <= 8:
+                raise LeftToPillow
+            return value
+    return 1
+
+
+def _profile(segment: bytes) -> bytes:
+    """Return the colour profile in a segment APP2."""
+    profile = segment.removeprefix(PROFILE)
+    if not profile.startswith(WHOLE):
+        raise LeftToPillow
+    return profile.removeprefix(WHOLE)
 
 
 def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | None:
@@ -130,9 +179,12 @@ def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | 
     Returns:
         (size, size, 3) uint8.
     """
-    header = read_header(content)
+    try:
+        header = read_header(content)
+    except LeftToPillow:
+        return None
     limit = Image.MAX_IMAGE_PIXELS
-    if header is None or (limit is not None and header.width * header.height > limit):
+    if limit is not None and header.width * header.height > limit:
         return None
     fraction = _fraction(header, int(2 * size / crop_ratio))
     # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends
@@ -161,7 +213,7 @@ def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | 
         )
         square = small[0].permute(1, 2, 0).numpy()
     square = square[rows.skip : rows.skip + size, columns.skip : columns.skip + size]
-    return _upright(square, header.orientation)
+    return in_srgb(_upright(square, header.orientation), header.profile)
 
 
 class Window(NamedTuple):
@@ -191,14 +243,19 @@ def _window(length: float, side: float, size: int) -> Window | None:
     """
     step = side / size
     begin = (length - side) / 2
+    best_skip = 0
+    least_shift = 1.0
     for skip in range(1 + min(SKIP_LIMIT, int(begin / step))):
-        exact = begin - skip * step
-        start = round(exact)
-        if abs(exact - start) <= SHIFT_LIMIT * step:
-            support = 2 * max(step, 1)  # of the bicubic filter
-            stop = math.ceil(begin + side + support) + 1
-            return Window(start, stop, skip)
-    return None
+        start = begin - skip * step
+        shift = abs(start - round(start))
+        if shift < least_shift:
+            best_skip = skip
+            least_shift = shift
+    if least_shift > SHIFT_LIMIT * step:
+        return None
+    support = 2 * max(step, 1)  # of the bicubic filter
+    stop = math.ceil(begin + side + support) + 1
+    return Window(round(begin - best_skip * step), stop, best_skip)
 
 
 def _fraction(header: JpegHeader, wanted: int) -> int:

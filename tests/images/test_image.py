@@ -109,7 +109,7 @@ def test_jpeg_decoded_at_a_fraction_is_the_same_picture(
     with Image.open(tmp_path / "a.jpg") as whole:
         expected = square(whole, size)
     actual = read_square(tmp_path / "a.jpg", size)
-    assert difference(actual, expected).mean() <= 1.2
+    assert difference(actual, expected).mean() <= 1.5
     with Image.open(tmp_path / "a.jpg") as part:
         assert part.draft(part.mode, (2 * size, 2 * size)) is not None
 
