@@ -14,7 +14,6 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [_home]:
     del sys.path[0]
 
 from importlib import import_module  # noqa: E402
-from importlib.metadata import version  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def __getattr__(name: str) -> Any:
     it.
     """
     if name == "__version__":
-        return version("cifnet_pl")
+        return import_module("cifnet_pl.utilities.version").package_version()
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -62,9 +62,9 @@ def _run(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(commands.overview())
     elif words[0] in ("-V", "--version"):
-        from importlib.metadata import version
+        from cifnet_pl.utilities.version import package_version
 
-        print(f"cifnet_pl {version('cifnet_pl')}")
+        print(f"cifnet_pl {package_version()}")
     elif words[0] in commands.COMMANDS:
         commands.run_command(words[0], words[1:])
     elif words[0] in commands.RUNS and commands.topic_of(words[1:]) == (True, None):

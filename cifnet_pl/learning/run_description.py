@@ -11,7 +11,6 @@ import re
 import subprocess
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from cifnet_pl.data.streams import Stream
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.utilities.version import versions
 
 PACKAGES = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
 
@@ -56,7 +56,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],
         "data_fingerprint": fingerprint(data.source),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         "git_commit": package_commit(),
         "device": device_name,
         **machine(device),
@@ -70,14 +70,6 @@ def global_seed() -> int | None:
     if not seed:
         return None
     return int(seed)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that figures depend on."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        found[name] = version(name)
-    return found
 
 
 def machine(device: torch.device) -> dict[str, Any]:

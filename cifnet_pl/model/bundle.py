@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -41,6 +40,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.files import write_atomic, write_json
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import has_controls, printable
+from cifnet_pl.utilities.version import package_version
 
 FORMAT = 1
 """Version of the description and of the files that hold it, bundles and checkpoints."""
@@ -382,7 +382,7 @@ def write_bundle(
     content = save(dict(tensors))
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     versions = {
-        "cifnet_pl": version("cifnet_pl"),
+        "cifnet_pl": package_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }

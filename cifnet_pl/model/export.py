@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.files import rendered
+from cifnet_pl.utilities.version import package_version
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a probability between onnxruntime and torch."""
@@ -242,7 +242,7 @@ def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
         "crop_ratio": str(model.crop_ratio),
-        "producer": f"cifnet_pl {version('cifnet_pl')}",
+        "producer": f"cifnet_pl {package_version()}",
     }
     available, _ = model.available_shares(unknown=UNKNOWN_SHARES[0])
     if available is not None and "novelty" in graph.outputs:

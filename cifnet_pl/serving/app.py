@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
@@ -27,6 +26,7 @@ from cifnet_pl.serving.refusals import explained, has_disk_error
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.version import package_version
 
 PAGE = Path(__file__).parent / "page"
 
@@ -267,7 +267,7 @@ def make_app(service: Service, access: Access) -> Guard:
 
     app = FastAPI(
         title="cifnet_pl",
-        version=version("cifnet_pl"),
+        version=package_version(),
         description="A learned model: classify, learn, inspect, change.",
         docs_url=None,
         redoc_url=None,
