@@ -251,16 +251,16 @@ def test_the_documented_method_has_the_loss_of_lwf(parts: Path):
     from my_parts import MyMethod
 
     made = MyMethod(backbone="pixels:8", weight=3.0)
-    made.classes = 3
+    made.n_classes = 3
     made.expand(3)
     made.teacher = tuple(map(frozen, made.teachers()))
-    made.old = 3
-    made.classes = 5
+    made.old_classes = 3
+    made.n_classes = 5
     made.expand(2)
     x = torch.randn(7, 3, 8, 8)
     y = torch.tensor([3, 4, 4, 3, 3, 4, 3])
     scores = (
-        (x.flatten(1) @ made.classifier.weight.T + made.classifier.bias)
+        (x.flatten(1) @ made.output_layer.weight.T + made.output_layer.bias)
         .detach()
         .double()
     )
