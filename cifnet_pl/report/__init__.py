@@ -80,7 +80,10 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
 
     complete, left_out = read_runs(runs)
     if not complete:
-        reason = f" ({left_out[0]})" if left_out else ""
+        if left_out:
+            reason = f" ({left_out[0]})"
+        else:
+            reason = ""
         raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
     groups, replaced = group_runs(complete)
     settings = Study(groups).settings
@@ -168,7 +171,9 @@ def _warnings(study: Study) -> list[str]:
             f"Missing: {points} of the sweep without a complete run: {reasons}"
         )
     warnings += study.data_notes
-    runs = [run for group in study.groups for run in group.runs]
+    runs = []
+    for group in study.groups:
+        runs += group.runs
     warnings += [f"{message}." for message in small_ridge_messages(runs)]
     warnings += backbone_notes(study.settings)
     warnings += [f"Left out: {reason}" for reason in study.left_out]

@@ -22,7 +22,10 @@ from cifnet_pl.report.table_formats import Cell, Column, ReportTable
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import slug
 
-NO_IMAGES = "No test images are compared: run with --predictions.every_task true to keep the predictions."
+NO_IMAGES = (
+    "No test images are compared: run with --predictions.every_task true to keep the"
+    " predictions."
+)
 
 METHOD_NOTE = (
     "Difference: {first} minus {second}, over the seeds, class orders and test images that both"
@@ -127,7 +130,10 @@ class Difference:
         numbers += [self.seeds, self.images, self.only_first, self.only_second]
         p = None
         if self.p is not None:
-            p = f"{self.p:.3f}" if self.p >= 0.001 else "< 0.001"
+            if self.p >= 0.001:
+                p = f"{self.p:.3f}"
+            else:
+                p = "< 0.001"
         return [self.quantity, *map(without_deviation, numbers), p]
 
 
@@ -146,7 +152,10 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
     if a.setting.backbone_title != b.setting.backbone_title:
         first = _with_backbone(a)
         second = _with_backbone(b)
-    title = study.names[a.setting] if a.setting == b.setting else a.setting.short
+    if a.setting == b.setting:
+        title = study.names[a.setting]
+    else:
+        title = a.setting.short
     columns = [
         Column("quantity"),
         Column(first),

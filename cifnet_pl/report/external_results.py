@@ -52,7 +52,10 @@ def _numbers_of_setting(setting: Setting) -> pd.DataFrame:
     measured on training images.
     """
     numbers = published_numbers()
-    n_classes = 50 if setting.dataset == "CORe50" else 100
+    if setting.dataset == "CORe50":
+        n_classes = 50
+    else:
+        n_classes = 100
     is_whole = setting.n_classes == n_classes and not setting.tune
     same_data = numbers["dataset"] == setting.dataset
     same_protocol = numbers["classes_per_task"].isin(["", setting.protocol])
@@ -108,7 +111,10 @@ def _published_outcome(results: pd.DataFrame, memory: pd.DataFrame) -> Outcome:
     if total is not None:
         values["state_elements"] = total
         values["state_bytes"] = 4 * total  # as the paper counts
-    source = PUBLISHED_ENERGY if "energy_kwh" in printed else ""
+    if "energy_kwh" in printed:
+        source = PUBLISHED_ENERGY
+    else:
+        source = ""
     return Outcome(None, (), values, Conditions(source=source), components=components)
 
 
@@ -187,7 +193,10 @@ def _check_once(path: Path, rows: pd.DataFrame) -> None:
     """Raise DataError if a file has two lines for the same task of a method and seed."""
     duplicates = rows[rows.duplicated([*METHOD_COLUMNS, "seed", "task"])]
     for _, row in duplicates.iterrows():
-        task = "none" if pd.isna(row["task"]) else str(int(row["task"]))
+        if pd.isna(row["task"]):
+            task = "none"
+        else:
+            task = str(int(row["task"]))
         raise DataError(
             f"{path}, line {row['line']}: {row['method']} has two lines for task {task} of one seed"
         )
@@ -215,8 +224,14 @@ def _setting_for(
     if len(fitting) == 1 and n_tasks <= fitting[0].n_tasks:
         return fitting[0]
     known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
-    length = f" with {n_tasks} tasks" if n_tasks else ""
-    count = str(len(fitting)) if len(fitting) > 1 else "none"
+    if n_tasks:
+        length = f" with {n_tasks} tasks"
+    else:
+        length = ""
+    if len(fitting) > 1:
+        count = str(len(fitting))
+    else:
+        count = "none"
     raise UsageError(
         f"{path}: {method}{length} fits {count} of the settings of this report ({known}): name one"
         " in the columns dataset, classes_per_task and backbone"
@@ -273,7 +288,10 @@ def _checked_row(place: str, given: Mapping[str, str]) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        content = f"is '{given[name]}'" if name in given else "is empty"
+        if name in given:
+            content = f"is '{given[name]}'"
+        else:
+            content = "is empty"
         raise DataError(f"{place}: {name} {content}: {first['msg']}") from error
 
 
@@ -311,7 +329,10 @@ def _external_outcome(seed: str, rows: pd.DataFrame, n_tasks: int) -> Outcome:
     if known.all():
         values["A_bar"] = by_task["A_k"].sum() / n_tasks
         values["max_drop"] = max_drop(trajectory)
-    source = "" if energy is None else "external file"
+    if energy is None:
+        source = ""
+    else:
+        source = "external file"
     return Outcome(
         int(seed) if seed.lstrip("-").isdigit() else None,
         tuple(trajectory) if known.any() else (),

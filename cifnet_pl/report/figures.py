@@ -75,7 +75,10 @@ LARGEST_BUBBLE = 900.0
 """Areas in square points of the bubbles of the least and the most energy."""
 
 DEVIATION_NOTE = " Bars: ± one standard deviation over seeds, where there are several."
-PANEL_NOTE = " Panels differ in machine, in how energy was measured, or in the use of the embedding cache."
+PANEL_NOTE = (
+    " Panels differ in machine, in how energy was measured, or in the use of the embedding"
+    " cache."
+)
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,14 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
             sample line 50.
     """
     handles, labels = axes.get_legend_handles_labels()
-    width = 54 if columns == 1 else 26
+    if columns == 1:
+        width = 54
+    else:
+        width = 26
     names = [wrapped_label(label, width) for label in labels]
-    lines = [line for name in names for line in name.splitlines()]
+    lines = []
+    for name in names:
+        lines += name.splitlines()
     longest = max(map(len, lines), default=1)
     fitting = int(72 * figure.get_figwidth() / (6 * longest + 50))
     columns = max(1, min(columns, fitting, len(names)))
@@ -230,7 +238,9 @@ def trajectories(study: Study) -> list[Picture]:
     requests = []
     for first, name in study.data_names.items():
         settings = study.on_the_same_data(first)
-        groups = [group for setting in settings for group in study.compared(setting)]
+        groups = []
+        for setting in settings:
+            groups += study.compared(setting)
         requests.append(_trajectory(study.data_slug(first), name, groups))
         if len(settings) > 1:
             for s in settings:
@@ -295,29 +305,41 @@ def _draw_lines(request: LineFigure) -> Picture | None:
             labels.append(label)
     if longest < 2:
         return None
-    names = _line_names(drawn, labels)
-    n_panels = -(-len(drawn) // LINES_PER_PANEL)
-    parts = np.array_split(np.arange(len(drawn)), n_panels)
-    height = 4.0 + 0.24 * len(drawn) if n_panels == 1 else 0.6 + 2.9 * n_panels
+    figure = _draw_panels(drawn, _line_names(drawn, labels), request.title)
+    return Picture(request.name, f"{request.caption}{DEVIATION_NOTE}", figure)
+
+
+def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> Figure:
+    """Draw the lines of A_k, at most ``LINES_PER_PANEL`` in a panel."""
+    n_panels = -(-len(groups) // LINES_PER_PANEL)
+    if n_panels == 1:
+        height = 4.0 + 0.24 * len(groups)
+    else:
+        height = 0.6 + 2.9 * n_panels
     figure = new_figure(6.4, height)
     panels = figure.subplots(n_panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0]
-    runs = [run for group in drawn for run in group.runs]
-    classes_seen = runs[0].classes_seen if runs else ()
+    runs = []
+    for group in groups:
+        runs += group.runs
+    classes_seen: Sequence[int] = ()
+    if runs:
+        classes_seen = runs[0].classes_seen
+    parts = np.array_split(np.arange(len(groups)), n_panels)
     for axes, rows in zip(panels, parts, strict=True):
         for position, i in enumerate(rows):
-            phase = i / len(drawn)
-            _draw_line(axes, drawn[i], classes_seen, position, names[i], phase)
+            phase = i / len(groups)
+            _draw_line(axes, groups[i], classes_seen, position, names[i], phase)
         axes.set(ylabel="accuracy $A_k$ (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if n_panels > 1:
             _legend_beside(axes)
-    panels[0].set_title(wrapped_label(request.title, 52, 3))
+    panels[0].set_title(wrapped_label(title, 52, 3))
     panels[-1].set_xlabel("classes seen")
     bottom, top = panels[0].get_ylim()
     panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
     if n_panels == 1:
         legend_below(figure, panels[0], 2)
-    return Picture(request.name, f"{request.caption}{DEVIATION_NOTE}", figure)
+    return figure
 
 
 def _legend_beside(axes: Axes) -> None:
@@ -402,7 +424,10 @@ def value_curves(study: Study, *keys: str) -> list[Picture]:
             if len(shown) > 1:
                 families.append(shown)
         if families:
-            name = "buffer_size" if key == "buffer.capacity" else f"by_{slug(key)}"
+            if key == "buffer.capacity":
+                name = "buffer_size"
+            else:
+                name = f"by_{slug(key)}"
             caption = f"Final accuracy by {heading(key)}.{DEVIATION_NOTE}"
             pictures.append(Picture(name, caption, _draw_values(study, families, key)))
     return pictures
@@ -416,7 +441,10 @@ def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) ->
     """Draw a line for each family over the values that were run, at equal distances."""
     figure = new_figure(6.0, 3.8 + 0.18 * len(families))
     axes = figure.subplots()
-    values = sorted({group.config[key] for family in families for group in family})
+    found: set[Any] = set()
+    for family in families:
+        found |= {group.config[key] for group in family}
+    values = sorted(found)
     for i, family in enumerate(families):
         name = f"{study.names[family[0].setting]}: {family[0].label}"
         points = []
@@ -427,7 +455,10 @@ def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) ->
                 points.append((place, stat.mean, stat.sd or 0.0))
         x, means, deviations = zip(*sorted(points), strict=True)
         axes.errorbar(x, means, deviations, capsize=3, label=name, **_line_style(i))
-    rotation = 90 if len(values) > LINES_PER_PANEL else 0
+    if len(values) > LINES_PER_PANEL:
+        rotation = 90
+    else:
+        rotation = 0
     axes.set_xticks(
         range(len(values)), [f"{value:g}" for value in values], rotation=rotation
     )
@@ -599,7 +630,10 @@ def _draw_maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
         extent = (0.5, size + 0.5, size + 0.5, 0.5)
         image = axes.imshow(percentages, cmap="Greys", vmin=0, vmax=100, extent=extent)
         is_calibrated = group.changes.get("buffer", "yes") is not None
-        title = "with calibration" if is_calibrated else "without calibration"
+        if is_calibrated:
+            title = "with calibration"
+        else:
+            title = "without calibration"
         later = percentages[np.triu_indices(size, 1)]
         if len(later):
             title = f"{title}\nabove the diagonal: {np.nanmean(later):.0f} %"
@@ -627,7 +661,10 @@ def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
     centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL_FONT}
     for (i, j), value in np.ndenumerate(percentages):
         if not np.isnan(value):
-            colour = "white" if value > 50 else "black"
+            if value > 50:
+                colour = "white"
+            else:
+                colour = "black"
             axes.text(j + 1, i + 1, f"{value:.0f}", color=colour, **centred)
 
 
@@ -685,7 +722,9 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
             group for group in study.compared(same_data) if group.stat("A_bar")
         ]
     panels = cost_panels(study, compared, "train_seconds")
-    drawn = [group for groups in panels.values() for group in groups]
+    drawn = []
+    for groups in panels.values():
+        drawn += groups
     if len(drawn) < 2:
         return []
     measured = [group.stat("energy_kwh") for group in drawn]
@@ -744,7 +783,10 @@ def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> N
                 linestyle="--" if area < SMALLEST_BUBBLE else "-",
                 zorder=4 - area / LARGEST_BUBBLE,
             )
-        lines = 4 if group.conditions_label else 2
+        if group.conditions_label:
+            lines = 4
+        else:
+            lines = 2
         arrow = {
             "arrowstyle": "-",
             "linewidth": 0.6,

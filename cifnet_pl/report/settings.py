@@ -188,7 +188,9 @@ def setting_of(run: Run) -> Setting:
 
 
 def _size_text(setting: Setting) -> str:
-    return f"{setting.image_size} px" if setting.image_size else "own size"
+    if setting.image_size:
+        return f"{setting.image_size} px"
+    return "own size"
 
 
 Describe = Callable[[Setting], str]
@@ -230,7 +232,9 @@ def file_name(names: Mapping[Setting, str], setting: Setting) -> str:
     own = slug(names[setting].lower())
     alike = [other for other, name in names.items() if slug(name.lower()) == own]
     position = alike.index(setting)
-    return f"{own}_{position + 1}" if position else own
+    if position:
+        return f"{own}_{position + 1}"
+    return own
 
 
 # ---------------------------------------------------------------------- the configuration
@@ -307,7 +311,10 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
     known = classes.get(str(summary["head"]))
     own = summary.get("defaults")
     if not own:
-        own = defaults_of(known) if known else {}
+        if known:
+            own = defaults_of(known)
+        else:
+            own = {}
     settings = dict(own)
     if has_frozen_backbone(summary):
         settings = dict(defaults_of(CIFNetModule))
@@ -429,5 +436,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     return str(value)

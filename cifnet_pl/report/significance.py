@@ -55,7 +55,10 @@ def stat_of(values: Mapping[str, float | None]) -> Stat | None:
     known = {seed: float(value) for seed, value in values.items() if value is not None}
     if not known:
         return None
-    sd = statistics.stdev(known.values()) if len(known) > 1 else None
+    if len(known) > 1:
+        sd = statistics.stdev(known.values())
+    else:
+        sd = None
     return Stat(statistics.fmean(known.values()), sd, len(known), known)
 
 

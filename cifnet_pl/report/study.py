@@ -95,7 +95,9 @@ class Outcome:
     @property
     def predictions(self) -> Path | None:
         """The predictions on single test images, if the run kept them."""
-        return None if self.run is None else self.run.predictions
+        if self.run is None:
+            return None
+        return self.run.predictions
 
 
 @dataclass(eq=False)
@@ -221,7 +223,9 @@ class Group:
     def mean(self, key: str) -> float:
         """Return the mean of a value that some seed has."""
         stat = self.stat(key)
-        return math.nan if stat is None else stat.mean
+        if stat is None:
+            return math.nan
+        return stat.mean
 
     def curve(self) -> list[Stat | None]:
         """Return A_k of each task over seeds."""
@@ -386,7 +390,10 @@ def _name_variants(family: list[Group]) -> None:
     main = _reference(family)
     for setting in {group.setting for group in family}:
         same = [group for group in family if group.setting == setting]
-        reference = main if main in same else _reference(same)
+        if main in same:
+            reference = main
+        else:
+            reference = _reference(same)
         named = _distinguishing_settings(main, same)
         changes = _distinguishing_settings(reference, same)
         for i, group in enumerate(same):
@@ -450,7 +457,10 @@ def value_order(value: Any) -> tuple[bool, float, str]:
 def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
     """Return the sort key of a method within a setting."""
     known = [*METHODS.values(), JOINT]
-    position = known.index(group.name) if group.name in known else len(known)
+    if group.name in known:
+        position = known.index(group.name)
+    else:
+        position = len(known)
     return KINDS.index(group.kind), position, natural_order(group.name)
 
 
@@ -612,7 +622,9 @@ class Study:
 
     def seeds_note(self, groups: Iterable[Group]) -> str:
         """Return a note that says what the deviations are over: seeds, class orders, or both."""
-        runs = [run for group in groups for run in group.runs]
+        runs: list[Run] = []
+        for group in groups:
+            runs += group.runs
         orders = [run.config["data"].get("class_order") for run in runs]
         seeds = [run.seed for run in runs]
         over = (

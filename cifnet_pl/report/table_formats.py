@@ -123,7 +123,9 @@ class ReportTable:
         cells = [row[column] for row in self.rows]
         has_text = any(isinstance(cell, str) and cell for cell in cells)
         has_numbers = any(isinstance(cell, Stat) for cell in cells)
-        return "num" if has_numbers and not has_text else "text"
+        if has_numbers and not has_text:
+            return "num"
+        return "text"
 
     def without_empty(self) -> ReportTable:
         """Return the table without columns in which nothing was measured."""
@@ -131,7 +133,9 @@ class ReportTable:
         for j in range(len(self.columns)):
             if any(row[j] not in (None, "") for row in self.rows):
                 used.append(j)
-        rows = [[row[j] for j in used] for row in self.rows]
+        rows = []
+        for row in self.rows:
+            rows.append([row[j] for j in used])
         return replace(self, columns=[self.columns[j] for j in used], rows=rows)
 
     def texts(self, typeset: Callable[[str], str]) -> list[list[str]]:
@@ -187,7 +191,9 @@ def cell_text(cell: Cell, column: Column) -> str:
         column: its column.
     """
     if not isinstance(cell, Stat):
-        return printable(cell) if cell else "–"
+        if cell:
+            return printable(cell)
+        return "–"
     mean = cell.mean * column.scale
     digits = column.digits
     sd = None
@@ -199,7 +205,10 @@ def cell_text(cell: Cell, column: Column) -> str:
             unit = 10**power
             return f"({mean / unit:.2f} ± {sd / unit:.2f}){power_of_ten(power)}"
         if power >= -3:
-            digits = max(1 if power < 3 else 0, 2 - power)
+            digits = 2 - power
+            if power == 2:
+                digits = 1
+            digits = max(0, digits)
     text = format_number(mean, digits)
     if sd is not None:
         text = f"{text} ± {format_number(sd, digits)}"
@@ -286,7 +295,8 @@ def latex(text: str) -> str:
 def to_latex(table: ReportTable) -> str:
     """Return a ``table`` environment of the booktabs package."""
     kinds = [table.kind(j) for j in range(len(table.columns))]
-    alignment = "".join("l" if kind == "text" else "r" for kind in kinds)
+    letters = {"text": "l", "num": "r"}
+    alignment = "".join(letters[kind] for kind in kinds)
     header = [latex(text) for text in table.headers]
     cells = pd.DataFrame(table.texts(latex), columns=header)
     body = cells.to_latex(index=False, escape=False, column_format=alignment).rstrip()

@@ -75,7 +75,9 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
 def report_notes(study: Study) -> list[str]:
     """Return what a reader must know of more than one table; they end the report."""
     measured = [group for group in study.groups if group.kind == "measured"]
-    outcomes = [outcome for group in measured for outcome in group.outcomes]
+    outcomes = []
+    for group in measured:
+        outcomes += group.outcomes
     text = rendered(
         NOTES,
         published=bool(study.published),
@@ -316,7 +318,10 @@ def efficiency_table(study: Study, setting: Setting) -> ReportTable:
     labels = study.condition_labels(groups)
     rows: list[list[Cell]] = []
     for group in groups:
-        seeds = "" if group.kind == "published" else str(group.seeds)
+        if group.kind == "published":
+            seeds = ""
+        else:
+            seeds = str(group.seeds)
         backbone = ""
         if group.kind == "measured" and len(settings) > 1:
             backbone = group.setting.backbone_title
@@ -430,7 +435,10 @@ def runs_table(study: Study) -> ReportTable:
                 order = _class_order(run)
                 commit = str(run.summary.get("git_commit") or "")[:10]
                 folder = str(run.folder)
-            seed = "" if outcome.seed is None else str(outcome.seed)
+            if outcome.seed is None:
+                seed = ""
+            else:
+                seed = str(outcome.seed)
             source = None
             if outcome.values.get("energy_kwh") is not None:
                 source = outcome.conditions.source
@@ -464,9 +472,9 @@ def memory_table(study: Study, setting: Setting) -> ReportTable:
     groups = [
         group for group in study.with_published(setting) if group.stat("state_elements")
     ]
-    components = list(
-        dict.fromkeys(name for group in groups for name in group.components)
-    )
+    components: list[str] = []
+    for group in groups:
+        components += [name for name in group.components if name not in components]
     columns = [Column("method"), Column(ORIGIN)]
     columns += [_millions(f"{name} (M)") for name in components]
     columns += [
