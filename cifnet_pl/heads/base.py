@@ -7,12 +7,12 @@ import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
 from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, to_probabilities
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -83,11 +83,6 @@ def in_full_precision(
 
 Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
-
-LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
-
-The scores (n, C) are those of a head that never learned the sample or its group."""
 
 Metric = Literal["cosine", "euclidean"]
 """How two embeddings are compared."""
@@ -275,6 +270,7 @@ class Head(nn.Module, ABC):
         """
         return None
 
+    @in_full_precision
     def select_rule(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
         """Select the decision rule by the leave-one-out scores of buffer samples.
 
@@ -286,6 +282,8 @@ class Head(nn.Module, ABC):
             groups: (n,) int64, equal for samples that are left out together; None to leave out each
                 alone.
         """
+        if self.selects_rule:
+            self.calibration_pass(z, y).select(groups)
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores of a solved head as a function of (n, d) embeddings.
@@ -647,15 +645,27 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
         """
+        return self.calibration_pass(z, y).left_out
+
+    @in_full_precision
+    def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
+        """Return everything that leave-one-out scores of learned samples can be asked for.
+
+        Args:
+            z: (n, d) embeddings, as for :meth:`leave_one_out`.
+            y: (n,) int64 labels.
+
+        Raises:
+            UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
+        """
+        self.check_learned(z, y)
+        return CalibrationPass(self._leaving_out(z.to(self.dtype), self._columns(y)))
+
+    def check_learned(self, z: Tensor, y: Tensor) -> None:
+        """Check samples for :meth:`leave_one_out`, and that this head can leave them out."""
         self.require("leaves_one_out")
         check_samples(z, y, None, self.in_features)
         self._require_solved()
-        left_out = self._leaving_out(z.to(self.dtype), self._columns(y))
-        return lambda groups: left_out(groups).double()
-
-    def keeping_left_out(self) -> AbstractContextManager[None]:
-        """Within the block, keep what :meth:`leaving_out` prepared, if that saves time."""
-        return nullcontext()
 
     # ------------------------------------------------------------------ novelty
 

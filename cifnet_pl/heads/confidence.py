@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.heads.base import Head, LeftOut
+from cifnet_pl.heads.base import Head
+from cifnet_pl.heads.calibration_pass import CalibrationPass
 from cifnet_pl.statistics import (
     ProbabilityFit,
     comparable,
@@ -79,12 +80,16 @@ class CalibrationSamples:
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @cached_property
-    def left_out(self) -> LeftOut:
-        """Function from groups to the scores of the samples without their groups."""
+    def calibration_pass(self) -> CalibrationPass:
+        """Scores of the samples without their groups, for any groups; computed once."""
         if self.learned:
-            return self.head.leaving_out(self.z, self.y)
+            return self.head.calibration_pass(self.z, self.y)
         scores = self.head(self.z)
-        return lambda groups: scores
+        return CalibrationPass(lambda groups: scores)
+
+    def left_out(self, groups: Tensor | None) -> Tensor:
+        """Return the scores (n, C) of the samples without these groups."""
+        return self.calibration_pass.left_out(groups)
 
     def grouped(self, groups: Tensor | None) -> CalibrationSamples:
         """Return the same samples in other groups."""

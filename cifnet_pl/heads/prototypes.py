@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.acil import ACILHead
-from cifnet_pl.heads.base import Dtype, LeftOut, Metric, in_full_precision
+from cifnet_pl.heads.base import Dtype, Metric, in_full_precision
+from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
-    Discriminant,
+    Removable,
     Ridge,
     Sums,
     augment,
@@ -23,6 +24,7 @@ from cifnet_pl.statistics import (
     draw_normal,
     draw_phases,
     factorise,
+    half_of,
     number_or_gcv,
     projection_fingerprint,
     solve_ridge,
@@ -140,14 +142,20 @@ class SLDAHead(SumsHead):
         sums = self.sums
         covariance = self._covariance()
         alpha = min(self.shrinkage_used.item(), LARGEST_SHRINKAGE)
-        trace_ridge = (sums.mass * covariance.scale).item()
-        ridge = (
-            alpha / (1 - alpha) * trace_ridge
-        )  # that of the scatter; it stays as it is
-        scatter = sums.mass * covariance.within
-        rule = Discriminant.from_sums(scatter, sums.class_sums, sums.mass, ridge)
-        left_out = rule.leaving_out(self._rows(z), columns)
-        return lambda groups: left_out(groups) / (1 - alpha)
+        # That of the scatter; it stays as it is.
+        ridge = alpha / (1 - alpha) * (sums.mass * covariance.scale).item()
+        mass = sums.mass.double()
+        scatter = mass * covariance.within.double()
+        factor = factorise(scatter, mass.new_tensor(ridge), overwrite=True)
+        means = class_means(sums).double()
+        away = half_of(factor, self._rows(z).double() - means[columns])
+        class_mass = sums.class_sums[:, 0].double()
+        removable = Removable(away, half_of(factor, means), class_mass, columns)
+
+        def left_out(groups: Tensor | None) -> Tensor:
+            return removable.discriminant(mass, groups) / (1 - alpha)
+
+        return left_out
 
     def within_scatter(self) -> Tensor:
         """Return (d, d) ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` over all samples.

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, LeftOut, in_full_precision
+from cifnet_pl.heads.base import Dtype, in_full_precision
+from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
-    Centred,
     Choice,
     ClassMoments,
-    Discriminant,
+    LearnedRows,
     Position,
     Ridge,
+    RidgeFactor,
+    RidgeSystem,
     Sums,
     augment,
     check_ridge,
     draw_product_directions,
     fit_temperature,
-    left_out_together,
-    signed_targets,
     target_limit,
     with_product_features,
     within_scatter,
@@ -63,6 +60,16 @@ Three with fewer samples cost as much as with many, and gain less (``python -m
 benchmarks.studies.few_images``)."""
 
 
+RIDGE_SCALES = (1.0, 0.3, 0.1, 0.03)
+"""Ridges that are tried with product features, as multiples of generalised cross-validation's."""
+
+FIRST_RIDGE_SCALE = 0.1
+"""The one that is tried first, and used without enough samples to choose by.
+
+The λ of generalised cross-validation is right without product features, and too large with them.
+"""
+
+
 class RuleWeights(NamedTuple):
     """Factors of the two rules whose sum is the decision rule; a factor of zero leaves one out."""
 
@@ -70,25 +77,14 @@ class RuleWeights(NamedTuple):
     discriminant: float
 
 
-class RuleCandidate(NamedTuple):
-    """A decision rule that could be selected.
-
-    Attributes:
-        loss: negative log likelihood of left-out samples.
-        weights: of the two rules.
-        scaled: whether features are scaled.
-    """
-
-    loss: float
-    weights: RuleWeights
-    scaled: bool
+DISCRIMINANT = RuleWeights(regression=0.0, discriminant=1.0)
 
 
 class RuleLosses(NamedTuple):
     """Losses of one decision rule.
 
     Attributes:
-        losses: (n,) negative log likelihood of each left-out sample.
+        losses: (n,) negative log likelihood of each left-out sample; NaN where it has no score.
         weights: of the two rules.
     """
 
@@ -96,21 +92,167 @@ class RuleLosses(NamedTuple):
     weights: RuleWeights
 
 
-@dataclass
-class Solved:
-    """What was computed of the sums for one scaling of the features; None until it is needed."""
+class Solved(NamedTuple):
+    """What was computed for one ridge."""
 
-    factors: Tensor | None = None
-    regression: tuple[Tensor, Choice] | None = None
-    discriminant: Discriminant | None = None
+    system: RidgeSystem
+    factor: RidgeFactor
 
 
-class KeptLeftOut(NamedTuple):
-    """Leave-one-out scores that were prepared for some samples."""
+class RidgePass(CalibrationPass):
+    """Selects the decision rule of a :class:`RidgeHead`, the scaling of its features, and λ.
 
-    z: Tensor
-    columns: Tensor
-    left_out: LeftOut
+    The criterion is the negative log likelihood of left-out samples at the temperature that
+    calibrates a rule.
+
+    *Rule.* In the sum of ridge regression and the discriminant each is divided by its own
+    temperature, so that both are log probabilities. The sum is taken of samples that are
+    independent, the discriminant of those that come in groups, unless the other one's criterion is
+    better by more than its standard deviation. With fewer than ``SAMPLES_TO_SELECT`` samples a
+    class the criterion is not asked: a class without one of its few samples is another one. Of
+    uneven classes (``UNEVEN_RATIO``) it is the discriminant: the criterion would be that of the
+    frequent ones.
+
+    *Scaling* is tried without product features, as it pays where samples are few. It is taken where
+    the criterion is smaller.
+
+    *λ* is tried with product features and enough samples, from ``FIRST_RIDGE_SCALE`` on upwards and
+    downwards in ``RIDGE_SCALES``, as long as the criterion falls by more than its standard
+    deviation. Without product features generalised cross-validation is as good.
+
+    For p features, m samples and C classes each λ that is tried takes one Cholesky factorisation of
+    width p and one triangular solve of m × p; the first factorisation is that of the solve. The
+    degrees of freedom of the discriminant cost as much again, once for the λ that is taken. Scores
+    of further groupings cost only what has the size of the groups
+    (:mod:`cifnet_pl.statistics.ridge_system`).
+
+    Args:
+        head: solved.
+        z: (n, d) embeddings of learned samples.
+        columns: (n,) int64 their classes.
+    """
+
+    def __init__(self, head: RidgeHead, z: Tensor, columns: Tensor):
+        super().__init__(self._scores)
+        self.head = head
+        self.columns = columns
+        self.features = head._features(z)[:, 1:]
+        solved = head._solved
+        head._solved = None
+        if solved is None:
+            system = head._system()
+            solved = Solved(system, RidgeFactor(system, head.ridge_used.item()))
+        self.system = solved.system
+        self.rows = self._rows_of(solved.factor)
+
+    def _rows_of(self, factor: RidgeFactor) -> LearnedRows:
+        features = self.head._factors()[1:] * self.features
+        return LearnedRows(factor, features, self.columns)
+
+    def _scores(self, groups: Tensor | None) -> Tensor:
+        rule = RuleWeights(*self.head.rule_weights.tolist())
+        scores = self.features.new_zeros(1, dtype=torch.float64)
+        if rule.regression:
+            scores = scores + rule.regression * self.rows.regression(groups)
+        if rule.discriminant:
+            scores = scores + rule.discriminant * self.rows.discriminant(groups)
+        return scores
+
+    def select(self, groups: Tensor | None) -> None:
+        """Select rule, scaling and λ (see :meth:`CalibrationPass.select`)."""
+        if not self.head.selects_rule or not len(self.columns):
+            return
+        best = self._best_rule(groups)
+        if best is None:
+            return
+        if not len(self.head.directions):
+            best = self._select_scaling(best, groups)
+        elif self.head.ridge == "gcv" and self._is_enough(best):
+            best = self._select_ridge(best, groups)
+        self.head._select(best.weights, self.rows.factor)
+
+    def _select_scaling(self, best: RuleLosses, groups: Tensor | None) -> RuleLosses:
+        """Take features as they are or scaled, whatever has the smaller criterion."""
+        head = self.head
+        system = self.system
+        rows = self.rows
+        head.scaled.logical_not_()
+        self.system = head._system()
+        ridge = head._choose_ridge(self.system).ridge
+        self.rows = self._rows_of(RidgeFactor(self.system, ridge))
+        other = self._best_rule(groups)
+        if other is not None and other.losses.nanmean() < best.losses.nanmean():
+            return other
+        head.scaled.logical_not_()
+        self.system = system
+        self.rows = rows
+        return best
+
+    def _select_ridge(self, best: RuleLosses, groups: Tensor | None) -> RuleLosses:
+        """Take the λ with the smallest criterion, starting at ``FIRST_RIDGE_SCALE``."""
+        gcv = self.rows.factor.ridge / self.head.ridge_scale.item()
+        start = RIDGE_SCALES.index(FIRST_RIDGE_SCALE)
+        if self.head.ridge_scale.item() != FIRST_RIDGE_SCALE:
+            best = self._at_ridge(gcv * FIRST_RIDGE_SCALE, groups) or best
+        scale = FIRST_RIDGE_SCALE
+        for direction in (RIDGE_SCALES[:start][::-1], RIDGE_SCALES[start + 1 :]):
+            for tried in direction:
+                rows = self.rows
+                other = self._at_ridge(gcv * tried, groups)
+                if other is None or not is_better(other.losses, best.losses):
+                    self.rows = rows
+                    break
+                best = other
+                scale = tried
+            if scale != FIRST_RIDGE_SCALE:
+                break
+        self.head.ridge_scale.fill_(scale)
+        return best
+
+    def _at_ridge(self, ridge: float, groups: Tensor | None) -> RuleLosses | None:
+        self.rows = self._rows_of(RidgeFactor(self.system, ridge))
+        return self._best_rule(groups)
+
+    def _is_enough(self, rule: RuleLosses) -> bool:
+        """Return whether there are enough samples with scores to choose by their likelihood."""
+        known = rule.losses.isfinite()
+        classes = len(torch.unique(self.columns[known]))
+        return int(known.sum()) >= SAMPLES_TO_SELECT * classes
+
+    def _best_rule(self, groups: Tensor | None) -> RuleLosses | None:
+        """Return the better rule at the ridge and scaling of now; None without any scores."""
+        counts = self.head.sums.counts
+        discriminant = self.rows.discriminant(groups)
+        if counts.max() >= UNEVEN_RATIO * counts.min():
+            known = discriminant.isfinite().all(dim=1)
+            if not known.any():
+                return None
+            return self._losses(discriminant, known, DISCRIMINANT)
+        regression = self.rows.regression(groups)
+        known = (regression + discriminant).isfinite().all(dim=1)
+        if not known.any():
+            return None
+        columns = self.columns[known]
+        both = RuleWeights(
+            1 / fit_temperature(regression[known], columns),
+            1 / fit_temperature(discriminant[known], columns),
+        )
+        total = both.regression * regression + both.discriminant * discriminant
+        preferred = self._losses(total, known, both)
+        other = self._losses(discriminant, known, DISCRIMINANT)
+        if groups is not None and share_in_groups(groups) > GROUPED_SHARE:
+            preferred, other = other, preferred
+        if self._is_enough(preferred) and is_better(other.losses, preferred.losses):
+            return other
+        return preferred
+
+    def _losses(
+        self, scores: Tensor, known: Tensor, weights: RuleWeights
+    ) -> RuleLosses:
+        """Return the negative log likelihood of the samples with known scores."""
+        losses = torch.full_like(scores[:, 0], torch.nan)
+        losses[known] = left_out_losses(scores[known], self.columns[known])
+        return RuleLosses(losses, weights)
 
 
 class RidgeHead(SumsHead):
@@ -136,7 +278,7 @@ class RidgeHead(SumsHead):
         dtype: of the sums, "float64" or "float32".
         decision: the decision rule: "ridge"; "discriminant"; or "auto", the discriminant or the sum
             of both rules, on features as they are or scaled, selected by the likelihood of left-out
-            samples (:meth:`select_rule`).
+            samples (:meth:`calibration_pass`).
         remember: whether the Gram matrix of each class is kept, too, (d+1)(d+2)/2 values each, so
             that classes can be forgotten exactly without their samples.
         product_features: how many random product features are appended to each embedding, as a
@@ -146,6 +288,8 @@ class RidgeHead(SumsHead):
 
     Buffers, besides those of :class:`SumsHead`:
         ridge_used: () float64, λ of the last solve.
+        ridge_scale: () float64, with "gcv" and product features λ as a multiple of what generalised
+            cross-validation chooses without them.
         removed_sums: (R, d+1) sums of classes that were removed, for the discriminant: what is left
             of the scatter within classes is the scatter around their means.
         rule_weights: (2,) float64, :class:`RuleWeights`; a rule with weight zero is not computed.
@@ -183,11 +327,9 @@ class RidgeHead(SumsHead):
         self.selects_rule = decision == "auto"
         self.position: Position = "given"
         self._solved: Solved | None = None
-        self._kept: dict[tuple[str, bool], KeptLeftOut] | None = None
+        weights = DISCRIMINANT
         if decision == "ridge":
             weights = RuleWeights(regression=1.0, discriminant=0.0)
-        else:
-            weights = RuleWeights(regression=0.0, discriminant=1.0)
         self.rule_weights: Tensor = nn.Buffer(
             torch.tensor(weights, dtype=torch.float64)
         )
@@ -195,6 +337,7 @@ class RidgeHead(SumsHead):
         self.removed_sums: Tensor = nn.Buffer(
             torch.zeros(0, in_features + 1, dtype=self.dtype)
         )
+        self.ridge_scale: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
         self.scaled: Tensor = nn.Buffer(torch.tensor(False))
         no_directions = torch.zeros(0, in_features, dtype=self.dtype)
         self.directions: Tensor = nn.Buffer(no_directions, persistent=False)
@@ -215,6 +358,7 @@ class RidgeHead(SumsHead):
         self.sums = Sums(width, per_class=self.remember, dtype=self.dtype).to(device)
         self.weights = self.weights.new_zeros(width, 0)
         self.removed_sums = self.removed_sums.new_zeros(0, width)
+        self.ridge_scale.fill_(FIRST_RIDGE_SCALE)
 
     # ------------------------------------------------------------------ sums
 
@@ -243,24 +387,28 @@ class RidgeHead(SumsHead):
 
     def _solve(self) -> None:
         self._fold()
-        solved = self._known()
-        if solved.regression is None:
-            solved.regression = self._regression().solve(self.ridge)
-        regression, choice = solved.regression
+        system = self._system()
+        if self.decision == "ridge" and not len(self.directions):
+            self.weights, choice = system.regression().solve(self.ridge)
+        else:
+            choice = self._choose_ridge(system)
+            factor = RidgeFactor(system, choice.ridge)
+            self._set_weights(factor)
+            if self.selects_rule:  # a calibration pass will begin with it
+                self._solved = Solved(system, factor)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
-        rule = RuleWeights(*self.rule_weights.tolist())
-        weights = rule.regression * regression
-        if rule.discriminant:
-            discriminant = self._discriminant().weights().to(self.dtype)
-            weights = weights + rule.discriminant * discriminant
-        self.weights = self._factors()[:, None] * weights
 
-    def _known(self) -> Solved:
-        """Return what was computed of the sums with features scaled as now."""
-        if self._solved is None:
-            self._solved = Solved()
-        return self._solved
+    def _system(self) -> RidgeSystem:
+        """Return the centred sums of the features, scaled or not."""
+        factors = self._factors()
+        gram = self.sums.gram
+        gram *= factors
+        gram *= factors[:, None]
+        class_sums = factors * self.sums.class_sums
+        removed_sums = factors * self.removed_sums
+        samples = int(self.sums.seen)
+        return RidgeSystem(gram, class_sums, removed_sums, samples, self.limit)
 
     def _factors(self) -> Tensor:
         """Return the factors (d+1,) of the features ``[1; z]``: ones, or Pareto scaling.
@@ -268,52 +416,33 @@ class RidgeHead(SumsHead):
         A feature that hardly varies is scaled as if its standard deviation were
         ``SMALLEST_DEVIATION`` of the root mean square of all.
         """
-        solved = self._known()
-        if solved.factors is not None:
-            return solved.factors
         factors = torch.ones_like(self.sums.class_sums[0])
-        if self.scaled:
-            variance = self._within().diagonal().clamp_min(0)
-            mean = variance.mean()
-            if mean > 0:
-                relative = (variance / mean).clamp_min(SMALLEST_DEVIATION**2)
-                factors[1:] = relative**-0.25
-        solved.factors = factors
+        if not self.scaled:
+            return factors
+        sums = torch.cat([self.sums.class_sums, self.removed_sums])
+        variance = within_scatter(self.sums.gram, sums).diagonal().clamp_min(0)
+        mean = variance.mean()
+        if mean > 0:
+            relative = (variance / mean).clamp_min(SMALLEST_DEVIATION**2)
+            factors[1:] = relative**-0.25
         return factors
 
-    def _within(self) -> Tensor:
-        """Return the scatter within classes (d, d) of the features as they are."""
-        return within_scatter(
-            self.sums.gram, torch.cat([self.sums.class_sums, self.removed_sums])
-        )
+    def _choose_ridge(self, system: RidgeSystem) -> Choice:
+        """Return λ: as given, or by generalised cross-validation without product features."""
+        if self.ridge != "gcv":
+            return Choice(float(self.ridge), "given")
+        _, choice = system.regression(self.in_features).solve("gcv")
+        return Choice(choice.ridge * self.ridge_scale.item(), choice.position)
 
-    def _regression(self) -> Centred:
-        """Return G_c, Q_c, μ and t̄ of the features, scaled or not."""
-        factors = self._factors()
-        gram = self.sums.gram
-        gram *= factors
-        gram *= factors[:, None]
-        positives = 2 * factors * self.sums.class_sums
-        moment = self.limit * (positives - gram[0]).T
-        target_square = self.limit**2 * gram[0, 0] * len(self.labels)
-        return Centred.from_augmented(gram, moment, target_square, int(self.sums.seen))
-
-    def _discriminant(self) -> Discriminant:
-        """Return the discriminant of the features, with the ridge of the last solve."""
-        solved = self._known()
-        if solved.discriminant is not None:
-            return solved.discriminant
-        factors = self._factors()
-        within = self._within()
-        within *= factors[1:]
-        within *= factors[1:, None]
-        sums = factors * self.sums.class_sums
-        ridge = self.ridge_used.item()
-        discriminant = Discriminant.from_sums(
-            within, sums, self.sums.mass, ridge, unbiased=True
-        )
-        solved.discriminant = discriminant
-        return discriminant
+    def _set_weights(self, factor: RidgeFactor) -> None:
+        """Set the weights by the decision rule."""
+        rule = RuleWeights(*self.rule_weights.tolist())
+        weights = torch.zeros(1, dtype=torch.float64, device=self.labels.device)
+        if rule.regression:
+            weights = weights + rule.regression * factor.regression_weights()
+        if rule.discriminant:
+            weights = weights + rule.discriminant * factor.discriminant_weights()
+        self.weights = self._factors()[:, None] * weights.to(self.dtype)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         sums = state.get("sums.class_sums")
@@ -340,174 +469,20 @@ class RidgeHead(SumsHead):
     # ------------------------------------------------------------------ leave one out
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        rule = RuleWeights(*self.rule_weights.tolist())
-        if not rule.discriminant:
-            return self._weighted(
-                rule.regression, self._regression_leaving_out(z, columns)
-            )
-        discriminant = self._discriminant_leaving_out(z, columns)
-        second = self._weighted(rule.discriminant, discriminant)
-        if not rule.regression:
-            return second
-        first = self._weighted(
-            rule.regression, self._regression_leaving_out(z, columns)
-        )
-        return lambda groups: first(groups) + second(groups)
+        return RidgePass(self, z, columns).left_out
 
-    def _weighted(self, weight: float, left_out: LeftOut) -> LeftOut:
-        return lambda groups: weight * left_out(groups)
-
-    def _discriminant_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        def prepare() -> LeftOut:
-            features = self._factors() * self._features(z)
-            return self._discriminant().leaving_out(features[:, 1:], columns)
-
-        return self._once("discriminant", z, columns, prepare)
-
-    def _regression_leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        def prepare() -> LeftOut:
-            features = self._factors() * self._features(z)
-            regression = self._regression()
-            ridge = self.ridge_used.item()
-            solution = self._known().regression
-            if solution is None:
-                solution = regression.solve(ridge)
-            weights = solution[0]
-            half = regression.half_products(features[:, 1:], ridge, self.sums.mass)
-            targets = signed_targets(columns, len(self.labels), self.limit)
-            weight = torch.ones_like(half[:, 0])
-            return partial(left_out_together, features @ weights, half, weight, targets)
-
-        return self._once("regression", z, columns, prepare)
-
-    def _once(
-        self, rule: str, z: Tensor, columns: Tensor, prepare: Callable[[], LeftOut]
-    ) -> LeftOut:
-        """Return what ``prepare`` gives for these samples; from before where it is kept."""
-        if self._kept is None:
-            return prepare()
-        kept = self._kept.get((rule, bool(self.scaled)))
-        if (
-            kept is not None
-            and torch.equal(kept.z, z)
-            and torch.equal(kept.columns, columns)
-        ):
-            return kept.left_out
-        left_out = prepare()
-        self._kept[rule, bool(self.scaled)] = KeptLeftOut(z, columns, left_out)
-        return left_out
-
-    @contextmanager
-    def keeping_left_out(self) -> Iterator[None]:
-        """Within the block, keep what was prepared to leave samples out.
-
-        A calibration asks for the same several times. It is as large as the samples' features,
-        several times.
-        """
-        self._kept = {}
-        try:
-            yield
-        finally:
-            self._kept = None
+    def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
+        """Return a pass that selects the decision rule and λ (see :class:`RidgePass`)."""
+        self.check_learned(z, y)
+        return RidgePass(self, z.to(self.dtype), self._columns(y))
 
     @in_full_precision
-    def select_rule(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Select the decision rule, and whether features are scaled (see :meth:`Head.select_rule`).
-
-        The criterion is the negative log likelihood of left-out samples at the temperature that
-        calibrates a rule. Features are scaled where it is smaller so. This is not tried with
-        product features, as scaling pays where samples are few.
-
-        In the sum each rule is divided by its own temperature, so that both are log probabilities.
-        The sum is taken of samples that are independent, the discriminant of those that come in
-        groups, unless the other one's criterion is better by more than its standard deviation. With
-        fewer than ``SAMPLES_TO_SELECT`` samples a class the criterion is not asked: a class without
-        one of its few samples is another one. Of uneven classes (``UNEVEN_RATIO``) it is the
-        discriminant: the criterion would be that of the frequent ones.
-        """
-        if not self.selects_rule or not len(y):
-            return
-        if groups is None:
-            groups = torch.arange(len(y), device=y.device)
-        z = z.to(self.dtype)
-        columns = self._columns(y)
-        before = bool(self.scaled)
-        solved = {before: self._known(), not before: Solved()}
-        scalings = [before]
-        if not len(self.directions):
-            scalings.append(not before)
-        candidates = list[RuleCandidate]()
-        for scaled in scalings:
-            self._use(scaled, self.rule_weights, solved[scaled])
-            candidate = self._best_rule(z, columns, groups)
-            if candidate is None:
-                return
-            candidates.append(candidate)
-        best = min(candidates, key=lambda candidate: candidate.loss)
-        self._use(
-            best.scaled, self.rule_weights.new_tensor(best.weights), solved[best.scaled]
-        )
-
-    def _use(
-        self, scaled: bool, rule_weights: Tensor, solved: Solved | None = None
-    ) -> None:
-        """Solve with features scaled or not and with these weights of the rules, unless it is so.
-
-        Args:
-            scaled: whether features are scaled.
-            rule_weights: the buffer of this name.
-            solved: what was computed so far with features scaled so, if anything.
-        """
-        if scaled == bool(self.scaled) and torch.equal(rule_weights, self.rule_weights):
-            return
-        self.scaled.fill_(scaled)
-        self.rule_weights = rule_weights
-        self._solved = solved or Solved()
+    def _select(self, rule: RuleWeights, factor: RidgeFactor) -> None:
+        """Use a decision rule and a ridge from now on."""
+        self.rule_weights = self.rule_weights.new_tensor(rule)
+        self.ridge_used.fill_(factor.ridge)
+        self._set_weights(factor)
         self.revision = object()
-        self._solve()
-
-    def _best_rule(
-        self, z: Tensor, columns: Tensor, groups: Tensor
-    ) -> RuleCandidate | None:
-        """Return the better rule with features scaled as now; None without left-out scores."""
-        scaled = bool(self.scaled)
-        discriminant = self._discriminant_leaving_out(z, columns)(groups).double()
-        known = discriminant.isfinite().all(dim=1)
-        if self.sums.counts.max() >= UNEVEN_RATIO * self.sums.counts.min():
-            if not known.any():
-                return None
-            loss = left_out_losses(discriminant[known], columns[known]).mean().item()
-            return RuleCandidate(loss, RuleWeights(0.0, 1.0), scaled)
-        regression = self._regression_leaving_out(z, columns)(groups).double()
-        known &= regression.isfinite().all(dim=1)
-        if not known.any():
-            return None
-        preferred, other = self._compare(
-            regression[known], discriminant[known], columns[known]
-        )
-        if share_in_groups(groups) > GROUPED_SHARE:
-            preferred, other = other, preferred
-        gain = preferred.losses - other.losses
-        enough = int(known.sum()) >= SAMPLES_TO_SELECT * len(
-            torch.unique(columns[known])
-        )
-        if enough and gain.sum() > gain.square().sum().sqrt():
-            preferred = other
-        return RuleCandidate(preferred.losses.mean().item(), preferred.weights, scaled)
-
-    def _compare(
-        self, regression: Tensor, discriminant: Tensor, columns: Tensor
-    ) -> tuple[RuleLosses, RuleLosses]:
-        """Return the losses of the sum of both rules, and of the discriminant, on (n, C) scores."""
-        both = RuleWeights(
-            1 / fit_temperature(regression, columns),
-            1 / fit_temperature(discriminant, columns),
-        )
-        total = both.regression * regression + both.discriminant * discriminant
-        return (
-            RuleLosses(left_out_losses(total, columns), both),
-            RuleLosses(left_out_losses(discriminant, columns), RuleWeights(0.0, 1.0)),
-        )
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -605,6 +580,12 @@ def left_out_losses(scores: Tensor, columns: Tensor) -> Tensor:
     """Return the negative log likelihood (n,) of columns (n,) by scores (n, C), calibrated."""
     logits = scores / fit_temperature(scores, columns)
     return torch.nn.functional.cross_entropy(logits, columns, reduction="none")
+
+
+def is_better(losses: Tensor, others: Tensor) -> bool:
+    """Return whether losses (n,) are smaller than others by more than the standard deviation."""
+    gain = (others - losses).nan_to_num()
+    return bool(gain.sum() > gain.square().sum().sqrt())
 
 
 def share_in_groups(groups: Tensor) -> float:

@@ -215,13 +215,16 @@ class Calibration(GrowingModule):
 
     def assess_buffer(
         self, head: Head, stored: BufferSamples, groups: Tensor | None = None
-    ) -> None:
+    ) -> CalibrationSamples:
         """Find the groups of buffer samples, select the head's decision rule, measure accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
             groups: (n,) int64 group of each sample, if they were found already.
+
+        Returns:
+            The samples in their groups, to calibrate the head by.
         """
         counted = self.counted(stored.y, stored.key)
         given = self._groups_given_for(stored.key)
@@ -232,16 +235,14 @@ class Calibration(GrowingModule):
             groups = given
         elif groups is None:
             kind, groups = dependent_groups(samples)
-        if head.selects_rule:
-            head.select_rule(stored.z, stored.y, groups)
-            samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        samples.calibration_pass.select(groups)
         if groups is None:
             self.groups = torch.arange(len(stored.y), device=stored.y.device)
         else:
             self.groups = groups
         if len(head.classes) == 1:  # every prediction is right
             self._record_accuracy("unknown", None, None)
-            return
+            return samples.grouped(groups)
         new_group_accuracy = samples.grouped(groups).accuracy()
         loo_accuracy = new_group_accuracy
         if kind != "independent":
@@ -254,6 +255,7 @@ class Calibration(GrowingModule):
         if kind == "few":
             new_group_accuracy = None
         self._record_accuracy(kind, loo_accuracy, new_group_accuracy)
+        return samples.grouped(groups)
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.

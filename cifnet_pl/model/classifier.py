@@ -717,17 +717,20 @@ class Classifier:
         samples = self.buffer_samples
         fits_temperature = self.fits_temperature
         self.calibration.forget_buffer()
-        with self.head.keeping_left_out():
-            if samples is not None and self.calibrates:
-                self.calibration.assess_buffer(self.head, samples, groups)
-            self.calibration.assess_new_images(self.head, self.images.content)
-            if not fits_temperature:
-                return
+        calibration_samples = None
+        if samples is not None and self.calibrates:
+            calibration_samples = self.calibration.assess_buffer(
+                self.head, samples, groups
+            )
+        self.calibration.assess_new_images(self.head, self.images.content)
+        if not fits_temperature:
+            return
+        if calibration_samples is None or len(self.calibration.y):
             calibration_samples = self.calibration_samples()
-            if calibration_samples is None:
-                return
-            if self.head.leaves_one_out or not calibration_samples.learned:
-                calibrate(calibration_samples)
+        if calibration_samples is None:
+            return
+        if self.head.leaves_one_out or not calibration_samples.learned:
+            calibrate(calibration_samples)
 
     @property
     def fits_temperature(self) -> bool:

@@ -2,7 +2,8 @@
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
-from cifnet_pl.statistics.distances import Discriminant as Discriminant
+from cifnet_pl.statistics.distances import Removable as Removable
+from cifnet_pl.statistics.distances import half_of as half_of
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
 from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.gcv import Choice as Choice
@@ -36,6 +37,9 @@ from cifnet_pl.statistics.projections import (
 )
 from cifnet_pl.statistics.ridge import Centred as Centred
 from cifnet_pl.statistics.ridge import solve as solve
+from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
+from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
+from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
 from cifnet_pl.statistics.solving import Ridge as Ridge
 from cifnet_pl.statistics.solving import check_ridge as check_ridge
 from cifnet_pl.statistics.solving import factorise as factorise

@@ -1,19 +1,15 @@
-"""Mahalanobis distances to class means, and linear discriminants, from sums.
-
-Both also give the scores of learned rows as if the row, or its group, had not been learned.
-"""
+"""Mahalanobis distances to class means from sums, also without learned rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import ROUNDING, equal_groups
+from cifnet_pl.statistics.leaving_out import ROUNDING, RowProducts, equal_groups
 from cifnet_pl.statistics.solving import factorise
 
 
@@ -126,6 +122,12 @@ class InnerProducts(NamedTuple):
         return self.remaining == 0
 
 
+def half_of(factor: Tensor, x: Tensor) -> Tensor:
+    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    half: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
+    return half.T
+
+
 class Removable:
     """Learned rows that can be left out of a scatter within classes and of the class means.
 
@@ -136,33 +138,22 @@ class Removable:
     many equations as the group has rows. λ stays the same.
 
     Args:
-        factor: (p, p) L.
-        means: (C, p) of the classes.
+        away: (n, p) ``L⁻¹v`` of the rows.
+        means: (C, p) ``L⁻¹μ_c``.
         class_mass: (C,) n_c.
-        x: (n, p) the rows.
-        columns: (n,) int64 class of each.
+        columns: (n,) int64 class of each row.
     """
 
     def __init__(
-        self,
-        factor: Tensor,
-        means: Tensor,
-        class_mass: Tensor,
-        x: Tensor,
-        columns: Tensor,
+        self, away: Tensor, means: Tensor, class_mass: Tensor, columns: Tensor
     ):
-        self.factor = factor
+        self.away = away
+        self.means = means
         self.class_mass = class_mass
         self.columns = columns
-        self.means = self.half(means)
-        self.away = self.half(x - means[columns])
-        self.along = self.away @ self.means.T
-        self.square = self.means.square().sum(dim=1)
-
-    def half(self, x: Tensor) -> Tensor:
-        """Return ``L⁻¹x`` for rows x (n, p)."""
-        half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
-        return half.T
+        self.products = RowProducts(away, columns)
+        self.along = away @ means.T
+        self.mean_products = means @ means.T
 
     def without(self, rows: Tensor, q: Tensor) -> InnerProducts:
         """Return the products of some rows with the class means, without all rows of their group.
@@ -171,34 +162,81 @@ class Removable:
             rows: (g, k) positions of the rows of g groups of k.
             q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
         """
-        away = self.away[rows]
-        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(
-            away
-        )  # (g, k, C)
+        products = self.products.of(rows)
+        return self._without(rows, products, q @ self.away[rows].mT, q @ self.means.T)
+
+    def without_themselves(self, rows: Tensor) -> InnerProducts:
+        """Return the same products where the rows themselves are compared with the means."""
+        products = self.products.of(rows)
+        along = self.along[rows]
+        columns = self.columns[rows]
+        means = self.mean_products[columns]
+        of_own_means = along.mT.gather(1, columns[..., None].expand_as(products))
+        return self._without(rows, products, products + of_own_means, along + means)
+
+    def discriminant(
+        self,
+        mass: Tensor,
+        groups: Tensor | None,
+        freedom: Callable[[Tensor, InnerProducts], Tensor] | None = None,
+    ) -> Tensor:
+        """Return ``xᵀΛμ_c − ½ μ_cᵀΛμ_c`` of the rows x, without the rows of their group.
+
+        ``Λ = ((S + λI)/n)⁻¹``; the priors are equal. The mean of n_c rows is too long by chance:
+        ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with ``df = tr (S + λI)⁻¹S``, so that a
+        class of few rows is rarely predicted. With ``freedom`` half of that is added.
+
+        Args:
+            mass: () n, total weight.
+            groups: (n,) int64 group of each row; None where each is its own.
+            freedom: function from rows (g, k) and their products to df (g,) without them.
+
+        Returns:
+            (n, C); NaN for a class that had no other row.
+        """
+        result = torch.empty_like(self.along)
+        for rows in equal_groups(groups, len(result)):
+            p = self.without_themselves(rows)
+            inner = p.inner + p.rows @ p.means
+            square = p.square + p.means.square().sum(dim=1, keepdim=True)
+            score = (mass - rows.shape[1]) * (inner - square / 2)
+            if freedom is not None:
+                score = score + freedom(rows, p)[:, None, None] / (2 * p.remaining)
+            result[rows] = score.masked_fill(p.gone, torch.nan)
+        return result
+
+    def _without(
+        self, rows: Tensor, products: Tensor, to_rows: Tensor, to_means: Tensor
+    ) -> InnerProducts:
+        """Return the products of :meth:`without`.
+
+        Args:
+            rows: (g, k) positions.
+            products: (g, k, k) of the rows' differences from their means.
+            to_rows: (g, k, k) of each q with these differences.
+            to_means: (g, k, C) of each q with the means.
+        """
+        along = self.along[rows]
+        # (g, k, C)
+        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(along)
         remaining = self.class_mass - own.sum(dim=1)
         gone = remaining <= ROUNDING * self.class_mass
-        shift = (
-            own / remaining.masked_fill(gone, torch.inf)[:, None]
-        )  # zero for other classes
+        # Zero for other classes.
+        shift = own / remaining.masked_fill(gone, torch.inf)[:, None]
         lost = torch.eye(rows.shape[1]).to(own) + own @ shift.mT  # D
         root = torch.linalg.cholesky(lost)
-        products = away @ away.mT
         values, vectors = torch.linalg.eigh(root.mT @ products @ root)
         gap = (1 - values).clamp_min(ROUNDING)
         turn = (root @ vectors / gap.sqrt()[:, None]).mT
         moved = products @ shift  # products of the rows with what each mean loses
-        along = self.along[rows]
-        square = self.square + (shift * (moved - 2 * along)).sum(dim=1)
-        to_rows = q @ away.mT
-        inner = q @ self.means.T - to_rows @ shift
+        own_square = self.mean_products.diagonal()
+        square = own_square + (shift * (moved - 2 * along)).sum(dim=1)
+        inner = to_means - to_rows @ shift
         remaining = remaining.masked_fill(gone, 0.0)[:, None]
+        further_rows = to_rows @ turn.mT
+        further_means = turn @ (along - moved)
         return InnerProducts(
-            inner,
-            square[:, None],
-            to_rows @ turn.mT,
-            turn @ (along - moved),
-            remaining,
-            turn,
+            inner, square[:, None], further_rows, further_means, remaining, turn
         )
 
 
@@ -279,22 +317,26 @@ class ClassDistances:
         away = x - self.centre
         weights = self.moments.weights
         class_weights = weights[: self.moments.classes]
-        near = Removable(self.within_factor, self.means, class_weights, away, columns)
+        away_from_class = half_of(self.within_factor, away - self.means[columns])
+        means = half_of(self.within_factor, self.means)
+        near = Removable(away_from_class, means, class_weights, columns)
         one_class = torch.zeros_like(columns)
         no_mean = away.new_zeros(1, x.shape[1])
-        overall = Removable(
-            self.total_factor, no_mean, weights.sum()[None], away, one_class
+        away_from_all = half_of(self.total_factor, away)
+        overall = Removable(away_from_all, no_mean, weights.sum()[None], one_class)
+        return (
+            self._left_out(x, near, self.within_factor, groups),
+            self._left_out(x, overall, self.total_factor, groups),
         )
-        return self._left_out(x, near, groups), self._left_out(x, overall, groups)
 
     def _left_out(
-        self, x: Tensor, removable: Removable, groups: Tensor | None
+        self, x: Tensor, removable: Removable, factor: Tensor, groups: Tensor | None
     ) -> Tensor:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         moments = self.moments
         squares = x.square().sum(dim=1)
-        direction = removable.half(torch.nn.functional.normalize(x, dim=1))
-        centre = removable.half(self.centre[None])
+        direction = half_of(factor, torch.nn.functional.normalize(x, dim=1))
+        centre = half_of(factor, self.centre[None])
         distances = x.new_empty(len(x))
         for rows in equal_groups(groups, len(x)):
             mass = moments.mass - rows.shape[1]
@@ -326,123 +368,3 @@ def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
     weight = class_sums[:, :1]
     sums = class_sums[:, 1:]
     return gram[1:, 1:] - sums.T @ (sums / weight)
-
-
-@dataclass(frozen=True)
-class Discriminant:
-    """``score_c(z) = zᵀΛμ_c − ½ μ_cᵀΛμ_c`` with ``Λ = ((S + λI)/n)⁻¹``, S the scatter within
-    classes.
-
-    The priors are equal. The mean of n_c rows is too long by chance: ``μ_cᵀΛμ_c`` is ``df/n_c`` too
-    large on average, with ``df = tr (S + λI)⁻¹S``, so that a class of few rows is rarely predicted.
-    ``unbiased`` scores correct that by half of it. Where classes are even, it is the same for all.
-
-    Attributes:
-        factor: (d, d) lower Cholesky factor of S + λI, float64 as all others.
-        means: (C, d) μ.
-        class_mass: (C,) n_c, the weight of each class's rows.
-        mass: () n, the weight of all rows.
-        ridge: λ.
-        unbiased: whether ``½ df/n_c`` is added to the scores.
-    """
-
-    factor: Tensor
-    means: Tensor
-    class_mass: Tensor
-    mass: Tensor
-    ridge: float
-    unbiased: bool
-
-    @classmethod
-    def from_sums(
-        cls,
-        within: Tensor,
-        class_sums: Tensor,
-        mass: Tensor,
-        ridge: float,
-        unbiased: bool = False,
-    ) -> Discriminant:
-        """Factorise, in float64.
-
-        Args:
-            within: (d, d) scatter within classes, see :func:`within_scatter`.
-            class_sums: (C, d+1) ``Σ_{y=c} ω [1; z]`` of the classes to tell apart.
-            mass: () total weight of all rows.
-            ridge: λ, added to the scatter.
-            unbiased: whether the length of the means is corrected.
-
-        Raises:
-            CifnetError: the sum is not positive definite.
-        """
-        sums = class_sums.double()
-        factor = factorise(
-            within.double(),
-            torch.tensor(ridge, dtype=torch.float64, device=within.device),
-        )
-        return cls(
-            factor,
-            sums[:, 1:] / sums[:, :1],
-            sums[:, 0],
-            mass.double(),
-            ridge,
-            unbiased,
-        )
-
-    def weights(self) -> Tensor:
-        """Return (d+1, C) weights of ``[1; z]``, the bias in row 0."""
-        direction = self.mass * torch.cholesky_solve(self.means.T, self.factor)
-        bias = -0.5 * (self.means.T * direction).sum(dim=0)
-        if self.unbiased:
-            bias = bias + self.freedom / (2 * self.class_mass)
-        return torch.cat([bias[None], direction])
-
-    @cached_property
-    def freedom(self) -> Tensor:
-        """() ``tr (S + λI)⁻¹S``."""
-        width = len(self.factor)
-        identity = torch.eye(width).to(self.factor)
-        inverse = torch.linalg.solve_triangular(self.factor, identity, upper=False)
-        freedom: Tensor = width - self.ridge * inverse.square().sum()
-        return freedom
-
-    def leaving_out(
-        self, z: Tensor, columns: Tensor
-    ) -> Callable[[Tensor | None], Tensor]:
-        """Prepare the scores of learned rows, each without itself or its group, at the same λ.
-
-        Args:
-            z: (n, d) rows that are in the sums, each of weight 1.
-            columns: (n,) int64 class of each.
-
-        Returns:
-            Function from the number of each row's group (n,) int64, or None where each is its own,
-            to scores (n, C); NaN for a class that had no other row.
-        """
-        removable = Removable(
-            self.factor, self.means, self.class_mass, z.double(), columns
-        )
-        half = removable.away + removable.means[columns]
-        if self.unbiased:
-            freedom = self.freedom
-            further = torch.linalg.solve_triangular(
-                self.factor, removable.away, left=False, upper=False
-            )
-
-        def left_out(groups: Tensor | None) -> Tensor:
-            result = half.new_empty(len(z), len(self.means))
-            for rows in equal_groups(groups, len(z)):
-                p = removable.without(rows, half[rows])
-                inner = p.inner + p.rows @ p.means
-                square = p.square + p.means.square().sum(dim=1, keepdim=True)
-                score = (self.mass - rows.shape[1]) * (inner - square / 2)
-                if (
-                    self.unbiased
-                ):  # the trace of the inverse grows by that of what is added to it
-                    lost = self.ridge * (p.turn @ further[rows]).square().sum(
-                        dim=(1, 2)
-                    )
-                    score = score + (freedom - lost)[:, None, None] / (2 * p.remaining)
-                result[rows] = score.masked_fill(p.gone, torch.nan)
-            return result
-
-        return left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -102,6 +103,93 @@ def left_out_together(
             system = _solved(v.mT @ v, v.mT @ (root * rest))
             without = rest + b @ system.solution
         result[rows] = without.masked_fill(system.gap < ROUNDING, torch.nan)
+    return result
+
+
+LARGEST_BLOCKS = 2**24
+"""Most inner products of rows of one class that are kept."""
+
+
+class RowProducts:
+    """Inner products of rows that are asked for again and again, group by group.
+
+    Those of rows of one class are computed once, if they are not too many.
+
+    Args:
+        rows: (n, p).
+        columns: (n,) int64 class of each.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor):
+        self.rows = rows
+        self.columns = columns
+        self.count = torch.bincount(columns)
+        self._squares = rows.square().sum(dim=1)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
+        if rows.shape[1] == 1:
+            return self._squares[rows][..., None]
+        columns = self.columns[rows]
+        crosses = (columns != columns[:, :1]).any()
+        if crosses or self.count.square().sum() > LARGEST_BLOCKS:
+            members = self.rows[rows]
+            return members @ members.mT
+        width = self.count[columns[:, 0]]
+        first = self._first_block[columns[:, 0]]
+        place = self._place[rows]
+        offset = place[..., None] * width[:, None, None] + place[:, None]
+        return self._blocks[first[:, None, None] + offset]
+
+    @cached_property
+    def _first_block(self) -> Tensor:
+        """(C,) where the products of each class begin."""
+        size = self.count.square()
+        return size.cumsum(0) - size
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """(n,) positions of the rows, class after class."""
+        return torch.argsort(self.columns, stable=True)
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """(n,) place of each row within its class."""
+        first = self.count.cumsum(0) - self.count
+        order = self._order
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        return place - first[self.columns]
+
+    @cached_property
+    def _blocks(self) -> Tensor:
+        """(Σ n_c²,) products of the rows of each class."""
+        blocks = list[Tensor]()
+        for members in torch.split(self._order, self.count.tolist()):
+            of_class = self.rows[members]
+            blocks.append((of_class @ of_class.T).flatten())
+        return torch.cat(blocks)
+
+
+def left_out_by_products(
+    scores: Tensor, products: RowProducts, targets: Tensor, groups: Tensor | None
+) -> Tensor:
+    """Return the scores of :func:`left_out_together` by inner products, each sample of weight 1.
+
+    Args:
+        scores: (n, C) of samples that were learned.
+        products: of the rows of :func:`half_products`.
+        targets: (n, C) targets that the solve used.
+        groups: (n,) int64 number of each sample's group; None where each is its own.
+    """
+    result = torch.empty_like(scores, dtype=torch.float64)
+    for rows in equal_groups(groups, len(scores)):
+        hat = products.of(rows)
+        rest = scores[rows] - hat @ targets[rows]
+        system = _solved(hat, rest)
+        result[rows] = (rest + hat @ system.solution).masked_fill(
+            system.gap < ROUNDING, torch.nan
+        )
     return result
 
 

@@ -2,7 +2,6 @@
 they promise.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from cifnet_pl.heads.confidence import (
     set_scores,
 )
 from cifnet_pl.statistics import (
-    Discriminant,
+    RidgeFactor,
     fit_probabilities,
     fit_temperature,
     to_probabilities,
@@ -199,8 +198,9 @@ def test_groups_left_out_as_refits_give(
 class Plain(RidgeHead):
     """The discriminant of RidgeHead as SLDAHead has it, without the correction of lengths."""
 
-    def _discriminant(self) -> Discriminant:
-        return dataclasses.replace(super()._discriminant(), unbiased=False)
+    def _set_weights(self, factor: RidgeFactor) -> None:
+        factor.freedom = torch.zeros((), dtype=torch.float64)
+        super()._set_weights(factor)
 
 
 @pytest.mark.parametrize("shrinkage", [0.1, 0.9, "gcv"])

@@ -418,6 +418,13 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     assert torch.equal(head(z), before)
 
 
+def use(head: RidgeHead, scaled: bool, rule_weights: Tensor) -> None:
+    """Solve with features scaled or not, and with these weights of the two rules."""
+    head.scaled.fill_(scaled)
+    head.rule_weights = rule_weights
+    head.solve()
+
+
 def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
     """Scores by ridge regression and by the discriminant, each at its temperature, without the
     samples' groups.
@@ -484,14 +491,16 @@ def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             module,
             "left_out_losses",
-            lambda scores, columns, seen=seen: seen.append(scores) or torch.zeros(720),
+            lambda scores, columns, seen=seen: (
+                seen.append(scores) or torch.zeros(720).double()
+            ),
         )
         head.select_rule(z, y, together)
         assert bool(head.rule_weights[0]) == (
             together is None
         )  # nothing speaks against what is usual
         assert torch.allclose(seen[0], sum(separate(z, y, together)), rtol=1e-7)
-        head._use(False, head.rule_weights)
+        use(head, False, head.rule_weights)
     assert not torch.allclose(
         sum(separate(z, y, groups)), sum(separate(z, y, None)), rtol=1e-3
     )
@@ -502,7 +511,7 @@ def test_the_decision_does_not_depend_on_the_one_before() -> None:
     head = teach(RidgeHead(D, decision="auto"), z, y)
     head.select_rule(z, y)
     before = head(z)
-    head._use(not head.scaled, torch.tensor([1.0, 1.0]).double())
+    use(head, not head.scaled, torch.tensor([1.0, 1.0]).double())
     assert not torch.allclose(head(z), before)
     head.select_rule(z, y)
     assert torch.equal(head(z), before)
@@ -531,7 +540,7 @@ def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
     scaled, plain = (RidgeHead(D, ridge=2.0, decision="auto") for _ in range(2))
     for head, x in ((scaled, z), (plain, z * factors)):
         teach(head, x, y)
-        head._use(head is scaled, shares)
+        use(head, head is scaled, shares)
     assert torch.allclose(scaled(z), plain(z * factors), rtol=1e-9)
     assert torch.allclose(
         scaled.leave_one_out(z, y), plain.leave_one_out(z * factors, y), rtol=1e-9
@@ -548,7 +557,7 @@ def test_samples_that_do_not_vary_are_not_scaled() -> None:
         torch.tensor([0, 1]),
     )
     before = head(torch.eye(D))
-    head._use(True, head.rule_weights)
+    use(head, True, head.rule_weights)
     assert torch.equal(head(torch.eye(D)), before)
 
 
@@ -565,9 +574,11 @@ def test_a_model_decides_by_its_buffer_and_a_run_needs_one(
         is not None
     )
     asked = []
-    monkeypatch.setattr(
-        RidgeHead, "select_rule", lambda head, z, y, groups: asked.append(len(y))
-    )
+
+    def select(calibration_pass: module.RidgePass, groups: Tensor | None) -> None:
+        asked.append(len(calibration_pass.columns))
+
+    monkeypatch.setattr(module.RidgePass, "select", select)
     models.learned("ridge-auto")
     assert asked == [12, 12, 12]
 

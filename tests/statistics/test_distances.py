@@ -4,8 +4,7 @@ refits give.
 
 import torch
 
-from cifnet_pl.statistics import augment
-from cifnet_pl.statistics.distances import Discriminant, within_scatter
+from cifnet_pl.statistics import RidgeFactor, RidgeSystem, augment
 
 CLASSES = 3
 EACH = 8
@@ -22,14 +21,15 @@ def test_unbiased_scores_forgive_a_class_of_few_rows_the_length_of_its_mean() ->
     for _ in range(20):
         z = torch.randn(404, WIDTH, generator=draw, dtype=torch.float64)
         y = (torch.arange(404) >= 4).long()
-        ones = torch.ones(404, dtype=torch.float64)
         x = augment(z)
         sums = torch.zeros(2, WIDTH + 1, dtype=torch.float64).index_add(0, y, x)
         new = augment(torch.randn(500, WIDTH, generator=draw, dtype=torch.float64))
         for unbiased in named:
-            rule = Discriminant.from_sums(
-                within_scatter(x.T @ x, sums), sums, ones.sum(), RIDGE, unbiased
-            )
-            named[unbiased] += int(((new @ rule.weights()).argmax(dim=1) == 0).sum())
+            system = RidgeSystem(x.T @ x, sums, sums[:0], 404, limit=1.0)
+            rule = RidgeFactor(system, RIDGE)
+            if not unbiased:
+                rule.freedom = torch.zeros((), dtype=torch.float64)
+            predicted = (new @ rule.discriminant_weights()).argmax(dim=1)
+            named[unbiased] += int((predicted == 0).sum())
     assert named[False] < 0.4 * 20 * 500
     assert abs(named[True] - 0.5 * 20 * 500) < 0.05 * 20 * 500

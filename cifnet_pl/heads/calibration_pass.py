@@ -1,0 +1,50 @@
+"""One pass over the calibration buffer: everything that leave-one-out scores are asked for.
+
+A pass is made of a solved head and of learned samples. It computes each expensive thing once, and
+answers any number of questions then: scores without each sample, or without its group, for as many
+groupings as are tried. The head keeps nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+LeftOut = Callable[[Tensor | None], Tensor]
+"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
+
+The scores (n, C) are those of a head that never learned the sample or its group."""
+
+
+class CalibrationPass:
+    """Leave-one-out scores of learned samples.
+
+    Args:
+        left_out: function from groups to scores.
+    """
+
+    def __init__(self, left_out: LeftOut):
+        self._left_out = left_out
+
+    def left_out(self, groups: Tensor | None) -> Tensor:
+        """Return the scores (n, C) float64 of the samples without their groups.
+
+        Args:
+            groups: (n,) int64, equal for samples that are left out together; None to leave out each
+                alone.
+
+        Returns:
+            NaN where nothing would be known without the sample or its group.
+        """
+        return self._left_out(groups).double()
+
+    def select(self, groups: Tensor | None) -> None:
+        """Select what the head has to choose by the likelihood of samples without their groups.
+
+        From then on :meth:`left_out` gives the scores of the head as selected. A no-op where the
+        head has nothing to choose.
+
+        Args:
+            groups: as for :meth:`left_out`.
+        """
