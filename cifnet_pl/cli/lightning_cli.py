@@ -39,7 +39,6 @@ from cifnet_pl.cli.parsing import (
     with_clean_heads,
 )
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.sources.folders import find_class_names
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
     PredictionRecord,
@@ -72,7 +71,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
 }
-DEFAULT_CLASSES_PER_TASK = 10
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -163,8 +161,6 @@ class CIFNetCLI(LightningCLI):
                 if options is not None and "seed" in options:
                     options["seed"] = seed
         choose_backbone(config)
-        if self.subcommand == "fit":
-            limit_classes_per_task(config.data)
         check_strategy(config.trainer.strategy)
         self.place = self._place_run(config)
         config["ckpt_path"] = (
@@ -215,6 +211,8 @@ class CIFNetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         folder = self.place.folder
+        # The stored configuration has the number of classes that is learned.
+        self._own.data.classes_per_task = self.datamodule.given["classes_per_task"]
         options = self._get(self.config_init, "trainer")
         bar = options.get("enable_progress_bar")
         kwargs["enable_progress_bar"] = bar = (
@@ -262,24 +260,6 @@ class CIFNetCLI(LightningCLI):
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
-
-
-def limit_classes_per_task(data: Namespace) -> None:
-    """Reduce the classes of a task to those of a folder of images, where it has fewer.
-
-    Args:
-        data: options of the data module.
-    """
-    planned = (
-        data.stream is not None
-        or data.initial_classes is not None
-        or data.classes_per_task != DEFAULT_CLASSES_PER_TASK
-    )
-    if data.source == "folder" and data.root and not planned:
-        data.classes_per_task = min(
-            DEFAULT_CLASSES_PER_TASK,
-            len(find_class_names(Path(str(data.root)))) or DEFAULT_CLASSES_PER_TASK,
-        )
 
 
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:

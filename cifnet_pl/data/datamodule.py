@@ -60,6 +60,9 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
+CLASSES_PER_TASK = 10
+"""Classes of a task by default."""
+
 
 class LoaderAhead(NamedTuple):
     """A task whose first images are being decoded already, and its batches."""
@@ -79,7 +82,8 @@ class CIFNetDataModule(LightningDataModule):
             ``torchvision:<data set>``. In Python also arrays (X, y), a torch ``Dataset``, or a pair
             of these to learn and to test with.
         root: folder of the data.
-        classes_per_task: number of new classes of each task, or a list with one number per task.
+        classes_per_task: number of new classes of each task, or a list with one number per task;
+            by default 10, or all classes where there are fewer.
         initial_classes: number of classes of a larger first task, or null.
         class_order: a seed for the permutation, positions, class names, or null for the source's
             order.
@@ -120,7 +124,7 @@ class CIFNetDataModule(LightningDataModule):
         self,
         source: str | Any = "folder",
         root: str | None = None,
-        classes_per_task: int | list[int] = 10,
+        classes_per_task: int | list[int] = CLASSES_PER_TASK,
         initial_classes: int | None = None,
         class_order: int | list[int] | list[str] | None = None,
         stream: Stream | None = None,
@@ -189,6 +193,14 @@ class CIFNetDataModule(LightningDataModule):
         self.skipped: list[str] = []
         self._ahead: LoaderAhead | None = None
         self._labels = torch.zeros(0, dtype=torch.int64)
+        if (
+            stream is None
+            and initial_classes is None
+            and classes_per_task == CLASSES_PER_TASK
+        ):
+            count = len(self.source.class_names)
+            classes_per_task = min(CLASSES_PER_TASK, count) or CLASSES_PER_TASK
+        self.given["classes_per_task"] = classes_per_task
         self.plan = Plan(
             self.source,
             stream,

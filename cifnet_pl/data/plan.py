@@ -20,6 +20,7 @@ from cifnet_pl.data.sets import (
 )
 from cifnet_pl.data.streams import Classes, Disjoint, Stream
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.names import class_name
 
 ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""
@@ -49,7 +50,9 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     chosen = []
     by_position = all(isinstance(item, int) for item in order)
     for item in order:
-        chosen.append(_name_at(names, int(item)) if by_position else str(item))
+        chosen.append(
+            _name_at(names, int(item)) if by_position else class_name(str(item))
+        )
     known = set(names)
     for name in chosen:
         if name not in known:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cifnet_pl.data.sets import Grouping, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
+from cifnet_pl.utilities.names import class_name
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,7 @@ class Domains(Stream):
         present = _trained_groups(domains)
         if self.order is None:
             return present
-        chosen = [str(name) for name in self.order]
+        chosen = [class_name(str(name)) for name in self.order]
         if sorted(chosen) != sorted(present):
             raise UsageError(
                 f"the order of domains is {', '.join(chosen)}, expected each of"

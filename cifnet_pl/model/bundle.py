@@ -38,8 +38,9 @@ from cifnet_pl.utilities.errors import (
     explained,
 )
 from cifnet_pl.utilities.files import write_atomic, write_json
+from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
-from cifnet_pl.utilities.text import has_controls, printable
+from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import package_version
 
 FORMAT = 1
@@ -206,36 +207,23 @@ def class_names(
         error: class of the error.
 
     Returns:
-        The names.
+        The names as they are stored and compared.
 
     Raises:
-        CheckpointError, or ``error``: no name, one that occurs twice or is not text, control
-            characters, or a path that leads out of the folder it is joined to.
+        CheckpointError, or ``error``: no name, one that occurs twice, or one that cannot be that of
+            a class.
     """
     if not names:
         raise error(f"{where} names no class")
     for name in names:
-        if not isinstance(name, str) or not name or len(name) > 1000:
-            raise error(
-                f"{where} has {shown(name)} for a class name, expected a text of 1 to 1000"
-                " characters"
-            )
-        if has_controls(name):
-            raise error(
-                f"{where} has control characters in class name {shown(name)}: rename the class"
-            )
-        if any(
-            component in ("", ".", "..")
-            for component in name.replace("\\", "/").split("/")
-        ):
-            raise error(
-                f"{where} has a path for a class name, {shown(name)}: rename the class"
-            )
-    if len(set(names)) < len(names):
-        raise error(
-            f"{where} has class {shown(Counter(names).most_common(1)[0][0])} twice"
-        )
-    return list(names)
+        problem = class_name_problem(name)
+        if problem is not None:
+            raise error(f"{where}: class name {shown(name)} {problem}: rename the class")
+    normalised = [class_name(name) for name in names]
+    name, times = Counter(normalised).most_common(1)[0]
+    if times > 1:
+        raise error(f"{where} has class {shown(name)} twice")
+    return normalised
 
 
 def plugin_imports(

@@ -37,6 +37,7 @@ from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
+from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import (
     listed,
@@ -199,7 +200,7 @@ class Classifier:
         """
         label_of = self.label_of
         labels = []
-        for name in names:
+        for name in map(class_name, names):
             if name not in label_of:
                 known = [printable(known) for known in self.class_names]
                 raise unknown_name("class", printable(name), known)
@@ -535,6 +536,7 @@ class Classifier:
         Raises:
             UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
         """
+        names = [class_name(name) for name in names]
         self.check_task(names)
         label_of = self.label_of
         known = [i for i, name in enumerate(names) if name in label_of]
@@ -786,12 +788,12 @@ class Classifier:
                 be stored.
         """
         label = self.labels([old])[0]
-        if new != old and new in self.class_names:
+        (new,) = class_names([new], "the request", UsageError)
+        if new != class_name(old) and new in self.class_names:
             raise UsageError(
                 f"cannot rename class '{printable(old)}': there is a class '{printable(new)}'"
                 " already"
             )
-        class_names([new], "the request", UsageError)
         self.class_names[self.head.classes.index(label)] = new
 
     def remove_classes(self, names: Sequence[str]) -> None:
@@ -802,7 +804,8 @@ class Classifier:
         """
         labels = self.labels(names)
         self.head.remove_classes(labels)
-        self.class_names = [name for name in self.class_names if name not in set(names)]
+        removed = set(map(class_name, names))
+        self.class_names = [name for name in self.class_names if name not in removed]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
         self.images.remove(labels)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from jsonargparse import Namespace
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.configs import (
@@ -20,7 +19,6 @@ from cifnet_pl.cli.configs import (
     with_named_configs,
     with_recommended,
 )
-from cifnet_pl.cli.lightning_cli import limit_classes_per_task
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_images
@@ -273,32 +271,6 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     words = [images if word == "IMAGES" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]
     assert "folder is used" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "tasks"),
-    [
-        ({}, 3),
-        ({"initial_classes": 2}, 10),
-        ({"stream": object()}, 10),
-        ({"classes_per_task": 2}, 2),
-        ({"source": "domains"}, 10),
-    ],
-)
-def test_a_folder_of_few_classes_is_learned_at_once_unless_tasks_were_planned(
-    options, tasks, tmp_path
-):
-    make_images(tmp_path, ["ant", "bee", "cow"])
-    given = {
-        "source": "folder",
-        "root": str(tmp_path),
-        "classes_per_task": 10,
-        "initial_classes": None,
-        "stream": None,
-    }
-    data = Namespace(**{**given, **options})
-    limit_classes_per_task(data)
-    assert data.classes_per_task == tasks
 
 
 def test_options_of_the_papers_head_alone_choose_it():

@@ -4,13 +4,14 @@ its run.
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cifnet_pl import CIFNetDataModule
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import DuplicatesReport
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.tree import class_tree
 from tests.lightning_runs import digits, module, trainer
 
@@ -95,3 +96,35 @@ def test_no_thread_outlives_its_run(tmp_path: Path) -> None:
         for one in threading.enumerate()
         if one.name.startswith("decode") and one not in before
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [
+        ({}, [3]),
+        ({"source": "manifest"}, [3]),
+        ({"source": "domains"}, [3]),
+        ({"classes_per_task": 2}, [2, 1]),
+        ({"classes_per_task": [1, 2]}, [1, 2]),
+    ],
+)
+def test_few_classes_are_one_task_in_every_source(
+    options: dict[str, Any], tasks: list[int], tmp_path: Path
+) -> None:
+    root = class_tree(tmp_path / "all" / "images", 4)
+    if options.get("source") == "domains":
+        root = root.parent
+    elif options.get("source") == "manifest":
+        files = sorted(root.rglob("*.png"))
+        rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in files]
+        root = tmp_path / "table.csv"
+        root.write_text("\n".join(["path,label", *rows]))
+    data = CIFNetDataModule(root=str(root), **options)
+    assert [len(task) for task in data.stream(()).tasks] == tasks
+    assert data.given["classes_per_task"] == options.get("classes_per_task", 3)
+
+
+def test_tasks_that_were_planned_need_their_classes(tmp_path: Path) -> None:
+    root = class_tree(tmp_path, 4)
+    with pytest.raises(UsageError, match="lower"):
+        CIFNetDataModule(root=str(root), classes_per_task=4)

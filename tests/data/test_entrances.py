@@ -201,7 +201,6 @@ def test_unknown_splits_are_refused(
         ("train", "unlabeled"),
         ("Train", "extra", "more"),
         ("test", "val"),
-        ("training",),
     ],
 )
 def test_folders_that_are_splits_are_no_classes(

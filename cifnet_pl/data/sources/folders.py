@@ -208,14 +208,6 @@ def _all_equal(names: Iterable[set[str]]) -> bool:
     return bool(first) and all(other == first for other in others)
 
 
-def find_class_names(root: Path) -> list[str]:
-    """Return the names of the classes that :func:`folder` finds, without opening an image."""
-    with listing():
-        root = required_root(SourceOptions(root), WHAT)
-        splits = find_splits(root)
-        return list(class_folders(root if splits is None else splits.train))
-
-
 def _train_and_test(train: Path, test: Path) -> Source:
     folders = class_folders(train)
     test_folders: dict[str, list[Path]] = {name: [] for name in folders}
