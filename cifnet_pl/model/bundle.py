@@ -218,7 +218,9 @@ def class_names(
     for name in names:
         problem = class_name_problem(name)
         if problem is not None:
-            raise error(f"{where}: class name {shown(name)} {problem}: rename the class")
+            raise error(
+                f"{where}: class name {shown(name)} {problem}: rename the class"
+            )
     normalised = [class_name(name) for name in names]
     name, times = Counter(normalised).most_common(1)[0]
     if times > 1:
