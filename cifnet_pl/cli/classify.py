@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from cifnet_pl.cli.commands import Engine, writing
+from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import list_cell, write_atomic
 from cifnet_pl.utilities.text import (
@@ -124,6 +125,8 @@ def classify(
     print(f"{count} classified in {target}, {table.unreadable} unreadable")
     for sentence in table.summary():
         print(sentence)
+    for note in table.passed_over.notes():
+        print(note, file=sys.stderr)
     if picture is not None:
         print(f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}")
 
@@ -152,6 +155,7 @@ class ClassificationTable:
         unreadable: number of images that cannot be read.
         unknown_count: number of images called unknown.
         set_sizes: sum of the sizes of the prediction sets.
+        passed_over: files that were skipped although they may be images.
 
     Raises:
         UsageError: a share outside (0, 1), or a model without calibration samples.
@@ -176,6 +180,7 @@ class ClassificationTable:
         self.unreadable = 0
         self.unknown_count = 0
         self.set_sizes = 0
+        self.passed_over = PassedOver()
         self._entries: list[GalleryEntry] = []
         self._random = random.Random(0)
         if unknown is None and coverage is not None:  # many unknown images show a shift
@@ -268,7 +273,9 @@ class ClassificationTable:
         """Find all images; all sources are opened first, so that a wrong one is reported early."""
         from cifnet_pl.images.files import find_images
 
-        return chain.from_iterable([find_images(source) for source in self.images])
+        self.passed_over = PassedOver()
+        found = [find_images(source, self.passed_over) for source in self.images]
+        return chain.from_iterable(found)
 
     def _remember(self, prediction: Prediction) -> None:
         """Sample images for the gallery: those with the largest random numbers so far."""

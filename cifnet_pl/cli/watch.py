@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import os
+import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from http.client import HTTPException
 from itertools import islice
@@ -109,6 +109,7 @@ def watch(
         receiver = " and to the webhook" if sender is not None else ""
         print(f"watching {folder}; predictions in {target}{receiver}", flush=True)
         found = waiting.find(settled=not once)
+        passed_over = 0
         while True:
             new = list(islice(found, IMAGES_PER_WRITE))
             unseen = table.unseen(new)
@@ -124,6 +125,9 @@ def watch(
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
+            if not new and waiting.passed_over.count > passed_over:
+                passed_over = waiting.passed_over.count
+                print(*waiting.passed_over.notes(), file=sys.stderr)
             if not new and once and not (sender and sender.waiting):
                 print(f"{number_of(len(table.ids), 'image')} classified in {target}")
                 return
@@ -225,17 +229,26 @@ class WatchPredictions:
             return list(csv.DictReader(file))
 
     def unseen(self, files: Iterable[Path]) -> list[NewImage]:
-        """Read those of some images whose content has no row; files that are gone are left out."""
+        """Read those of some images whose content has no row.
+
+        Entries that cannot be read, such as links that lead nowhere and pipes, are named and left
+        out.
+        """
+        from cifnet_pl.images.files import read_bytes
         from cifnet_pl.images.image import content_hash
 
         found = []
         for file in files:
-            with suppress(OSError):
-                content = file.read_bytes()
-                key = f"{content_hash(content):016x}"
-                if key not in self.ids:
-                    self.ids.add(key)
-                    found.append(NewImage(key, file, content))
+            try:
+                content = read_bytes(file)
+            except (OSError, DataError) as error:
+                reason = getattr(error, "strerror", None) or error
+                print(f"left out {printable(str(file))}: {reason}", file=sys.stderr)
+                continue
+            key = f"{content_hash(content):016x}"
+            if key not in self.ids:
+                self.ids.add(key)
+                found.append(NewImage(key, file, content))
         return found
 
     def append(self, rows: Iterable[Mapping[str, str]]) -> None:

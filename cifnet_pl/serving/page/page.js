@@ -252,7 +252,10 @@ async function filesOf(entry, folder) {
   }
 }
 
-const isHidden = ({ path }) => path.split("/").some((part) => part.startsWith(".") || part === "__MACOSX");
+const SYSTEM_FOLDERS = ["__macosx", "@eadir", "@recently-snapshot", "@recycle", "#recycle", "#snapshot", "$recycle.bin",
+  "recycler", "lost+found", "system volume information"]; // as images/names.py has them
+const isHidden = ({ path }) =>
+  path.split("/").some((part) => part.startsWith(".") || SYSTEM_FOLDERS.includes(part.toLowerCase()));
 const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 
 /** Call `take` with photos that are pasted. */

@@ -1,0 +1,104 @@
+"""What is an image, what is hidden, and what is counted as passed over."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import cifnet_pl.serving
+from cifnet_pl.images import files
+from cifnet_pl.images.files import ImageWalk, NewFiles, find_images, read_bytes
+from cifnet_pl.images.names import SYSTEM_FOLDERS, PassedOver, is_hidden
+from cifnet_pl.utilities.errors import DataError
+from tests.data.entrances import png
+
+
+def test_the_page_skips_the_same_folders() -> None:
+    page = Path(cifnet_pl.serving.__file__).parent / "page" / "page.js"
+    listed = re.search(r"SYSTEM_FOLDERS = \[(.*?)\]", page.read_text(), re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r'"(.*?)"', listed[1])) == SYSTEM_FOLDERS
+
+
+@pytest.mark.parametrize("name", ["recycle", "eaDir", "a.b", "lost", "System"])
+def test_ordinary_names_are_not_hidden(name: str) -> None:
+    assert not is_hidden(f"{name}/1.jpg")
+
+
+def special_entries(folder: Path) -> set[str]:
+    """Write an image beside entries that no reader must wait for; return all names."""
+    (folder / "whole.png").write_bytes(png())
+    os.mkfifo(folder / "pipe.png")
+    (folder / "nowhere.png").symlink_to("gone.png")
+    (folder / "circle.png").symlink_to("circle.png")
+    (folder / "device.png").symlink_to("/dev/zero")
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.timeout(20)
+def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> None:
+    names = special_entries(tmp_path)
+    assert {path.name for path in find_images(tmp_path)} == names
+    assert {path.name for path in find_images(tmp_path / "*.png")} == names
+    for name in names - {"whole.png"}:
+        with pytest.raises((OSError, DataError)):
+            read_bytes(tmp_path / name)
+
+
+@pytest.mark.timeout(20)
+def test_new_files_are_found_beside_entries_that_are_none(tmp_path: Path) -> None:
+    names = special_entries(tmp_path)
+    new = NewFiles(tmp_path)
+    assert list(new.find()) == []
+    assert {path.name for path in new.find()} == names
+    assert list(new.find()) == []
+    (tmp_path / "late.png").write_bytes(png(1))
+    (tmp_path / "late.jxl").write_bytes(b"x")
+    list(new.find())
+    assert [path.name for path in new.find()] == ["late.png"]
+    assert new.passed_over.count == 1
+
+
+def test_a_folder_that_cannot_be_read_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(png())
+    scandir = os.scandir
+
+    def refused(folder: Path) -> object:
+        if Path(folder).name == "b":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(files.os, "scandir", refused)
+    assert len(list(NewFiles(tmp_path).find(settled=False))) == 2
+    with pytest.raises(PermissionError):
+        list(ImageWalk().images(tmp_path))
+
+
+def test_no_image_where_all_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "1.jxl").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"1 file is passed over that may be images"):
+        find_images(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("a.CR2", b"raw", 1),
+        ("a", png(), 1),
+        ("a.jpg_large", b"\xff\xd8\xff\xe0", 1),
+        ("a.bin", b"\0\0\0\x18ftypheic", 1),
+        ("a.mp4", b"\0\0\0\x18ftypisom", 0),
+        ("a.wav", b"RIFF\0\0\0\0WAVE", 0),
+        ("a.txt", b"", 0),
+        ("Thumbs.db", b"\xd0\xcf\x11\xe0", 0),
+    ],
+)
+def test_files_that_may_be_images(name: str, content: bytes, count: int) -> None:
+    passed_over = PassedOver()
+    passed_over.add(Path(name), content)
+    assert passed_over.count == len(passed_over.notes()) == count
