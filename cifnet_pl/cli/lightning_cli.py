@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_dumper
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -55,7 +55,12 @@ from cifnet_pl.learning.strategy import (
 )
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
-from cifnet_pl.utilities.files import exclusive, is_first_process, write_text
+from cifnet_pl.utilities.files import (
+    dump_yaml,
+    exclusive,
+    is_first_process,
+    write_text,
+)
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -292,6 +297,7 @@ def run(args: list[str]) -> None:
     if CLIParser.topic == "model":
         args = [args[0], "--model.help", "CIFNetModule"]
     quieten()
+    set_dumper("yaml", dump_yaml)
     args, trust = split_trust(args)
     register_strategy()
     try:

@@ -136,6 +136,11 @@ def _bad_value(message: str, key: str) -> str:
             f"--{key} is '{name[0] if name else value and value[1]}', expected a subclass of"
             f" {base[1]}"
         )
+    if key == "data.class_order":
+        return (
+            f"--{key} is '{value and value[1]}', expected a seed, positions, or class names; quote"
+            " names that look like numbers"
+        )
     if key and expected and value:
         return (
             f"--{key} is '{value[1]}', expected"

@@ -17,11 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from filelock import FileLock
 
 from cifnet_pl.cli.sweep_points import Point
-from cifnet_pl.utilities.files import write_text
+from cifnet_pl.utilities.files import dump_yaml, write_text
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import printable
 
@@ -90,10 +89,7 @@ class SweepJob(NamedTuple):
         """Write the configuration; a report names missing points by it."""
         names = {"experiment": self.folder.name, "logs": str(self.folder.parent)}
         config = {**self.point.config, **names}
-        write_text(
-            self.folder / POINT,
-            yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        )
+        write_text(self.folder / POINT, dump_yaml(config))
 
 
 def run_all(jobs: Sequence[SweepJob], trust: bool = False) -> list[Path]:

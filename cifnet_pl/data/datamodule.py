@@ -126,7 +126,10 @@ class CIFNetDataModule(LightningDataModule):
         root: str | None = None,
         classes_per_task: int | list[int] = CLASSES_PER_TASK,
         initial_classes: int | None = None,
-        class_order: int | list[int] | list[str] | None = None,
+        class_order: int
+        | list[str]
+        | list[int]
+        | None = None,  # quoted entries are names
         stream: Stream | None = None,
         max_tasks: int | None = None,
         image_size: int | None = None,

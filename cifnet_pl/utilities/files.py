@@ -118,6 +118,37 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
         ) from error
 
 
+class ConfigDumper(yaml.SafeDumper):
+    """Quotes each text that a reader would take for a number, such as the class name ``1e5``.
+
+    The command line reads YAML 1.2, in which more texts are numbers than in PyYAML's YAML 1.1.
+    """
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None
+    with suppress(ValueError):
+        float(text)
+        style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+ConfigDumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(content: Any) -> str:
+    """Return YAML text that reads back as it is, by the command line and by :func:`read_yaml`.
+
+    Example:
+        >>> print(dump_yaml({"names": ["1e5", "ant"]}), end="")
+        names:
+        - '1e5'
+        - ant
+    """
+    text = yaml.dump(content, Dumper=ConfigDumper, sort_keys=False, allow_unicode=True)
+    return str(text)
+
+
 def config_files() -> dict[str, Path]:
     """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder
     comes first.
