@@ -31,6 +31,7 @@ DRIVER: dict[str, Any] = {
     "is_bf16_supported": lambda *args, **kwargs: True,
     "empty_cache": lambda: None,
     "synchronize": lambda device=None: None,
+    "Event": mock.Mock,
 }
 """What the driver says to Lightning and to the package."""
 

@@ -92,7 +92,8 @@ class CIFNetDataModule(LightningDataModule):
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
         image_size: side in pixels (short side resized, centre cropped); null for the weights' own
             size and crop.
-        batch_size: images per process and batch; the result does not depend on it.
+        batch_size: images per process and batch; null for 64, and on a GPU as many as it embeds fast,
+            at most 256. Only trained methods learn something else from other batches.
         num_workers: decoding threads of each process that embeds, or null to share out the cores,
             at most 16 each.
         val_fraction: share of each class held out where the source has no test split.
@@ -133,7 +134,7 @@ class CIFNetDataModule(LightningDataModule):
         stream: Stream | None = None,
         max_tasks: int | None = None,
         image_size: int | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         num_workers: int | None = None,
         val_fraction: float = 0.2,
         split_seed: int = 0,
@@ -155,7 +156,8 @@ class CIFNetDataModule(LightningDataModule):
         check_that(
             on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
         )
-        check_that(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        valid_batches = batch_size is None or batch_size >= 1
+        check_that(valid_batches, "batch_size", batch_size, "at least 1")
         valid_tasks = max_tasks is None or max_tasks >= 1
         check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
         valid_workers = num_workers is None or num_workers >= 0
@@ -185,7 +187,7 @@ class CIFNetDataModule(LightningDataModule):
         by_seed = tune is None and group in (None, NEAR, SINGLE)
         self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
-        self.batch_size = batch_size
+        self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
@@ -352,7 +354,7 @@ class CIFNetDataModule(LightningDataModule):
         rows = self.task_rows(task)
         count = min(len(rows), at_most)
         spread = np.linspace(0, len(rows) - 1, count).round().astype(np.int64)
-        batches = self._train_images.decode(pieces(rows[spread], self.batch_size))
+        batches = self._train_images.decode(pieces(rows[spread], self._loader_batch))
         return torch.cat([batch.image for batch in batches])
 
     def returning_classes(self, task: int) -> list[str]:
@@ -486,7 +488,7 @@ class CIFNetDataModule(LightningDataModule):
         """Return this process's exact share of a task; stored embeddings come in like batches."""
         samples = self.source.train
         cache = self._train_cache
-        size = self.batch_size
+        size = self._loader_batch
         if not isinstance(samples, ImageSet):
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
@@ -545,7 +547,7 @@ class CIFNetDataModule(LightningDataModule):
                     known = store.known(left)
                     plan += planned_batches(left[known], EMBEDDED_BATCH, store)
                     left = left[~known]
-            plan += planned_batches(left, self.batch_size, None)
+            plan += planned_batches(left, self._loader_batch, None)
             loader = self._val_images
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
@@ -558,6 +560,16 @@ class CIFNetDataModule(LightningDataModule):
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
+
+    @property
+    def _loader_batch(self) -> int:
+        """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
+        device = self.attached.strategy.root_device.type
+        chosen = self.given["batch_size"] is not None
+        if chosen or device == "cpu" or not self.learner.any_batch_size:
+            return self.batch_size
+        side, _ = self.image_shape(self.learner.backbone.preprocessing)
+        return max(1, min(GPU_BATCH, GPU_BATCH_PIXELS // side**2))
 
     @cached_property
     def _train_images(self) -> ImageLoader:
@@ -657,6 +669,15 @@ class CIFNetDataModule(LightningDataModule):
             if isinstance(value, ImageLoader):
                 value.close()
 
+
+DEFAULT_BATCH = 64
+"""Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
+
+GPU_BATCH = 256
+"""Images in a batch on a GPU unless told otherwise: with 64 it waits for the program."""
+
+GPU_BATCH_PIXELS = 2**24
+"""Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
 
 CACHED = (
     "_train_images",

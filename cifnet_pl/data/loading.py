@@ -18,8 +18,8 @@ from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import PixelBatch, decode_batches
 from cifnet_pl.utilities.errors import DataError
 
-AHEAD = 2
-"""Batches for each thread that are decoded ahead of the reader."""
+AHEAD = 128
+"""Images for each thread that are decoded ahead of the reader, but at least two batches."""
 
 
 class ImageBatch(NamedTuple):
@@ -130,7 +130,8 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows = iter([batch.tolist() for batch in batches])
-        ahead = AHEAD * self._workers
+        largest = max((len(batch) for batch in batches), default=1)
+        ahead = max(2, AHEAD * self._workers // max(1, largest))
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
         pinned = self._device == "cuda"
         made = decode_batches(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -196,8 +196,13 @@ def _remaining_sizes(
 
 
 class TaskLearner(Protocol):
-    """The part of a LightningModule that the data module needs."""
+    """The part of a LightningModule that the data module needs.
 
+    Attributes:
+        any_batch_size: whether it learns the same from batches of any size.
+    """
+
+    any_batch_size: ClassVar[bool]
     class_names: list[str]
     learned_tasks: list[list[str]]
     backbone: Backbone

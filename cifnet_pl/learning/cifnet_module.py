@@ -23,6 +23,7 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.embedding import LateCheck
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
@@ -67,6 +68,7 @@ class CIFNetModule(TaskModule):
         evaluated: (n, d) embeddings of the last evaluation batch.
     """
 
+    any_batch_size = True
     evaluated: Tensor
 
     def __init__(
@@ -98,8 +100,9 @@ class CIFNetModule(TaskModule):
         )
         self.calibration = self.model.calibration
         self._messages_shown: set[str] = set()
-        # Content hashes of this task's images, and their groups, by batch.
-        self._groups: list[tuple[Tensor, Tensor]] = []
+        # Content hashes of this task's images, and their rows in the source, by batch.
+        self._grouped: list[tuple[Tensor, Tensor]] = []
+        self._late_check = LateCheck()
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the tensors of backbone, head and buffer depend on."""
@@ -200,8 +203,7 @@ class CIFNetModule(TaskModule):
         z = self.embed(batch)
         self.model.observe(z, batch.label, batch.key)
         if self.data.source.groups is not None:
-            groups = self.data.source.groups[batch.row.cpu().numpy()]
-            self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
+            self._grouped.append((batch.key, batch.row))
         return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
@@ -210,21 +212,32 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
+        self._late_check.finish()
         self.data.begin_task(len(self.learned_tasks))
         self.add_up(self.model)
         counts = self.head.class_counts()
         self.require_images(
             [self.class_names[label] for label in counts if not counts[label]]
         )
-        for local in of_all_processes(self._groups):
-            for keys, groups in local:
-                self.calibration.add_given_groups(keys, groups)
-        self._groups.clear()
+        self._add_given_groups()
         self.model.finish_task()
         for topic, message in edge_messages(self.head.choices()).items():
             if topic not in self._messages_shown:
                 rank_zero_info(message)
             self._messages_shown.add(topic)
+
+    def _add_given_groups(self) -> None:
+        """Let the calibration know the groups of this task's images, of all processes."""
+        groups_of = self.data.source.groups
+        local = []
+        for keys, rows in self._grouped:
+            assert groups_of is not None
+            groups = torch.from_numpy(groups_of[rows.cpu().numpy()])
+            local.append((keys.cpu(), groups))
+        self._grouped.clear()
+        for pairs in of_all_processes(local):
+            for keys, groups in pairs:
+                self.calibration.add_given_groups(keys, groups)
 
     def add_up(self, model: Classifier) -> None:
         """Add the statistics that a model has observed in all processes."""
@@ -235,7 +248,7 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the unfinished task from the model."""
-        self._groups.clear()
+        self._grouped.clear()
         self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
@@ -247,9 +260,14 @@ class CIFNetModule(TaskModule):
         """
         if isinstance(batch, EmbeddingBatch):
             return batch.embedding
-        z = self.model.embed(
-            batch.image, lambda row: self._image_name(int(batch.row[row]))
-        )
+
+        def name(row: int) -> str:
+            return self._image_name(int(batch.row[row]))
+
+        if self.device.type == "cpu" or not self.trainer.training:
+            z = self.model.embed(batch.image, name)
+        else:
+            z = self.model.embed(batch.image, name, self._late_check)
         self.data.remember(batch, z)
         return z
 

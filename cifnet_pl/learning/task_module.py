@@ -45,6 +45,7 @@ class TaskModule(LightningModule):
         title: name in tables and figures; by default the class's own without "Module".
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
+        any_batch_size: whether the result is the same for batches of any size.
         classifiers: names of the module's classifiers, where it has several and all are evaluated.
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
@@ -55,6 +56,7 @@ class TaskModule(LightningModule):
     title: ClassVar[str] = ""
     backbone: Backbone
     epochs: int = 1
+    any_batch_size: ClassVar[bool] = False
     classifiers: tuple[str, ...] = ()
 
     def __init__(self) -> None:

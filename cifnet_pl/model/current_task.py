@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,9 @@ from cifnet_pl.utilities.files import of_all_processes
 
 EMBEDDINGS_PER_UPDATE = 256
 """Fewest embeddings of one update: each update reads and writes a whole Gram matrix."""
+
+EMBEDDINGS_PER_GPU_UPDATE = 4096
+"""The same on a GPU, for which the program waits at each update, as samples are checked."""
 
 
 def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
@@ -36,10 +38,10 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
 
 
 class HashBatch(NamedTuple):
-    """Labels (n,) and content hashes (n,) of observed images."""
+    """Labels (n,) and content hashes (n,) of observed images, where they were embedded."""
 
-    labels: np.ndarray
-    hashes: np.ndarray
+    labels: Tensor
+    hashes: Tensor
 
 
 class CurrentTask:
@@ -69,9 +71,12 @@ class CurrentTask:
         """Take in embeddings (n, d), labels (n,) and content hashes (n,)."""
         if self.buffer is not None:
             self.buffer.add(z, y, key)
-        self._hashes.append(HashBatch(y.cpu().numpy(), key.cpu().numpy()))
+        self._hashes.append(HashBatch(y, key))
         self._waiting.append(BufferSamples(z, y, key))
-        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDINGS_PER_UPDATE:
+        enough = EMBEDDINGS_PER_UPDATE
+        if z.device.type != "cpu":
+            enough = EMBEDDINGS_PER_GPU_UPDATE
+        if sum(len(batch.y) for batch in self._waiting) >= enough:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
@@ -97,7 +102,9 @@ class CurrentTask:
             reduce: replaces a tensor by its sum over all processes; None for a single process.
         """
         self._update_statistics()
-        observed = self._hashes
+        observed = [
+            HashBatch(batch.labels.cpu(), batch.hashes.cpu()) for batch in self._hashes
+        ]
         self._hashes = []
         if reduce is not None:
             if self.introduces_classes:
@@ -109,9 +116,9 @@ class CurrentTask:
                 _join_candidates(self.buffer)
         if observed:
             before = hashes.duplicates
-            labels = np.concatenate([batch.labels for batch in observed])
-            content = np.concatenate([batch.hashes for batch in observed])
-            hashes.add(labels, content)
+            labels = torch.cat([batch.labels for batch in observed])
+            content = torch.cat([batch.hashes for batch in observed])
+            hashes.add(labels.numpy(), content.numpy())
             self.head.count_duplicates(hashes.duplicates - before)
 
 
