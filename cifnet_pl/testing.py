@@ -89,10 +89,12 @@ def stream(
         for label in classes:
             count = int(torch.randint(5, 17, (), generator=generator))
             centre = 4 * torch.randn(width, **options)
-            z.append(centre + 0.5 * torch.randn(count, width, **options))
+            noise = torch.randn(count, width, **options)
+            z.append(centre + 0.5 * noise)
             y.append(torch.full((count,), label))
         task = CheckTask(list(classes), torch.cat(z), torch.cat(y))
-        tasks.append(task.part(torch.randperm(len(task.y), generator=generator)))
+        order = torch.randperm(len(task.y), generator=generator)
+        tasks.append(task.part(order))
     return tasks
 
 
@@ -101,7 +103,8 @@ def queries(tasks: Tasks) -> Tensor:
     generator = torch.Generator().manual_seed(99)
     width = tasks[0].z.shape[1]
     far = torch.randn(5, width, generator=generator, dtype=torch.float64)
-    return torch.cat([*(task.z for task in tasks), 3 * far])
+    unknown = 3 * far
+    return torch.cat([*(task.z for task in tasks), unknown])
 
 
 def memory(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,7 +152,8 @@ def learn(
         rows = torch.arange(len(task.y))
         for part in torch.split(rows, batch or len(rows)):
             head.observe(task.z[part], task.y[part])
-        show_past(head, [*earlier, *tasks[:k]])
+        seen = [*earlier, *tasks[:k]]
+        show_past(head, seen)
         head.solve()
     return head
 
@@ -157,7 +161,9 @@ def learn(
 def halves(task: CheckTask) -> tuple[CheckTask, CheckTask]:
     """Return even and odd samples of each class, so that both parts hold every class."""
     order = torch.argsort(task.y, stable=True)
-    return task.part(order[::2]), task.part(order[1::2])
+    even = order[::2]
+    odd = order[1::2]
+    return task.part(even), task.part(odd)
 
 
 def snapshot(head: Head) -> dict[str, Tensor]:
@@ -176,12 +182,15 @@ def assert_same_state(head: Head, before: dict[str, Tensor]) -> None:
     names = f"the state has {sorted(after)}, before it had {sorted(before)}"
     _must(after.keys() == before.keys(), names)
     for key, value in before.items():
-        _must(torch.equal(after[key], value), f"'{key}' has changed")
+        same = torch.equal(after[key], value)
+        _must(same, f"'{key}' has changed")
 
 
 def difference(scores: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest score."""
-    shapes = f"scores have shape {tuple(scores.shape)}, not {tuple(expected.shape)}"
+    shape = tuple(scores.shape)
+    expected_shape = tuple(expected.shape)
+    shapes = f"scores have shape {shape}, not {expected_shape}"
     _must(scores.shape == expected.shape, shapes)
     largest = (scores - expected).abs().max()
     return (largest / expected.abs().max()).item()
@@ -207,7 +216,8 @@ class Case:
 
     def learned(self, tasks: Tasks) -> Head:
         """Return a head that has learned a stream."""
-        return learn(self.make(tasks[0].z.shape[1]), tasks)
+        width = tasks[0].z.shape[1]
+        return learn(self.make(width), tasks)
 
     def reloaded(self, head: Head) -> Head:
         """Return a fresh head of the same arguments with the state of ``head``, through a file."""
@@ -238,7 +248,8 @@ class Case:
         z = queries(tasks)
         error = difference(head(z), expected(z))
         problem = f"{change} changes scores by {error:.1g} of the largest"
-        _must(error <= max(self.tolerance, tolerance), problem)
+        limit = max(self.tolerance, tolerance)
+        _must(error <= limit, problem)
 
 
 def built_from_the_width_alone(case: Case, tasks: Tasks) -> None:
@@ -257,12 +268,12 @@ def built_from_the_width_alone(case: Case, tasks: Tasks) -> None:
 def learns_any_labels(case: Case, tasks: Tasks) -> None:
     """It learns any integers, uneven tasks, a first task of one class, and reloads their state."""
     head = case.learned(tasks)
-    _must(
-        head.tasks == [task.classes for task in tasks], f"it has learned {head.tasks}"
-    )
+    learned_tasks = [task.classes for task in tasks]
+    _must(head.tasks == learned_tasks, f"it has learned {head.tasks}")
     expected: dict[int, int] = {}
     for task in tasks:
-        expected.update(zip(task.classes, task.counts, strict=True))
+        counts_of_task = zip(task.classes, task.counts, strict=True)
+        expected.update(counts_of_task)
     counts = head.class_counts()
     _must(counts == expected, f"class_counts() gives {counts}, not {expected}")
     assert_same_state(case.reloaded(head), snapshot(head))
@@ -273,11 +284,16 @@ def tells_classes_apart(case: Case, tasks: Tasks) -> None:
     head = case.learned(tasks)
     for task in tasks:
         columns = [head.classes.index(label) for label in task.classes]
-        predicted = torch.tensor(task.classes)[head(task.z)[:, columns].argmax(dim=1)]
+        scores = head(task.z)[:, columns]
+        best = scores.argmax(dim=1)
+        labels = torch.tensor(task.classes)
+        predicted = labels[best]
         _must_be_accurate(predicted, task.y, "a task")
     if not case.locked:
-        z = torch.cat([task.z for task in tasks])
-        y = torch.cat([task.y for task in tasks])
+        all_z = [task.z for task in tasks]
+        z = torch.cat(all_z)
+        all_y = [task.y for task in tasks]
+        y = torch.cat(all_y)
         _must_be_accurate(head.predict(z), y, "all tasks")
 
 
@@ -306,7 +322,8 @@ def scores_are_float64(case: Case, tasks: Tasks) -> None:
     _must(
         head(z[:0]).shape == (0, columns), "scores of no embedding have another shape"
     )
-    single = torch.cat([head(row[None]) for row in z])
+    alone = [head(row[None]) for row in z]
+    single = torch.cat(alone)
     error = difference(single, head(z))
     _must(
         error <= case.tolerance,
@@ -323,11 +340,14 @@ def order_does_not_matter(case: Case, tasks: Tasks) -> None:
             generator = torch.Generator().manual_seed(batch)
             order = torch.randperm(len(task.y), generator=generator)
             head.begin_task(task.classes, task.counts)
-            for rows in [order[:0], *torch.split(order, batch), order[:0]]:
+            empty = order[:0]
+            batches = [empty, *torch.split(order, batch), empty]
+            for rows in batches:
                 head.observe(task.z[rows], task.y[rows])
             show_past(head, tasks[:k])
             head.solve()
-        case.must_agree(head, expected, tasks, f"another order in batches of {batch}")
+        change = f"another order in batches of {batch}"
+        case.must_agree(head, expected, tasks, change)
 
 
 def surroundings_do_not_matter(case: Case, tasks: Tasks) -> None:
@@ -338,14 +358,17 @@ def surroundings_do_not_matter(case: Case, tasks: Tasks) -> None:
         head = case.learned(tasks)
         _must(torch.equal(head(z), expected), "autocast changes scores")
     _must(not head(z).requires_grad, "scores have gradients")
-    types = {key: value.dtype for key, value in head.state_dict().items()}
-    half = {key: value.dtype for key, value in head.half().state_dict().items()}
+    state = head.state_dict()
+    types = {key: value.dtype for key, value in state.items()}
+    half_state = head.half().state_dict()
+    half = {key: value.dtype for key, value in half_state.items()}
     _must(half == types, "half() changes the type of what is stored")
 
 
 def state_survives_a_file(case: Case, tasks: Tasks) -> None:
     """A head that is reloaded at any moment, within a task too, goes on with the same bits."""
-    head = case.make(tasks[0].z.shape[1])
+    width = tasks[0].z.shape[1]
+    head = case.make(width)
     z = queries(tasks)
     for k, task in enumerate(tasks):
         steps = _steps_of_task(task, tasks[:k])
@@ -392,7 +415,8 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
     z = queries(tasks)
     expected = case.learned(tasks)(z)
     for k in range(len(tasks)):
-        head = learn(case.make(tasks[0].z.shape[1]), tasks[:k])
+        width = tasks[0].z.shape[1]
+        head = learn(case.make(width), tasks[:k])
         head.refresh()
         before = snapshot(head)
         other = stream([[50, 51]], 8, head.in_features)[0]
@@ -404,7 +428,8 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
                 head = case.reloaded(head)
             head.abort_task()
             assert_same_state(head, before)
-        learn(head, tasks[k:], earlier=tasks[:k])
+        remaining = tasks[k:]
+        learn(head, remaining, earlier=tasks[:k])
         _must(
             torch.equal(head(z), expected),
             "scores after an aborted task have other bits",
@@ -413,20 +438,26 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
 
 def bad_samples_are_refused(case: Case, tasks: Tasks) -> None:
     """NaN, another width and unknown labels change nothing."""
-    head = learn(case.make(tasks[0].z.shape[1]), tasks[:1])
+    width = tasks[0].z.shape[1]
+    head = learn(case.make(width), tasks[:1])
     task = tasks[1]
     head.begin_task(task.classes, task.counts)
     before = snapshot(head)
-    _must_refuse(NonFiniteError, "NaN", head.observe, task.z * torch.nan, task.y)
-    _must_refuse(CifnetError, "another width", head.observe, task.z[:, 1:], task.y)
-    _must_refuse(UsageError, "an unknown label", head.observe, task.z, task.y + 1)
+    not_a_number = task.z * torch.nan
+    _must_refuse(NonFiniteError, "NaN", head.observe, not_a_number, task.y)
+    narrower = task.z[:, 1:]
+    _must_refuse(CifnetError, "another width", head.observe, narrower, task.y)
+    unknown_labels = task.y + 1
+    _must_refuse(UsageError, "an unknown label", head.observe, task.z, unknown_labels)
     assert_same_state(head, before)
 
 
 def merging_is_as_declared(case: Case, tasks: Tasks) -> None:
     """Two sites merge into one (``pools``) and separate again (``subtracts``), or it refuses."""
-    first = case.learned([halves(task)[0] for task in tasks])
-    second = case.learned([halves(task)[1] for task in tasks])
+    even_samples = [halves(task)[0] for task in tasks]
+    first = case.learned(even_samples)
+    odd_samples = [halves(task)[1] for task in tasks]
+    second = case.learned(odd_samples)
     whole = case.learned(tasks)
     before = copy.deepcopy(first)
     if not first.pools:
@@ -455,13 +486,16 @@ def reducing_is_as_declared(case: Case, tasks: Tasks) -> None:
 
     A head that does not declare it refuses.
     """
-    heads = [case.make(tasks[0].z.shape[1]) for _ in range(3)]
+    width = tasks[0].z.shape[1]
+    heads = [case.make(width) for _ in range(3)]
     expected = case.learned(tasks)
     if not expected.reduces:
         _must_refuse(CifnetError, "reducing", expected.reduce_, lambda tensor: None)
         return
     for k, task in enumerate(tasks):
-        parts = [*halves(task), task.part(torch.arange(0))]
+        no_rows = torch.arange(0)
+        even, odd = halves(task)
+        parts = [even, odd, task.part(no_rows)]
         for head, part in zip(heads, parts, strict=True):
             head.begin_task(task.classes, task.counts)
             head.observe(part.z, part.y)
@@ -490,19 +524,25 @@ def classes_can_go_and_come_back(case: Case, tasks: Tasks) -> None:
     """Removed classes have no column and can be learned again; renaming changes no score."""
     head = case.learned(tasks)
     z = queries(tasks)
-    names = {label: 100 - k for k, label in enumerate(head.classes)}
+    names = {}
+    for k, label in enumerate(head.classes):
+        names[label] = 100 - k
     before = head(z)
     head.relabel(names)
-    _must(head.classes == list(names.values()), f"renamed classes are {head.classes}")
+    renamed = list(names.values())
+    _must(head.classes == renamed, f"renamed classes are {head.classes}")
     _must(torch.equal(head(z), before), "renaming changes scores")
     head = case.learned(tasks)
     removed = tasks[0].classes
     head.remove_classes(removed)
-    left = [label for task in tasks[1:] for label in task.classes]
+    left: list[int] = []
+    for task in tasks[1:]:
+        left += task.classes
     _must(head.classes == left, f"without {removed} its classes are {head.classes}")
     _must(head(z).shape[1] == len(left), "a removed class has a column")
     learn(head, tasks[:1], earlier=tasks[1:2])
-    _must_be_accurate(head.predict(tasks[0].z), tasks[0].y, "a class that comes back")
+    first = tasks[0]
+    _must_be_accurate(head.predict(first.z), first.y, "a class that comes back")
 
 
 HEAD_CHECKS = (
@@ -588,9 +628,11 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
         torch.equal(backbone(images), z),
         "the same images have other embeddings the second time",
     )
-    single = torch.cat([backbone(image[None]) for image in images])
+    alone = [backbone(image[None]) for image in images]
+    single = torch.cat(alone)
     _must(difference(single, z) < 1e-4, "images influence each other")
-    _must(difference(z[:1].expand(3, -1), z) > 0, "all images have the same embedding")
+    repeated = z[:1].expand(3, -1)
+    _must(difference(repeated, z) > 0, "all images have the same embedding")
 
 
 def check_source(name: str, options: SourceOptions | None = None) -> None:
@@ -607,17 +649,21 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     again = build_source(name, options or SourceOptions())
     _check_same_samples(source.train, again.train)
     _check_same_samples(source.val, again.val)
-    learned = set(np.unique(source.train.labels).tolist())
-    _must(
-        learned == set(range(len(source.class_names))), "a class has no training sample"
-    )
+    labels = np.unique(source.train.labels)
+    learned = set(labels.tolist())
+    every_class = set(range(len(source.class_names)))
+    _must(learned == every_class, "a class has no training sample")
 
 
 def _check_same_samples(first: SampleSet, second: SampleSet) -> None:
     same_names = first.names == second.names
     _must(same_names, "the samples have other names or another order the second time")
-    rows = np.linspace(0, len(first) - 1, min(len(first), 8)).astype(np.int64)
-    same = bool((first.hashes(rows) == second.hashes(rows)).all())
+    count = min(len(first), 8)
+    spread = np.linspace(0, len(first) - 1, count)
+    rows = spread.astype(np.int64)
+    first_hashes = first.hashes(rows)
+    second_hashes = second.hashes(rows)
+    same = bool((first_hashes == second_hashes).all())
     _must(same, "the samples differ the second time")
     if isinstance(first, ImageSet):
         for row in rows.tolist():

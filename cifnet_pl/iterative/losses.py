@@ -44,7 +44,8 @@ def distillation(
 def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
     log_probabilities = (scores / temperature).log_softmax(dim=1)
-    return -(target * log_probabilities).sum(dim=1).mean()
+    products = target * log_probabilities
+    return -products.sum(dim=1).mean()
 
 
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
@@ -75,9 +76,12 @@ def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
         (C, d) rows, those of old classes unchanged.
     """
     old = len(weight) - new
-    old_norm = weight[:old].norm(dim=1).mean()
-    new_norm = weight[old:].norm(dim=1).mean()
-    gamma = old_norm / new_norm * value ** (old / new)
+    old_weight = weight[:old]
+    old_norm = old_weight.norm(dim=1).mean()
+    new_weight = weight[old:]
+    new_norm = new_weight.norm(dim=1).mean()
+    correction = value ** (old / new)
+    gamma = old_norm / new_norm * correction
     return torch.cat([weight[:old], weight[old:] * gamma])
 
 
@@ -119,7 +123,8 @@ def _pooled(maps: Tensor) -> Tensor:
     square = maps.square()
     columns = square.sum(3).flatten(1)
     rows = square.sum(2).flatten(1)
-    return functional.normalize(torch.cat([columns, rows], dim=1), dim=1)
+    pooled = torch.cat([columns, rows], dim=1)
+    return functional.normalize(pooled, dim=1)
 
 
 def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
@@ -129,7 +134,8 @@ def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
         z: (n, d) embeddings.
         old: (n, d) embeddings of the old network.
     """
-    return functional.cosine_embedding_loss(z, old, z.new_ones(len(z)))
+    same_direction = z.new_ones(len(z))
+    return functional.cosine_embedding_loss(z, old, same_direction)
 
 
 def pod_factor(classes: int, new: int) -> float:
@@ -150,9 +156,11 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
         (n, C) scores.
     """
     proxies = functional.normalize(proxies, dim=1)
-    cosines = functional.linear(functional.normalize(z, dim=1), proxies)
+    unit = functional.normalize(z, dim=1)
+    cosines = functional.linear(unit, proxies)
     cosines = cosines.view(len(z), -1, count)
-    return sigma * (cosines.softmax(dim=2) * cosines).sum(dim=2)
+    shares = cosines.softmax(dim=2)
+    return sigma * (shares * cosines).sum(dim=2)
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
@@ -169,10 +177,14 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
         scores: (n, C).
         labels: (n,) int64.
     """
-    scores = scores - scores.max(dim=1, keepdim=True).values
-    is_label = functional.one_hot(labels, scores.shape[1]).bool()
-    others = scores.masked_fill(is_label, 0.0).exp().sum(dim=1)
-    return (others.log() - scores[is_label]).clamp_min(0).mean()
+    largest = scores.max(dim=1, keepdim=True).values
+    scores = scores - largest
+    one_hot = functional.one_hot(labels, scores.shape[1])
+    is_label = one_hot.bool()
+    without_label = scores.masked_fill(is_label, 0.0)
+    others = without_label.exp().sum(dim=1)
+    differences = others.log() - scores[is_label]
+    return differences.clamp_min(0).mean()
 
 
 # ---------------------------------------------------------------------- FOSTER
@@ -187,8 +199,10 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
         counts: (C,) images of each class that are learned from.
         beta: β in [0, 1).
     """
-    weights = (1 - beta) / (1 - beta ** counts.double())
-    return weights / weights.sum() * len(counts)
+    remaining = 1 - beta ** counts.double()
+    weights = (1 - beta) / remaining
+    shares = weights / weights.sum()
+    return shares * len(counts)
 
 
 def boosting(
@@ -207,7 +221,8 @@ def boosting(
     """
     rebalanced = functional.cross_entropy(scores / weights, labels)
     expansion_loss = functional.cross_entropy(expansion, labels)
-    old_scores = scores[:, : teacher.shape[1]]
+    old_classes = teacher.shape[1]
+    old_scores = scores[:, :old_classes]
     return rebalanced + expansion_loss + distillation(old_scores, teacher)
 
 
@@ -224,7 +239,8 @@ def balanced_distillation(
         weights: (C,) weights of classes.
         temperature: T.
     """
-    soft = (teacher / temperature).softmax(dim=1) * weights
+    soft_teacher = (teacher / temperature).softmax(dim=1)
+    soft = soft_teacher * weights
     soft = soft / soft.sum(dim=1, keepdim=True)
     return _soft_cross_entropy(scores, soft, temperature)
 
@@ -248,8 +264,11 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
     b = functional.normalize(b, dim=1)
     logits = a @ b.T / temperature
     diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
-    positive = torch.arange(len(a), device=a.device).roll(-(len(a) // 2))
-    return functional.cross_entropy(logits.masked_fill(diagonal, -torch.inf), positive)
+    rows = torch.arange(len(a), device=a.device)
+    n = len(a) // 2
+    positive = rows.roll(-n)
+    contrasts = logits.masked_fill(diagonal, -torch.inf)
+    return functional.cross_entropy(contrasts, positive)
 
 
 def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor:
@@ -262,9 +281,11 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
         merged: (n, new) scores from the merged features; nothing flows back into them.
         temperature: T.
     """
-    soft = (merged.detach() / temperature).softmax(dim=1)
+    softened = merged.detach() / temperature
+    soft = softened.softmax(dim=1)
     log_probabilities = (scores / temperature).log_softmax(dim=1)
-    return functional.kl_div(log_probabilities, soft, reduction="none").sum(dim=1)
+    divergences = functional.kl_div(log_probabilities, soft, reduction="none")
+    return divergences.sum(dim=1)
 
 
 # ---------------------------------------------------------------------- CREATE
@@ -281,8 +302,10 @@ def confusion(errors: Tensor) -> Tensor:
     Returns:
         (n,).
     """
-    best = errors.detach().sort(dim=1, descending=True).values
-    ahead = (best[:, 0] - best[:, 1]).abs()
+    ordered = errors.detach().sort(dim=1, descending=True)
+    best = ordered.values
+    first = best[:, 0]
+    ahead = (first - best[:, 1]).abs()
     span = (best[:, 0] - best[:, -1]).abs()
     return ahead / (span + 1e-8)
 
@@ -294,7 +317,8 @@ def confusion_weights(errors: Tensor, alpha: float = 4.0) -> Tensor:
         errors: (n, C) scores of at least two classes.
         alpha: α.
     """
-    return 1 + (-alpha * confusion(errors)).exp()
+    lead = confusion(errors)
+    return 1 + (-alpha * lead).exp()
 
 
 def separation(
@@ -317,14 +341,24 @@ def separation(
     """
     n, classes, _ = latent.shape
     # (n, l): the code of each anchor in the latent space of its class.
-    codes = latent[torch.arange(n, device=labels.device), labels]
+    rows = torch.arange(n, device=labels.device)
+    codes = latent[rows, labels]
     # (n, n): sample j in the latent space of i's class.
-    dots = torch.einsum("il,jil->ij", codes, latent[:, labels]) / temperature
-    dots = (dots - dots.max(dim=1, keepdim=True).values.detach()).clamp_min(-95.0)
-    other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
-    normaliser = (dots.exp() * other).sum(dim=1, keepdim=True)
+    spaces = latent[:, labels]
+    products = torch.einsum("il,jil->ij", codes, spaces)
+    dots = products / temperature
+    largest = dots.max(dim=1, keepdim=True).values.detach()
+    dots = (dots - largest).clamp_min(-95.0)
+    diagonal = torch.eye(n, dtype=torch.bool, device=labels.device)
+    other = ~diagonal
+    exponentials = dots.exp() * other
+    normaliser = exponentials.sum(dim=1, keepdim=True)
     log_probability = dots - normaliser.log()
-    positive = (labels[:, None] == labels[None, :]) & other
+    same_class = labels[:, None] == labels[None, :]
+    positive = same_class & other
     positives = positive.sum(dim=1).clamp_min(1)
-    mean = (positive * log_probability).sum(dim=1) / positives
-    return -(temperature / base_temperature) * (mean * weights).mean() / classes
+    total = (positive * log_probability).sum(dim=1)
+    mean = total / positives
+    scale = temperature / base_temperature
+    loss = (mean * weights).mean()
+    return -scale * loss / classes

@@ -38,8 +38,10 @@ def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
     Returns:
         (width, in_features) float64.
     """
-    bits = random_bits(np.random.PCG64(seed), width, in_features)
-    uniform: Tensor = torch.from_numpy(bits * 2.0**-52 - 1)
+    generator = np.random.PCG64(seed)
+    bits = random_bits(generator, width, in_features)
+    values = bits * 2.0**-52 - 1
+    uniform: Tensor = torch.from_numpy(values)
     return uniform / math.sqrt(in_features)
 
 
@@ -54,16 +56,19 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
     Returns:
         (width, in_features) float64.
     """
-    bits = random_bits(np.random.PCG64(seed), 2, width, in_features)
+    generator = np.random.PCG64(seed)
+    bits = random_bits(generator, 2, width, in_features)
     radius, angle = (bits + 0.5) * 2.0**-53
     length = np.sqrt(-2 * np.log(radius))
-    normal: Tensor = torch.from_numpy(length * np.cos(2 * np.pi * angle))
+    cosine = np.cos(2 * np.pi * angle)
+    normal: Tensor = torch.from_numpy(length * cosine)
     return normal
 
 
 def draw_phases(width: int, seed: int) -> Tensor:
     """Draw phases (width,) float64, uniform in [0, 2π), independent of :func:`draw_normal`."""
-    bits = random_bits(np.random.PCG64(seed).jumped(), width)
+    generator = np.random.PCG64(seed).jumped()
+    bits = random_bits(generator, width)
     phases: Tensor = torch.from_numpy(bits * 2.0**-53)
     return phases * (2 * math.pi)
 
@@ -71,7 +76,8 @@ def draw_phases(width: int, seed: int) -> Tensor:
 def projection_fingerprint(matrix: Tensor) -> int:
     """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
     shape = str(tuple(matrix.shape)).encode()
-    values = matrix.detach().cpu().contiguous().numpy().tobytes()
+    contiguous = matrix.detach().cpu().contiguous()
+    values = contiguous.numpy().tobytes()
     digest = hashlib.sha256(shape + values).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -104,7 +110,8 @@ Measured by ``python -m benchmarks.studies.bound``.
 
 def draw_product_directions(count: int, in_features: int) -> Tensor:
     """Draw the directions (2·count, d) float64 of ``count`` product features, of variance 1."""
-    return math.sqrt(3 * in_features) * draw_projection(2 * count, in_features, seed=0)
+    uniform = draw_projection(2 * count, in_features, seed=0)
+    return math.sqrt(3 * in_features) * uniform
 
 
 def with_product_features(z: Tensor, directions: Tensor) -> Tensor:
@@ -123,7 +130,10 @@ def with_product_features(z: Tensor, directions: Tensor) -> Tensor:
     """
     first, second = directions.chunk(2)
     lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    lengths = lengths.clamp_min(torch.finfo(z.dtype).tiny)
+    smallest = torch.finfo(z.dtype).tiny
+    lengths = lengths.clamp_min(smallest)
     scale = PRODUCT_NORM * len(first) ** -0.5
-    products = scale * (z @ first.T) * (z @ second.T) / lengths
+    first_products = z @ first.T
+    second_products = z @ second.T
+    products = scale * first_products * second_products / lengths
     return torch.cat([z, products], dim=1)

@@ -29,15 +29,20 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
         left, right: (n, p), in the dtype of ``gram``.
     """
     for start, stop in _blocks(len(gram)):
-        gram[start:stop, :stop].addmm_(left[:, start:stop].T, right[:, :stop])
+        left_columns = left[:, start:stop]
+        right_columns = right[:, :stop]
+        gram[start:stop, :stop].addmm_(left_columns.T, right_columns)
 
 
 def mirror_(gram: Tensor) -> Tensor:
     """Fill ``gram`` (p, p) above the diagonal from below it, in place, and return it."""
     for start, stop in _blocks(len(gram), BLOCK // 4):
-        gram[:start, start:stop] = gram[start:stop, :start].T
+        left_of_block = gram[start:stop, :start]
+        gram[:start, start:stop] = left_of_block.T
         block = gram[start:stop, start:stop]
-        block.copy_(block.tril() + block.tril(-1).T)
+        lower = block.tril()
+        upper = block.tril(-1).T
+        block.copy_(lower + upper)
     return gram
 
 
@@ -49,7 +54,9 @@ def _blocks(width: int, size: int = BLOCK) -> list[tuple[int, int]]:
 
 def packed_shape(width: int) -> tuple[int, int]:
     """Return the shape of a packed (``width``, ``width``) matrix."""
-    return width + 1 - width % 2, (width + 1) // 2
+    rows = width + 1 - width % 2
+    columns = (width + 1) // 2
+    return rows, columns
 
 
 def pack(matrix: Tensor) -> Tensor:
@@ -72,12 +79,15 @@ def pack(matrix: Tensor) -> Tensor:
     rows, columns = packed_shape(width)
     shift = rows - width
     rest = width - columns
-    packed = matrix.new_empty(*matrix.shape[:-2], rows, columns)
+    shape = matrix.shape[:-2]
+    packed = matrix.new_empty(*shape, rows, columns)
     packed[..., shift:, :] = matrix[..., :columns]
     corner = packed[..., :rest, columns - rest :]
-    upper = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device).triu()
+    ones = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device)
+    upper = ones.triu()
     other_half = matrix[..., columns:, columns:].mT
-    corner.copy_(torch.where(upper, other_half, corner))
+    merged = torch.where(upper, other_half, corner)
+    corner.copy_(merged)
     return packed
 
 
@@ -88,7 +98,8 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     rest = width - columns
     matrix = packed.new_empty(width, width)
     matrix[:, :columns] = packed[shift:]
-    matrix[columns:, columns:] = packed[:rest, columns - rest :].T
+    corner = packed[:rest, columns - rest :]
+    matrix[columns:, columns:] = corner.T
     return mirror_(matrix)
 
 
@@ -155,12 +166,20 @@ class Sums(GrowingModule):
         self.has_gram = gram
         self.per_class = per_class
         shape = packed_shape(width)
-        self.class_sums: Tensor = nn.Buffer(torch.zeros(classes, width, dtype=dtype))
-        self.counts: Tensor = nn.Buffer(torch.zeros(classes, dtype=torch.int64))
-        self.seen: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.mass: Tensor = nn.Buffer(torch.zeros((), dtype=dtype))
-        empty_gram = torch.zeros(shape, dtype=dtype) if gram else None
-        class_grams = torch.zeros(classes, *shape, dtype=dtype) if per_class else None
+        class_sums = torch.zeros(classes, width, dtype=dtype)
+        self.class_sums: Tensor = nn.Buffer(class_sums)
+        counts = torch.zeros(classes, dtype=torch.int64)
+        self.counts: Tensor = nn.Buffer(counts)
+        seen = torch.zeros((), dtype=torch.int64)
+        self.seen: Tensor = nn.Buffer(seen)
+        mass = torch.zeros((), dtype=dtype)
+        self.mass: Tensor = nn.Buffer(mass)
+        empty_gram = None
+        if gram:
+            empty_gram = torch.zeros(shape, dtype=dtype)
+        class_grams = None
+        if per_class:
+            class_grams = torch.zeros(classes, *shape, dtype=dtype)
         self.register_buffer("packed_gram", empty_gram)
         self.register_buffer("class_grams", class_grams)
         # (p, p) while rows are being added: then it holds the whole Gram matrix.
@@ -184,7 +203,8 @@ class Sums(GrowingModule):
         Where there is a bias feature, read the first column of ``class_sums`` instead, which is
         exact.
         """
-        return self.mass * self.counts / torch.maximum(self.seen, self.counts.sum())
+        rows = torch.maximum(self.seen, self.counts.sum())
+        return self.mass * self.counts / rows
 
     def empty(self, classes: int) -> Sums:
         """Return sums of the same kind over no rows, on the same device, with ``classes``
@@ -217,9 +237,11 @@ class Sums(GrowingModule):
         """Make room for ``classes`` more classes, at the end, with zero sums."""
         sums = self.class_sums.new_zeros(classes, self.width)
         self.class_sums = torch.cat([self.class_sums, sums])
-        self.counts = torch.cat([self.counts, self.counts.new_zeros(classes)])
+        zeros = self.counts.new_zeros(classes)
+        self.counts = torch.cat([self.counts, zeros])
         if self.per_class:
-            grams = self.class_grams.new_zeros(classes, *packed_shape(self.width))
+            shape = packed_shape(self.width)
+            grams = self.class_grams.new_zeros(classes, *shape)
             self.class_grams = torch.cat([self.class_grams, grams])
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
@@ -259,11 +281,13 @@ class Sums(GrowingModule):
             weighted = weighted[is_member]
             index = index[is_member]
         self.class_sums.index_add_(0, index, weighted)
-        self.counts += torch.bincount(index, minlength=len(self.counts))
+        counts = torch.bincount(index, minlength=len(self.counts))
+        self.counts += counts
         if self.per_class:
             for c in torch.unique(index).tolist():
                 rows = index == c
-                self.class_grams[c] += pack(weighted[rows].T @ x[rows])
+                products = weighted[rows].T @ x[rows]
+                self.class_grams[c] += pack(products)
 
     def count_duplicates(self, count: int) -> None:
         """Count rows as duplicates of others: ``seen`` falls, the sums stay.
@@ -298,14 +322,17 @@ class Sums(GrowingModule):
         device = self.class_sums.device
         if columns is None:
             columns = torch.arange(len(other.counts), device=device)
-        self.class_sums.index_add_(0, columns, sign * other.class_sums.to(device))
-        self.counts.index_add_(0, columns, sign * other.counts.to(device))
+        class_sums = sign * other.class_sums.to(device)
+        self.class_sums.index_add_(0, columns, class_sums)
+        counts = sign * other.counts.to(device)
+        self.counts.index_add_(0, columns, counts)
         self.seen += sign * other.seen.to(device)
         self.mass += sign * other.mass.to(device)
         if self.has_gram:
             self._add_gram(other, sign)
         if self.per_class:
-            self.class_grams.index_add_(0, columns, sign * other.class_grams.to(device))
+            class_grams = sign * other.class_grams.to(device)
+            self.class_grams.index_add_(0, columns, class_grams)
 
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.
@@ -321,7 +348,8 @@ class Sums(GrowingModule):
     def _add_gram(self, other: Sums, sign: int) -> None:
         self.settle()
         other.settle()
-        self.packed_gram.add_(other.packed_gram.to(self.packed_gram.device), alpha=sign)
+        others = other.packed_gram.to(self.packed_gram.device)
+        self.packed_gram.add_(others, alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
         """Subtract ``rowsᵀ rows`` from the Gram matrix.
@@ -330,7 +358,8 @@ class Sums(GrowingModule):
             rows: (n, p).
         """
         self.settle()
-        self.packed_gram.sub_(pack(rows.T @ rows))
+        products = rows.T @ rows
+        self.packed_gram.sub_(pack(products))
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
