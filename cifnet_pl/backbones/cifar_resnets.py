@@ -22,7 +22,8 @@ def small_stem_resnet18() -> nn.Module:
 
     network: nn.Module = resnet18(weights=None)
     network.conv1 = nn.Conv2d(3, 64, 3, 1, padding=1, bias=False)
-    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    weight = network.conv1.weight
+    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
     network.maxpool = nn.Identity()
     network.fc = nn.Identity()
     return network
@@ -52,11 +53,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, inputs, h, w) → (n, outputs, ⌈h/stride⌉, ⌈w/stride⌉)."""
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.padding, self.padding))
+        channels = (0, 0, 0, 0, self.padding, self.padding)
+        shortcut = functional.pad(shortcut, channels)
         y = self.conv1(x)
         y = functional.relu(self.bn1(y))
         y = self.conv2(y)
-        return functional.relu(self.bn2(y) + shortcut)
+        residual = self.bn2(y)
+        return functional.relu(residual + shortcut)
 
 
 class ResNet32(nn.Module):
@@ -79,8 +82,10 @@ class ResNet32(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed normalised images."""
-        y = functional.relu(self.bn1(self.conv1(x)))
-        for stage in (self.layer1, self.layer2, self.layer3):
+        y: Tensor = self.conv1(x)
+        y = functional.relu(self.bn1(y))
+        stages = (self.layer1, self.layer2, self.layer3)
+        for stage in stages:
             y = stage(y)
         return y.mean(dim=(2, 3))
 
@@ -91,7 +96,8 @@ class ResNet32(nn.Module):
         """
         first = nn.Sequential(self.conv1, self.bn1, nn.ReLU(), self.layer1)
         pooling = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return [first, self.layer2, self.layer3], pooling
+        stages: list[nn.Module] = [first, self.layer2, self.layer3]
+        return stages, pooling
 
 
 def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:

@@ -68,7 +68,8 @@ def pipeline_folder(
     """
     expected = outputs.float().cpu().numpy()
     parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(repr(parts).encode())
+    key = digest.hexdigest()[:32]
     for number in count():
         folder = cache / (f"{key}-{number}" if number else key)
         try:
@@ -86,7 +87,8 @@ def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
     if stored.shape != outputs.shape:
         return False
     difference = np.abs(stored - outputs).max()
-    return bool(difference <= OUTPUT_TOLERANCE * np.abs(stored).max())
+    limit = OUTPUT_TOLERANCE * np.abs(stored).max()
+    return bool(difference <= limit)
 
 
 class Images(Protocol):
@@ -141,7 +143,8 @@ class EmbeddingCache:
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, dict[int, CachedEmbedding]] = {}
         self._marks_before: dict[int, str] = {}  # of classes that are being embedded
-        self._place_in_class = np.full(len(images.labels), -1, dtype=np.int64)
+        n_images = len(images.labels)
+        self._place_in_class = np.full(n_images, -1, dtype=np.int64)
         for rows in images.rows_of.values():
             self._place_in_class[rows] = np.arange(len(rows))
 
@@ -180,10 +183,13 @@ class EmbeddingCache:
             assert stored is not None
             of_class = np.flatnonzero(labels == label)
             places = self._place_in_class[rows[of_class]]
-            parts.append(stored[torch.from_numpy(places)])
+            rows_of_class = torch.from_numpy(places)
+            parts.append(stored[rows_of_class])
             positions.append(of_class)
-        order = np.argsort(np.concatenate(positions))
-        return torch.cat(parts)[torch.from_numpy(order)]
+        all_positions = np.concatenate(positions)
+        order = np.argsort(all_positions)
+        in_order = torch.from_numpy(order)
+        return torch.cat(parts)[in_order]
 
     def _load(self, label: int) -> Tensor | None:
         if label not in self._stored:
@@ -232,7 +238,8 @@ class EmbeddingCache:
             of_class = self._collected.setdefault(label, {})
             for same in (row, *self.duplicates.get(row, ())):
                 of_class[same] = CachedEmbedding(content_hash, embedding)
-        for label in np.unique(self.images.labels[rows.cpu().numpy()]).tolist():
+        labels = np.unique(self.images.labels[rows.cpu().numpy()])
+        for label in labels.tolist():
             if len(self._collected[label]) == len(self.images.rows_of[label]):
                 self._write(label)
 
@@ -247,7 +254,8 @@ class EmbeddingCache:
         for of_class in self._collected.values():
             if of_class:
                 rows = torch.tensor(list(of_class))
-                parts.append((rows, *_stacked(list(of_class.values()))))
+                hashes, z = _stacked(list(of_class.values()))
+                parts.append((rows, hashes, z))
         self._collected = {}
         return parts
 
@@ -260,7 +268,8 @@ class EmbeddingCache:
                 self.class_names[label],
             )
             return
-        in_order = [of_class[row] for row in self.images.rows_of[label].tolist()]
+        rows = self.images.rows_of[label]
+        in_order = [of_class[row] for row in rows.tolist()]
         hashes, z = _stacked(in_order)
         metadata = {"marks": marks, "sha256": _digest(z, hashes)}
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
@@ -271,13 +280,16 @@ class EmbeddingCache:
         """Return the file of a class, whose name is a hash of the names of its images."""
         digest = hashlib.sha256(_encoded(self.class_names[label]))
         for row in self.images.rows_of[label]:
-            digest.update(b"\0" + _encoded(self.images.names[row]))
+            name = _encoded(self.images.names[row])
+            digest.update(b"\0" + name)
         return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
     def _marks(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
-        marks = [self.images.mark(row) for row in self.images.rows_of[label].tolist()]
-        return hashlib.sha256(repr(marks).encode()).hexdigest()
+        rows = self.images.rows_of[label]
+        marks = [self.images.mark(row) for row in rows.tolist()]
+        content = repr(marks).encode()
+        return hashlib.sha256(content).hexdigest()
 
 
 def _encoded(name: str) -> bytes:
@@ -287,14 +299,15 @@ def _encoded(name: str) -> bytes:
 
 def _stacked(embeddings: list[CachedEmbedding]) -> tuple[Tensor, Tensor]:
     """Return the content hashes (n,) int64 and embeddings (n, d)."""
-    hashes = torch.tensor(
-        [embedding.hash for embedding in embeddings], dtype=torch.int64
-    )
-    return hashes, torch.stack([embedding.z for embedding in embeddings])
+    values = [embedding.hash for embedding in embeddings]
+    hashes = torch.tensor(values, dtype=torch.int64)
+    z = torch.stack([embedding.z for embedding in embeddings])
+    return hashes, z
 
 
 def _digest(z: Tensor, hashes: Tensor) -> str:
-    digest = hashlib.sha256(z.contiguous().numpy().data)
+    values = z.contiguous().numpy()
+    digest = hashlib.sha256(values.data)
     digest.update(hashes.contiguous().numpy().data)
     return digest.hexdigest()
 

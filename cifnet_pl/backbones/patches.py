@@ -64,10 +64,12 @@ class Patches(nn.Module):
         super().__init__()
         self.cells = cells
         self.features = 2 * centres * cells**2
-        self.filters: Tensor = nn.Buffer(torch.zeros(3 * PATCH_SIDE**2, centres))
+        filters = torch.zeros(3 * PATCH_SIDE**2, centres)
+        self.filters: Tensor = nn.Buffer(filters)
         self.offset: Tensor = nn.Buffer(torch.zeros(centres))
         self.mean: Tensor = nn.Buffer(torch.zeros(self.features))
-        self.deviation: Tensor = nn.Buffer(torch.ones(self.features))
+        ones = torch.ones(self.features)
+        self.deviation: Tensor = nn.Buffer(ones)
 
     @property
     def learned(self) -> bool:
@@ -86,12 +88,17 @@ class Patches(nn.Module):
         row_shares = _cell_shares(height, self.cells)
         column_shares = _cell_shares(width, self.cells)
         shares = torch.einsum("ih,jw->ijhw", row_shares, column_shares)
-        pooling = shares.reshape(self.cells**2, height * width).to(x)
-        patches = normalised(functional.unfold(x, PATCH_SIDE).mT)
-        above = patches @ self.filters - (self.offset + THRESHOLD)
+        flat_shares = shares.reshape(self.cells**2, height * width)
+        pooling = flat_shares.to(x)
+        unfolded = functional.unfold(x, PATCH_SIDE)
+        patches = normalised(unfolded.mT)
+        threshold = self.offset + THRESHOLD
+        above = patches @ self.filters - threshold
         below = (-2 * THRESHOLD - above).relu()
         above = above.relu_()
-        pooled = torch.cat([pooling @ above, pooling @ below], dim=1)
+        pooled_above = pooling @ above
+        pooled_below = pooling @ below
+        pooled = torch.cat([pooled_above, pooled_below], dim=1)
         return pooled.flatten(1).sqrt()
 
     @torch.inference_mode()
@@ -106,53 +113,68 @@ class Patches(nn.Module):
             CifnetError: there are no images, they are smaller, or they have no contrast.
         """
         smallest = PATCH_SIDE + self.cells - 1
-        if not len(images) or min(images.shape[2:]) < smallest:
+        smallest_side = min(images.shape[2:])
+        if not len(images) or smallest_side < smallest:
             raise CifnetError(
                 f"patches are learned from images of {smallest} pixels or more, got"
                 f" {tuple(images.shape)}"
             )
         generator = torch.Generator().manual_seed(seed)
-        patches = normalised(_drawn_patches(images, generator))
+        drawn = _drawn_patches(images, generator)
+        patches = normalised(drawn)
         mean = patches.mean(dim=0)
-        values, vectors = torch.linalg.eigh(torch.cov((patches - mean).T))
+        covariance = torch.cov((patches - mean).T)
+        values, vectors = torch.linalg.eigh(covariance)
         if values[-1] <= 0:
             raise CifnetError(
                 "the images are flat: backbone patches finds no patches with contrast in them"
             )
-        scaled = vectors / (values + WHITENING_REGULARISATION).sqrt()
+        deviations = (values + WHITENING_REGULARISATION).sqrt()
+        scaled = vectors / deviations
         whitening = scaled @ vectors.T
         whitened = (patches - mean) @ whitening
-        centres = spherical_k_means(whitened, self.offset.numel(), generator)
+        count = self.offset.numel()
+        centres = spherical_k_means(whitened, count, generator)
         self.filters.copy_(whitening @ centres.T)
-        self.offset.copy_(mean @ whitening @ centres.T)
+        white_mean = mean @ whitening
+        self.offset.copy_(white_mean @ centres.T)
         self._standardise(images, generator)
 
     def _standardise(self, images: Tensor, generator: torch.Generator) -> None:
         """Measure the mean and deviation of the features on some of the images."""
         order = torch.randperm(len(images), generator=generator)
-        drawn = images[order[:STANDARDISATION_IMAGES]].to(self.filters.device)
+        drawn_rows = order[:STANDARDISATION_IMAGES]
+        drawn = images[drawn_rows].to(self.filters.device)
         parts = torch.split(drawn, self.cpu_batch)
-        roots = torch.cat([self._square_roots(part.float()) for part in parts])
+        roots_of_parts = []
+        for part in parts:
+            roots_of_parts.append(self._square_roots(part.float()))
+        roots = torch.cat(roots_of_parts)
         deviation, mean = torch.std_mean(roots, dim=0, correction=0)
         self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(deviation > 0, deviation, 1))
+        positive = torch.where(deviation > 0, deviation, 1)
+        self.deviation.copy_(positive)
 
 
 def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
     """Draw patches (``DRAWN_PATCHES``, 108) float32 from images (n, 3, h, w)."""
-    windows = images.cpu().unfold(2, PATCH_SIDE, 1).unfold(3, PATCH_SIDE, 1)  # a view
+    rows_of_windows = images.cpu().unfold(2, PATCH_SIDE, 1)
+    windows = rows_of_windows.unfold(3, PATCH_SIDE, 1)  # a view
     count, _, rows, columns = windows.shape[:4]
     image = torch.randint(count, (DRAWN_PATCHES,), generator=generator)
     row = torch.randint(rows, (DRAWN_PATCHES,), generator=generator)
     column = torch.randint(columns, (DRAWN_PATCHES,), generator=generator)
-    return windows[image, :, row, column].float().flatten(1)
+    drawn = windows[image, :, row, column]
+    return drawn.float().flatten(1)
 
 
 def normalised(patches: Tensor) -> Tensor:
     """Return patches (…, 108) in 0–255 with mean 0 and contrast 1."""
-    centred = patches - patches.mean(dim=-1, keepdim=True)
+    mean = patches.mean(dim=-1, keepdim=True)
+    centred = patches - mean
     variance = centred.square().mean(dim=-1, keepdim=True)
-    return centred / (variance + CONTRAST_REGULARISATION).sqrt()
+    regularised = variance + CONTRAST_REGULARISATION
+    return centred / regularised.sqrt()
 
 
 def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Tensor:
@@ -166,24 +188,30 @@ def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Te
     Returns:
         (centres, p) of length 1.
     """
-    first = torch.randperm(len(x), generator=generator)[:centres]
+    order = torch.randperm(len(x), generator=generator)
+    first = order[:centres]
     noise = torch.randn(centres, x.shape[1], generator=generator)
-    found = functional.normalize(x[first] + 1e-3 * noise)
+    start = x[first] + 1e-3 * noise
+    found = functional.normalize(start)
     for _ in range(K_MEANS_ITERATIONS):
         total = torch.zeros_like(found)
         for part in torch.split(x, K_MEANS_BATCH):
             response = part @ found.T
             nearest = response.abs().argmax(dim=1)
-            signed = response.gather(1, nearest[:, None])
+            column = nearest[:, None]
+            signed = response.gather(1, column)
             total.index_add_(0, nearest, part * signed)
         # A centre that no row is near to stays where it is.
         moved = total.any(dim=1, keepdim=True)
-        found = functional.normalize(torch.where(moved, total, found))
+        centres_or_totals = torch.where(moved, total, found)
+        found = functional.normalize(centres_or_totals)
     return found
 
 
 def _cell_shares(positions: int, cells: int) -> Tensor:
     """Return (cells, positions) shares by which positions on a side are averaged in a cell."""
-    cell_of_position = torch.arange(positions) * cells // positions
-    inside = (cell_of_position == torch.arange(cells)[:, None]).float()
+    scaled = torch.arange(positions) * cells
+    cell_of_position = scaled // positions
+    cell = torch.arange(cells)[:, None]
+    inside = (cell_of_position == cell).float()
     return inside / inside.sum(dim=1, keepdim=True)

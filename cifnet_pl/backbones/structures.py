@@ -44,8 +44,10 @@ def stages_of(
         first = nn.Sequential(
             resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1
         )
-        pooling = nn.Sequential(resnet.avgpool, nn.Flatten())
-        return [first, resnet.layer2, resnet.layer3, resnet.layer4], pooling
+        flatten = nn.Flatten()
+        pooling = nn.Sequential(resnet.avgpool, flatten)
+        stages = [first, resnet.layer2, resnet.layer3, resnet.layer4]
+        return stages, pooling
     raise UsageError(
         f"{method} needs the stages of a residual network, and {type(network).__name__} does not"
         " show them: use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
@@ -91,7 +93,8 @@ def grown(layer: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
 
 def frozen(module: nn.Module) -> nn.Module:
     """Return a copy without gradients, in evaluation mode."""
-    return copy.deepcopy(module).requires_grad_(False).eval()
+    duplicate = copy.deepcopy(module)
+    return duplicate.requires_grad_(False).eval()
 
 
 class Branches(nn.ModuleList):
@@ -99,7 +102,8 @@ class Branches(nn.ModuleList):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated embeddings (n, Σ d) of all branches."""
-        return torch.cat([branch(x) for branch in self], dim=1)
+        embeddings = [branch(x) for branch in self]
+        return torch.cat(embeddings, dim=1)
 
 
 class LastStages(nn.Module):
@@ -117,7 +121,8 @@ class LastStages(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, Σ d)."""
-        z: Tensor = self.branches(self.shared(x))
+        maps = self.shared(x)
+        z: Tensor = self.branches(maps)
         return z
 
 
@@ -134,7 +139,8 @@ class Unrectified(nn.Module):
             block.conv1, block.bn1, nn.ReLU(), block.conv2, block.bn2
         )
         if hasattr(block, "conv3"):
-            self.layers.extend([nn.ReLU(), block.conv3, block.bn3])
+            third = [nn.ReLU(), block.conv3, block.bn3]
+            self.layers.extend(third)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's map, whose values may be negative."""
@@ -189,9 +195,11 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
     last_stages = Branches()
     for network in networks:
         stages, pooling = stages_of(network)
-        last_stages.append(nn.Sequential(stages[-1], pooling))
+        last_stage = nn.Sequential(stages[-1], pooling)
+        last_stages.append(last_stage)
     first_stages, _ = stages_of(networks[0])
-    return LastStages(nn.Sequential(*first_stages[:-1]), last_stages), count
+    shared = nn.Sequential(*first_stages[:-1])
+    return LastStages(shared, last_stages), count
 
 
 # ---------------------------------------------------------------------- views
@@ -226,7 +234,8 @@ class Layers(nn.Module):
             network.get_submodule(name).register_forward_hook(self._collect)
 
     def _collect(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._outputs[get_ident()].append(output.mean(dim=(2, 3)))
+        pooled = output.mean(dim=(2, 3))
+        self._outputs[get_ident()].append(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
@@ -267,11 +276,14 @@ def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
         UsageError: the late stages of this network are not known.
     """
     for module in (network, *network.children()):
-        names = LATE_LAYERS.get(f"{type(module).__module__}.{type(module).__name__}")
+        kind = type(module)
+        name = f"{kind.__module__}.{kind.__name__}"
+        names = LATE_LAYERS.get(name)
         if names is not None:
             layered = Layers(network, names).eval()
             with torch.inference_mode():  # one pass tells the width
-                z = layered(torch.zeros(1, 3, 64, 64))
+                black = torch.zeros(1, 3, 64, 64)
+                z = layered(black)
             return layered, z.shape[1]
     raise UsageError(
         f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}"

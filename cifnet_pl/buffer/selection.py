@@ -23,8 +23,10 @@ def split_mix(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         for shift, factor in SPLIT_MIX_STEPS:
             shifted = x >> np.uint64(shift)
-            x = (x ^ shifted) * np.uint64(factor)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+            mixed = x ^ shifted
+            x = mixed * np.uint64(factor)
+    shifted = x >> np.uint64(31)
+    return np.asarray(x ^ shifted)
 
 
 def mix_keys(keys: Tensor, seed: int) -> Tensor:
@@ -39,7 +41,8 @@ def mix_keys(keys: Tensor, seed: int) -> Tensor:
     """
     with np.errstate(over="ignore"):
         offset = np.uint64(seed + 1) * GOLDEN
-        x = keys.cpu().numpy().astype(np.uint64) + offset
+        values = keys.cpu().numpy().astype(np.uint64)
+        x = values + offset
     hashes = split_mix(x).astype(np.int64)
     return torch.from_numpy(hashes).to(keys.device)
 
@@ -57,13 +60,15 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
         >>> set(picks.tolist()) <= set(torch.cat(parts).tolist())
         True
     """
-    return torch.argsort(mix_keys(keys, seed), stable=True)[:quota]
+    hashes = mix_keys(keys, seed)
+    return torch.argsort(hashes, stable=True)[:quota]
 
 
 def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Select the ``quota`` embeddings nearest to the mean of the class, nearest first."""
     z = z.double()
-    squared_distance = (z - z.mean(dim=0)).square().sum(dim=1)
+    centred = z - z.mean(dim=0)
+    squared_distance = centred.square().sum(dim=1)
     return torch.argsort(squared_distance, stable=True)[:quota]
 
 
@@ -72,17 +77,20 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
     As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
     """
-    z = torch.nn.functional.normalize(z.double(), dim=1)
+    doubles = z.double()
+    z = torch.nn.functional.normalize(doubles, dim=1)
     mean = z.mean(dim=0)
     norms = z.square().sum(dim=1)
     total = torch.zeros_like(mean)
     picked = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     picks = list[Tensor]()
-    for k in range(1, min(quota, len(z)) + 1):
+    count = min(quota, len(z))
+    for k in range(1, count + 1):
         # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
         wanted = k * mean - total
         gap = norms - 2 * (z @ wanted)
-        nearest = gap.masked_fill(picked, torch.inf).argmin()
+        remaining = gap.masked_fill(picked, torch.inf)
+        nearest = remaining.argmin()
         picks.append(nearest)
         picked[nearest] = True
         total += z[nearest]
@@ -100,22 +108,26 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     if quota >= len(z):
         return select_centroid(z, keys, seed, quota)
     points = z.double().cpu()
-    clusters = min(quota, len(torch.unique(points, dim=0)))
+    distinct = torch.unique(points, dim=0)
+    clusters = min(quota, len(distinct))
     with one_thread:
-        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed).fit(
-            points.numpy()
-        )
+        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
+        model.fit(points.numpy())
     label = torch.from_numpy(model.labels_).long()
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)
-    gap = (points - centres[label]).square().sum(dim=1)
-    order = torch.from_numpy(np.lexsort((gap, label, -size[label])))
+    centred = points - centres[label]
+    gap = centred.square().sum(dim=1)
+    in_order = np.lexsort((gap, label, -size[label]))
+    order = torch.from_numpy(in_order)
     sorted_label = label[order]
     is_first = torch.ones(len(order), dtype=torch.bool)
     is_first[1:] = sorted_label[1:] != sorted_label[:-1]
     others = order[~is_first]
-    rest = others[torch.argsort(gap[others], stable=True)]
-    return torch.cat([order[is_first], rest])[:quota].to(z.device)
+    by_gap = torch.argsort(gap[others], stable=True)
+    rest = others[by_gap]
+    ranked = torch.cat([order[is_first], rest])
+    return ranked[:quota].to(z.device)
 
 
 class UniqueKeys(NamedTuple):
@@ -132,7 +144,8 @@ class UniqueKeys(NamedTuple):
 
 def unique_by_key(key: Tensor) -> UniqueKeys:
     """Sort sample keys (n,) int64, each key once."""
-    keys, rows = np.unique(key.cpu().numpy(), return_index=True)
+    values = key.cpu().numpy()
+    keys, rows = np.unique(values, return_index=True)
     device = key.device
     return UniqueKeys(
         torch.from_numpy(keys).to(device), torch.from_numpy(rows).to(device)
@@ -163,7 +176,8 @@ def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
             left -= len(rows)
     if chosen:
         return torch.cat(chosen)
-    return order[sorted_groups == sorted_groups[0]][:quota]
+    of_first = sorted_groups == sorted_groups[0]
+    return order[of_first][:quota]
 
 
 Strategy = Literal["random", "herding", "kmeans", "centroid"]

@@ -77,10 +77,12 @@ class SourceDuplicates:
         These are duplicates of an earlier sample, and samples in two classes.
         """
         train = np.zeros(len(source.train), dtype=bool)
-        train[[pair.duplicate for pair in self.train]] = True
+        repeated = [pair.duplicate for pair in self.train]
+        train[repeated] = True
         train[list(self.ambiguous)] = True
         test = np.zeros(len(source.val), dtype=bool)
-        test[[pair.duplicate for pair in self.test]] = True
+        repeated_test = [pair.duplicate for pair in self.test]
+        test[repeated_test] = True
         test[list(self.ambiguous_test)] = True
         return train, test
 
@@ -111,8 +113,9 @@ class SourceDuplicates:
             if sentence:
                 sentences.append(sentence)
         if across:
+            verb = is_or_are(len(across))
             sentences.append(
-                f"note: {listed(across)} {is_or_are(len(across))} in training and test: the"
+                f"note: {listed(across)} {verb} in training and test: the"
                 " accuracy flatters"
             )
         return sentences
@@ -124,21 +127,21 @@ class SourceDuplicates:
         classes = source.class_names
         rows = []
         for pair in self.train:
-            rows.append(
-                DuplicateRow(DUPLICATE, train[pair.duplicate], train[pair.original])
-            )
+            duplicate = train[pair.duplicate]
+            original = train[pair.original]
+            rows.append(DuplicateRow(DUPLICATE, duplicate, original))
         for pair in self.test:
-            rows.append(
-                DuplicateRow(DUPLICATE, val[pair.duplicate], val[pair.original])
-            )
+            duplicate = val[pair.duplicate]
+            original = val[pair.original]
+            rows.append(DuplicateRow(DUPLICATE, duplicate, original))
         for row, label in self.ambiguous.items():
             rows.append(DuplicateRow(TWO_CLASSES, train[row], classes[label]))
         for row, label in self.ambiguous_test.items():
             rows.append(DuplicateRow(TWO_CLASSES, val[row], classes[label]))
         for pair in self.across:
-            rows.append(
-                DuplicateRow(IN_BOTH_SPLITS, val[pair.duplicate], train[pair.original])
-            )
+            duplicate = val[pair.duplicate]
+            original = train[pair.original]
+            rows.append(DuplicateRow(IN_BOTH_SPLITS, duplicate, original))
         return rows
 
 
@@ -146,7 +149,8 @@ def duplicates_of_originals(pairs: Iterable[DuplicatePair]) -> dict[int, list[in
     """Return the duplicates of each original."""
     duplicates: dict[int, list[int]] = {}
     for pair in pairs:
-        duplicates.setdefault(pair.original, []).append(pair.duplicate)
+        of_original = duplicates.setdefault(pair.original, [])
+        of_original.append(pair.duplicate)
     return duplicates
 
 
@@ -163,16 +167,21 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     """
     train = source.train
     val = source.val
-    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
-    train_rows = np.concatenate([planned, np.setdiff1d(np.arange(len(train)), planned)])
+    no_rows = np.zeros(0, dtype=np.int64)
+    planned = np.concatenate([no_rows, *tasks])
+    unplanned = np.setdiff1d(np.arange(len(train)), planned)
+    train_rows = np.concatenate([planned, unplanned])
     val_rows = np.arange(len(val))
-    train_sizes = np.array([train.size(row) for row in train_rows.tolist()])
-    val_sizes = np.array([val.size(row) for row in val_rows.tolist()])
+    sizes = [train.size(row) for row in train_rows.tolist()]
+    train_sizes = np.array(sizes)
+    test_sizes = [val.size(row) for row in val_rows.tolist()]
+    val_sizes = np.array(test_sizes)
     count = len(train)  # test samples are numbered after the training samples
     hashes = _candidate_hashes(train, train_rows, train_sizes, val_sizes)
     for row, value in _candidate_hashes(val, val_rows, val_sizes, train_sizes):
         hashes.append((count + row, value))
-    repeats = find_repeats(hashes, np.concatenate([train.labels, val.labels]))
+    labels = np.concatenate([train.labels, val.labels])
+    repeats = find_repeats(hashes, labels)
     found = SourceDuplicates()
     tested_as: dict[
         int, int
@@ -181,11 +190,13 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         if row < count:
             found.train.append(DuplicatePair(row, first))
         elif first < count and first not in tested_as:
-            found.across.append(DuplicatePair(row - count, first))
+            pair = DuplicatePair(row - count, first)
+            found.across.append(pair)
             tested_as[first] = row
         else:
             original = tested_as.get(first, first)
-            found.test.append(DuplicatePair(row - count, original - count))
+            pair = DuplicatePair(row - count, original - count)
+            found.test.append(pair)
     for row, label in sorted(repeats.undecided.items()):
         if row < count:
             found.ambiguous[row] = label
@@ -211,11 +222,15 @@ def _candidate_hashes(
     Returns:
         Row and hash of those that can be read, in the order of ``rows``.
     """
-    values, counts = np.unique(np.concatenate([sizes, other_sizes]), return_counts=True)
-    candidates = rows[np.isin(sizes, values[(counts > 1) | (values < 0)])]
+    all_sizes = np.concatenate([sizes, other_sizes])
+    values, counts = np.unique(all_sizes, return_counts=True)
+    is_repeated = (counts > 1) | (values < 0)
+    candidates = rows[np.isin(sizes, values[is_repeated])]
     rank, world = rank_and_world()
     share = candidates[rank::world]
-    for known, hashes in of_all_processes((share, samples.hashes(share))):
+    own = samples.hashes(share)
+    for known, hashes in of_all_processes((share, own)):
         samples.note_hashes(known, hashes)
-    pairs = zip(candidates.tolist(), samples.hashes(candidates).tolist(), strict=True)
+    hashes_of_candidates = samples.hashes(candidates)
+    pairs = zip(candidates.tolist(), hashes_of_candidates.tolist(), strict=True)
     return [(row, value) for row, value in pairs if value != UNREADABLE_HASH]

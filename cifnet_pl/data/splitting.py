@@ -62,9 +62,12 @@ def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
         1
     """
     check_share(fraction)
-    count = min(max(round(len(names) * fraction), 1), len(names) - 1)
+    wanted = round(len(names) * fraction)
+    largest = len(names) - 1
+    count = min(max(wanted, 1), largest)
     chosen = np.zeros(len(names), dtype=bool)
-    chosen[hash_order(names, seed)[:count]] = True
+    first = hash_order(names, seed)[:count]
+    chosen[first] = True
     return chosen
 
 
@@ -75,7 +78,9 @@ def check_share(fraction: float) -> None:
 
 def hash_order(names: Sequence[str], seed: int) -> list[int]:
     """Return the positions of names in the order of their seeded hashes."""
-    hashes = [_hash(f"{seed}\0{name}") for name in names]
+    hashes = []
+    for name in names:
+        hashes.append(_hash(f"{seed}\0{name}"))
     return sorted(range(len(names)), key=hashes.__getitem__)
 
 
@@ -85,9 +90,9 @@ def number_of_name(name: str) -> int:
 
 
 def _hash(name: str) -> bytes:
-    return hashlib.blake2b(
-        name.encode("utf-8", "surrogateescape"), digest_size=8
-    ).digest()
+    content = name.encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(content, digest_size=8)
+    return digest.digest()
 
 
 # ---------------------------------------------------------------------- in groups
@@ -113,17 +118,20 @@ def held_out_together(
     """
     single = held_out(names, fraction, seed)
     groups = similar_groups(looks)
-    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    grouped = groups[groups >= 0]
+    sizes = np.bincount(grouped, minlength=1)
     if sizes.max() <= 1:
         return single
     wanted = int(single.sum())
     chosen: list[int] = []
     count = 0
-    for group in dict.fromkeys(groups[hash_order(names, seed)].tolist()):
+    in_order = groups[hash_order(names, seed)]
+    for group in dict.fromkeys(in_order.tolist()):
         if group < 0:  # unreadable images test nothing
             continue
         larger = count + int(sizes[group])
-        if abs(larger - wanted) < abs(count - wanted) and larger < len(names):
+        is_closer = abs(larger - wanted) < abs(count - wanted)
+        if is_closer and larger < len(names):
             chosen.append(group)
             count = larger
     if not 0 < count <= LARGEST_EXCESS * wanted:
@@ -148,13 +156,15 @@ def held_out_groups(
         (n,) bool; of a single group nothing is held out.
     """
     names, counts = np.unique(groups, return_counts=True)
-    order = hash_order([f"{class_name}\0{name}" for name in names], seed)
+    keys = [f"{class_name}\0{name}" for name in names]
+    order = hash_order(keys, seed)
     wanted = fraction * len(groups)
     count = 0
     chosen: list[str] = []
     for i in order[:-1]:
         larger = count + int(counts[i])
-        if not chosen or abs(larger - wanted) < abs(count - wanted):
+        is_closer = abs(larger - wanted) < abs(count - wanted)
+        if not chosen or is_closer:
             chosen.append(names[i])
             count = larger
     return np.isin(groups, chosen)
@@ -175,7 +185,8 @@ def grouping(kind: str) -> NameGroups:
     if kind in GROUPS:
         return GROUPS[kind]
     if not kind.startswith(NAME_PATTERN):
-        known = [NEAR, SINGLE, *GROUPS, f"{NAME_PATTERN}REGULAR EXPRESSION"]
+        by_name = f"{NAME_PATTERN}REGULAR EXPRESSION"
+        known = [NEAR, SINGLE, *GROUPS, by_name]
         raise unknown_name("group of images", kind, known)
     with explained(UsageError, f"--data.group {kind} is no regular expression"):
         pattern = re.compile(kind.removeprefix(NAME_PATTERN))
@@ -188,10 +199,12 @@ def grouping(kind: str) -> NameGroups:
 
 def _match(pattern: re.Pattern[str], name: str) -> str:
     """Return what a pattern matches in a file's name; a name without a match is its own group."""
-    found = pattern.search(PurePosixPath(name).name)
+    file_name = PurePosixPath(name).name
+    found = pattern.search(file_name)
     if found is None:
         return name
-    return "\0".join(found.groups("") or (found[0],))
+    parts = found.groups("") or (found[0],)
+    return "\0".join(parts)
 
 
 def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:

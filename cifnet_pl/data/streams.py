@@ -41,12 +41,14 @@ class Classes:
         rows = [np.zeros(0, dtype=np.int64)]
         for label in labels:
             if label in self.source.train.rows_of:
-                rows.append(self.source.train.rows_of[label])
+                of_class = self.source.train.rows_of[label]
+                rows.append(of_class)
         return np.concatenate(rows)
 
     def shuffled(self, seed: int, label: int) -> np.ndarray:
         """Return the positions of all training samples of a class, in an order by seed."""
-        return self.random(seed, label).permutation(self.rows([label]))
+        rows = self.rows([label])
+        return self.random(seed, label).permutation(rows)
 
     def random(self, seed: int, label: int) -> np.random.Generator:
         """Return a random number generator for one class that does not depend on other classes.
@@ -55,7 +57,8 @@ class Classes:
             seed: seed of all classes.
             label: label of the class.
         """
-        name = self.source.class_names[label].encode("utf-8", "surrogateescape")
+        class_name = self.source.class_names[label]
+        name = class_name.encode("utf-8", "surrogateescape")
         return np.random.default_rng([seed, crc32(name)])
 
 
@@ -112,9 +115,11 @@ class Returning(Stream):
                 if not later:
                     parts[k].append(np.sort(rows))
                     continue
-                first = max(1, len(rows) - round(self.share * len(rows)))
+                later_count = round(self.share * len(rows))
+                first = max(1, len(rows) - later_count)
                 parts[k].append(np.sort(rows[:first]))
-                for i, chunk in enumerate(np.array_split(rows[first:], later), k + 1):
+                chunks = np.array_split(rows[first:], later)
+                for i, chunk in enumerate(chunks, k + 1):
                     parts[i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
 
@@ -151,24 +156,29 @@ class Blurry(Stream):
         """Return the positions of the training samples of each task."""
         order = classes.order
         tasks = len(classes.tasks)
-        mixed = np.random.default_rng(self.seed).permutation(order)
-        stay = {
-            int(label) for label in mixed[: round(self.disjoint / 100 * len(order))]
-        }
+        generator = np.random.default_rng(self.seed)
+        mixed = generator.permutation(order)
+        count = round(self.disjoint / 100 * len(order))
+        stay = {int(label) for label in mixed[:count]}
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
-            others = np.delete(np.arange(tasks), k)
+            every_task = np.arange(tasks)
+            others = np.delete(every_task, k)
             for label in task:
                 random = classes.random(self.seed, label)
-                rows = random.permutation(classes.rows([label]))
-                leaving = round(self.blurry / 100 * len(rows))
+                of_class = classes.rows([label])
+                rows = random.permutation(of_class)
+                share = self.blurry / 100
+                leaving = round(share * len(rows))
                 if label in stay or tasks == 1 or not leaving:
                     parts[k].append(np.sort(rows))
                     continue
-                parts[k].append(np.sort(rows[leaving:]))
+                staying = rows[leaving:]
+                parts[k].append(np.sort(staying))
                 destinations = random.choice(others, leaving)
                 for other in others:
-                    parts[other].append(np.sort(rows[:leaving][destinations == other]))
+                    leavers = rows[:leaving][destinations == other]
+                    parts[other].append(np.sort(leavers))
         whole = [np.concatenate(chunks) for chunks in parts]
         if self.every is None:
             return whole
@@ -193,9 +203,8 @@ class TaskFree(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the positions of the training samples of each task."""
-        return _cut(
-            [classes.rows(task) for task in classes.tasks], self.every, self.seed
-        )
+        tasks = [classes.rows(task) for task in classes.tasks]
+        return _cut(tasks, self.every, self.seed)
 
 
 def check_every(every: int | None) -> None:
@@ -255,11 +264,14 @@ class LongTailed(Stream):
         last_rank = max(1, len(order) - 1)
         rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
-            size = round(largest * self.ratio ** (-rank / last_rank))
-            rows_of[label] = np.sort(classes.shuffled(self.seed, label)[: max(1, size)])
+            share = self.ratio ** (-rank / last_rank)
+            size = round(largest * share)
+            shuffled = classes.shuffled(self.seed, label)
+            rows_of[label] = np.sort(shuffled[: max(1, size)])
         tasks = []
         for task in classes.tasks:
-            tasks.append(np.concatenate([rows_of[label] for label in task]))
+            of_classes = [rows_of[label] for label in task]
+            tasks.append(np.concatenate(of_classes))
         return tasks
 
 
@@ -278,8 +290,11 @@ class Domains(Stream):
         domains = _grouping(source.domains, "domains")
         order = self._order(domains)
         order += [name for name in domains.names if name not in order]
-        position = np.array([order.index(name) for name in domains.names])
-        return Grouping(order, position[domains.train], position[domains.val])
+        places = [order.index(name) for name in domains.names]
+        position = np.array(places)
+        train = position[domains.train]
+        val = position[domains.val]
+        return Grouping(order, train, val)
 
     def _order(self, domains: Grouping) -> list[str]:
         present = _trained_groups(domains)
@@ -319,7 +334,8 @@ def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
 
 def _trained_groups(grouping: Grouping) -> list[str]:
     """Return the names of the groups that have training samples."""
-    return [grouping.names[i] for i in np.unique(grouping.train)]
+    present = np.unique(grouping.train)
+    return [grouping.names[i] for i in present]
 
 
 def _divided(
@@ -329,7 +345,8 @@ def _divided(
     rows = classes.rows(classes.order)
     tasks = []
     for name in order:
-        task = rows[groups.train[rows] == groups.names.index(name)]
+        number = groups.names.index(name)
+        task = rows[groups.train[rows] == number]
         if not len(task):
             raise DataError(
                 f"no training sample of the chosen classes is in '{name}': leave it out"

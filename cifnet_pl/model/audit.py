@@ -48,8 +48,11 @@ def learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    for rows in pieces(np.arange(len(labels)), IMAGES_PER_BATCH):
-        head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
+    every_row = np.arange(len(labels))
+    for rows in pieces(every_row, IMAGES_PER_BATCH):
+        batch_z = torch.from_numpy(z[rows])
+        batch_labels = torch.from_numpy(labels[rows])
+        head.observe(batch_z, batch_labels)
     head.solve()
     return head
 
@@ -81,9 +84,8 @@ def left_out(
         batch_z = torch.from_numpy(z[rows])
         batch_labels = torch.from_numpy(labels[rows])
         batch_groups = torch.from_numpy(groups[rows])
-        yield LeftOutScores(
-            rows, head.leave_one_out(batch_z, batch_labels, batch_groups)
-        )
+        scores = head.leave_one_out(batch_z, batch_labels, batch_groups)
+        yield LeftOutScores(rows, scores)
 
 
 def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
@@ -93,7 +95,8 @@ def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
         groups: (n,) int64.
     """
     order = np.argsort(groups, kind="stable")
-    first_of_group = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    steps = np.diff(groups[order], prepend=-1)
+    first_of_group = np.flatnonzero(steps)
     wanted = np.arange(IMAGES_PER_BATCH, len(order), IMAGES_PER_BATCH)
     group = np.searchsorted(first_of_group, wanted, side="right") - 1
     ends = np.unique(first_of_group[group])
@@ -134,8 +137,10 @@ def near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     class_size = y.bincount()[y]
     group_size = similar.bincount()[similar]
     judged = (class_size > 1) & (group_size < class_size)
-    groups = torch.unique(left_out_groups(similar, y), return_inverse=True)[1]
-    return NearDuplicates(groups.numpy(), (group_size > 1).numpy(), judged.numpy())
+    left_out_with = left_out_groups(similar, y)
+    groups = torch.unique(left_out_with, return_inverse=True)[1]
+    duplicated = group_size > 1
+    return NearDuplicates(groups.numpy(), duplicated.numpy(), judged.numpy())
 
 
 MAX_CALIBRATION_IMAGES = 5000
@@ -179,18 +184,19 @@ class Audit:
     def unjudged(self) -> dict[str, int]:
         """Class name → number of its images that cannot be judged, where there are some."""
         names = self.evaluation.class_names
-        labels, counts = np.unique(
-            self.evaluation.target[~self.judged], return_counts=True
-        )
+        unjudged_labels = self.evaluation.target[~self.judged]
+        labels, counts = np.unique(unjudged_labels, return_counts=True)
         unjudged = {}
-        for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
+        counted = zip(labels.tolist(), counts.tolist(), strict=True)
+        for label, count in counted:
             unjudged[names[label]] = count
         return unjudged
 
     @property
     def accuracy_without_duplicates(self) -> float | None:
         """Accuracy in percent on images without near-duplicates; None if these are too few."""
-        correct = self.evaluation.correct[self.judged & ~self.duplicated]
+        rows = self.judged & ~self.duplicated
+        correct = self.evaluation.correct[rows]
         if len(correct) < MIN_TEST_IMAGES:
             return None
         return 100 * float(correct.mean())
@@ -202,8 +208,10 @@ class Audit:
         """
         unlikely = self.self_confidence < MAX_SELF_CONFIDENCE
         confident = self.evaluation.confidence > 0.5
-        rows = np.flatnonzero(self.judged & unlikely & confident)
-        order = np.argsort(self.self_confidence[rows], kind="stable")
+        found = self.judged & unlikely & confident
+        rows = np.flatnonzero(found)
+        likelihood = self.self_confidence[rows]
+        order = np.argsort(likelihood, kind="stable")
         return np.asarray(rows[order])
 
     def farthest(self) -> np.ndarray:
@@ -214,9 +222,12 @@ class Audit:
         """
         if not self.judged.any():
             return np.zeros(0, dtype=np.int64)
-        lower, upper = np.quantile(self.distance[self.judged], [0.25, 0.75])
-        rows = np.flatnonzero(self.distance > upper + 1.5 * (upper - lower))
-        order = np.argsort(-self.distance[rows], kind="stable")
+        judged_distances = self.distance[self.judged]
+        lower, upper = np.quantile(judged_distances, [0.25, 0.75])
+        limit = upper + 1.5 * (upper - lower)
+        rows = np.flatnonzero(self.distance > limit)
+        distances = self.distance[rows]
+        order = np.argsort(-distances, kind="stable")
         return np.asarray(rows[order])
 
 
@@ -238,20 +249,24 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     confidence = np.zeros(len(labels))
     self_confidence = np.zeros(len(labels))
     for rows, scores in left_out(head, z, labels, found.groups):
-        probabilities = to_probabilities(torch.nan_to_num(scores), temperature, power)
+        finite = torch.nan_to_num(scores)
+        probabilities = to_probabilities(finite, temperature, power)
         best = probabilities.max(dim=1)
-        own_column = torch.from_numpy(labels[rows])[:, None]
+        own_label = torch.from_numpy(labels[rows])
+        own_column = own_label[:, None]
         confidence[rows] = best.values.numpy()
         predicted[rows] = best.indices.numpy()
-        self_confidence[rows] = probabilities.gather(1, own_column)[:, 0].numpy()
+        own = probabilities.gather(1, own_column)
+        self_confidence[rows] = own[:, 0].numpy()
     correct = predicted == labels
+    ece = calibration_error(confidence[found.judged], correct[found.judged])
     evaluation = Evaluation(
         class_names=list(class_names),
         rows=np.arange(len(labels)),
         target=labels,
         predicted=predicted,
         confidence=confidence,
-        ece=calibration_error(confidence[found.judged], correct[found.judged]) or 0.0,
+        ece=ece or 0.0,
     )
     distance = _distances(z, labels, len(class_names), found)
     return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
@@ -265,23 +280,26 @@ def _calibration(
     if not len(judged):
         return 1.0, 1.0
     count = min(len(judged), MAX_CALIBRATION_IMAGES)
-    positions = np.unique(np.linspace(0, len(judged) - 1, count).astype(np.int64))
+    spread = np.linspace(0, len(judged) - 1, count)
+    positions = np.unique(spread.astype(np.int64))
     selected_groups = found.groups[judged[positions]]
-    rows = np.flatnonzero(np.isin(found.groups, selected_groups))
+    is_selected = np.isin(found.groups, selected_groups)
+    rows = np.flatnonzero(is_selected)
     scores = torch.zeros(len(rows), len(head.classes), dtype=torch.float64)
-    for batch, batch_scores in left_out(
-        head, z[rows], labels[rows], found.groups[rows]
-    ):
+    batches = left_out(head, z[rows], labels[rows], found.groups[rows])
+    for batch, batch_scores in batches:
         scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
     if not finite.any():
         return 1.0, 1.0
-    return fit_probabilities(scores[finite], torch.from_numpy(labels[rows])[finite])
+    y = torch.from_numpy(labels[rows])
+    return fit_probabilities(scores[finite], y[finite])
 
 
 def _unit(z: np.ndarray) -> Tensor:
     """Return embeddings (m, d) scaled to length 1, in float64."""
-    return torch.nn.functional.normalize(torch.from_numpy(z).double(), dim=1)
+    x = torch.from_numpy(z).double()
+    return torch.nn.functional.normalize(x, dim=1)
 
 
 def _distances(
@@ -293,32 +311,44 @@ def _distances(
     group, under the within-class scatter with the ridge of the novelty score; NaN for images that
     cannot be judged.
     """
-    class_sums = torch.zeros(classes, z.shape[1], dtype=torch.float64)
-    gram = torch.zeros(z.shape[1], z.shape[1], dtype=torch.float64)
-    for rows in pieces(np.arange(len(labels)), IMAGES_PER_BATCH):
+    width = z.shape[1]
+    class_sums = torch.zeros(classes, width, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    every_row = np.arange(len(labels))
+    for rows in pieces(every_row, IMAGES_PER_BATCH):
         x = _unit(z[rows])
         gram += x.T @ x
-        class_sums.index_add_(0, torch.from_numpy(labels[rows]), x)
-    counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
+        y = torch.from_numpy(labels[rows])
+        class_sums.index_add_(0, y, x)
+    images = np.bincount(labels, minlength=classes)
+    counts = torch.from_numpy(images).double()
     means = class_sums / counts[:, None]
-    within = (gram - means.T @ class_sums) / len(labels)
-    ridge = NOVELTY_RIDGE * within.diagonal().mean() + 1e-12
+    between = means.T @ class_sums
+    within = (gram - between) / len(labels)
+    variance = within.diagonal().mean()
+    ridge = NOVELTY_RIDGE * variance + 1e-12
     within.diagonal().add_(ridge)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
     for rows in whole_groups(found.groups):
         x = _unit(z[rows])
         y = torch.from_numpy(labels[rows])
-        group = torch.from_numpy(np.unique(found.groups[rows], return_inverse=True)[1])
-        group_sums = torch.zeros(int(group.max()) + 1, z.shape[1], dtype=torch.float64)
+        numbers = np.unique(found.groups[rows], return_inverse=True)[1]
+        group = torch.from_numpy(numbers)
+        n_groups = int(group.max()) + 1
+        group_sums = torch.zeros(n_groups, width, dtype=torch.float64)
         group_sums.index_add_(0, group, x)
-        others = (counts[y] - group.bincount()[group]).clamp_min(1)
-        mean = (class_sums[y] - group_sums[group]) / others[:, None]
-        whitened = torch.linalg.solve_triangular(factor, (x - mean).T, upper=False)
+        group_size = group.bincount()[group]
+        others = (counts[y] - group_size).clamp_min(1)
+        other_sums = class_sums[y] - group_sums[group]
+        mean = other_sums / others[:, None]
+        centred = (x - mean).T
+        whitened = torch.linalg.solve_triangular(factor, centred, upper=False)
         distances[rows] = whitened.norm(dim=0).numpy()
     for label in range(classes):
         of_class = labels == label
-        distances[of_class] /= max(float(np.median(distances[of_class])), 1e-12)
+        median = float(np.median(distances[of_class]))
+        distances[of_class] /= max(median, 1e-12)
     distances[~found.judged] = np.nan
     return distances
 
@@ -378,17 +408,22 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     """
     counts = np.bincount(labels, minlength=classes)
     sizes = _curve_sizes(counts)
-    order = np.random.default_rng(0).permutation(len(labels))
-    rows_of_class = [order[labels[order] == label] for label in range(classes)]
+    generator = np.random.default_rng(0)
+    order = generator.permutation(len(labels))
+    rows_of_class = []
+    for label in range(classes):
+        rows_of_class.append(order[labels[order] == label])
     drawn = []
     found = []
     measured = counts >= sizes[-1]
     for size in sizes:
-        rows = np.sort(np.concatenate([of_class[:size] for of_class in rows_of_class]))
+        first_images = [of_class[:size] for of_class in rows_of_class]
+        rows = np.sort(np.concatenate(first_images))
         duplicates = near_duplicates(z[rows], labels[rows])
         drawn.append(rows)
         found.append(duplicates)
-        measured[labels[rows[~duplicates.judged]]] = False
+        alone = rows[~duplicates.judged]
+        measured[labels[alone]] = False
     if not measured.any():  # all classes are bursts: a single point
         measured = counts >= sizes[-1]
         sizes = sizes[-1:]
@@ -398,7 +433,8 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     for size, rows, duplicates in zip(sizes, drawn, found, strict=True):
         accuracy = _mean_accuracy(z[rows], labels[rows], duplicates.groups, measured)
         points.append(CurvePoint(size, accuracy))
-    short = np.flatnonzero(2 * counts < sizes[-1])
+    is_short = 2 * counts < sizes[-1]
+    short = np.flatnonzero(is_short)
     return LearningCurve(points, tuple(short.tolist()))
 
 
@@ -408,7 +444,9 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
     if not len(several):
         several = counts
     largest = int(np.quantile(several, 0.5, method="lower"))
-    halved = [largest >> halvings for halvings in range(MAX_HALVINGS, 0, -1)]
+    halved = []
+    for halvings in range(MAX_HALVINGS, 0, -1):
+        halved.append(largest >> halvings)
     return [size for size in halved if size >= MIN_CURVE_IMAGES] + [largest]
 
 
@@ -422,9 +460,11 @@ def _mean_accuracy(
     for rows, scores in left_out(head, z, labels, groups):
         y = labels[rows]
         predicted = scores.argmax(dim=1).numpy()
-        correct += np.bincount(y[predicted == y], minlength=classes)
+        is_correct = predicted == y
+        correct += np.bincount(y[is_correct], minlength=classes)
     images = np.bincount(labels, minlength=classes)
-    return 100 * float((correct[measured] / images[measured]).mean())
+    by_class = correct[measured] / images[measured]
+    return 100 * float(by_class.mean())
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -482,7 +522,8 @@ def embeddings_of(
     hash_batches = []
     files = []
     for name, samples in (("train", source.train), ("val", source.val)):
-        images = LabelledImages(source.class_names, cast(FileSet, samples))
+        files_of_split = cast(FileSet, samples)
+        images = LabelledImages(source.class_names, files_of_split)
         for rows, z in _embed_with_cache(
             model, images, pipeline / name, unreadable, progress
         ):
@@ -500,10 +541,10 @@ def embeddings_of(
     for row, other in sorted(repeats.undecided.items()):
         undecided[files[row]] = (int(labels[row]), other)
         decided[row] = False
-    kept_files = [files[row] for row in np.flatnonzero(decided).tolist()]
-    return EmbeddedImages(
-        np.concatenate(z_batches)[decided], labels[decided], kept_files, undecided
-    )
+    kept_rows = np.flatnonzero(decided)
+    kept_files = [files[row] for row in kept_rows.tolist()]
+    embeddings = np.concatenate(z_batches)
+    return EmbeddedImages(embeddings[decided], labels[decided], kept_files, undecided)
 
 
 def _embed_with_cache(
@@ -514,16 +555,19 @@ def _embed_with_cache(
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield rows and embeddings: those that are in a folder's cache, then the others."""
-    cache = EmbeddingCache(cast(FileSet, images.files), images.class_names, folder)
+    files = cast(FileSet, images.files)
+    cache = EmbeddingCache(files, images.class_names, folder)
     rows = np.arange(len(images.files))
     known = cache.known(rows)
     if known.any():
-        yield rows[known], cache.get(rows[known]).numpy()
+        cached_rows = rows[known]
+        yield cached_rows, cache.get(cached_rows).numpy()
     if known.all():
         return
     missing = rows[~known]
     uncached = images.select(~known)
     for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
-        hashes = torch.from_numpy(uncached.files.hashes(batch))
+        content = uncached.files.hashes(batch)
+        hashes = torch.from_numpy(content)
         cache.collect(torch.from_numpy(missing[batch]), hashes, z)
         yield missing[batch], z.cpu().numpy()

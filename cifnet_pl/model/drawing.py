@@ -82,9 +82,11 @@ def clustered(shares: np.ndarray) -> np.ndarray:
     """
     if len(shares) < 3:
         return np.arange(len(shares))
-    distance = 1 - (shares + shares.T) / 2
+    symmetric = (shares + shares.T) / 2
+    distance = 1 - symmetric
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    condensed = squareform(distance, checks=False)
+    tree = linkage(condensed, "average", optimal_ordering=True)
     return np.asarray(leaves_list(tree))
 
 
@@ -97,18 +99,27 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     totals = matrix.sum(axis=1)
-    tested = np.flatnonzero(totals + matrix.sum(axis=0))
-    shares = matrix / np.maximum(totals, 1)[:, None]
+    in_use = totals + matrix.sum(axis=0)
+    tested = np.flatnonzero(in_use)
+    images = np.maximum(totals, 1)
+    shares = matrix / images[:, None]
     if len(tested) > MAX_CONFUSION_CLASSES:
-        both = shares.sum(axis=0) + shares.sum(axis=1)
+        rows = shares.sum(axis=1)
+        columns = shares.sum(axis=0)
+        both = columns + rows
         errors = both - 2 * shares.diagonal()
-        by_errors = np.argsort(-errors[tested], kind="stable")
-        tested = tested[by_errors[:MAX_CONFUSION_CLASSES]]
+        tested_errors = errors[tested]
+        by_errors = np.argsort(-tested_errors, kind="stable")
+        worst = by_errors[:MAX_CONFUSION_CLASSES]
+        tested = tested[worst]
         title += f" (the {MAX_CONFUSION_CLASSES} classes with most confusions)"
     tested_shares = shares[np.ix_(tested, tested)]
     order = tested[clustered(tested_shares)]
-    labels = [shortened(names[i], MAX_LABEL_LENGTH) for i in order]
-    percent = 100 * shares[np.ix_(order, order)]
+    labels = []
+    for i in order:
+        labels.append(shortened(names[i], MAX_LABEL_LENGTH))
+    ordered = shares[np.ix_(order, order)]
+    percent = 100 * ordered
     fonts = families([title, *names])
     with matplotlib.rc_context({"font.family": fonts}):
         return _draw_matrix(percent, labels, printable(title))
@@ -116,17 +127,24 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
 
 def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
     size = len(labels)
-    cell = FEW_CLASSES if size <= MAX_NUMBERED_CLASSES else MANY_CLASSES
+    if size <= MAX_NUMBERED_CLASSES:
+        cell = FEW_CLASSES
+    else:
+        cell = MANY_CLASSES
     figure, axes, colour_axes = _matrix_axes(labels, cell)
     diagonal = np.eye(size, dtype=bool)
     correct = np.where(diagonal, percent, np.nan)
-    wrong = np.where(diagonal | (percent == 0), np.nan, percent)
+    hidden = diagonal | (percent == 0)
+    wrong = np.where(hidden, np.nan, percent)
     # Not ``imshow``: it enlarges the matrix to the figure's pixels before it applies the colours,
     # which takes half a gigabyte.
     edges = np.arange(size + 1) - 0.5
     axes.pcolormesh(edges, edges, correct, cmap="Greens", vmin=0, vmax=130)
-    mesh = axes.pcolormesh(edges, edges, wrong, cmap="OrRd", norm=LogNorm(1, 100))
-    axes.set(aspect="equal", xlim=edges[[0, -1]], ylim=edges[[-1, 0]])
+    colours = LogNorm(1, 100)
+    mesh = axes.pcolormesh(edges, edges, wrong, cmap="OrRd", norm=colours)
+    across = edges[[0, -1]]
+    downwards = edges[[-1, 0]]
+    axes.set(aspect="equal", xlim=across, ylim=downwards)
     points = cell.label_points
     axes.set_xticks(range(size), labels, rotation=90, fontsize=points, parse_math=False)
     axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
@@ -146,7 +164,8 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
 def _label_ems(label: str) -> float:
     """Return the estimated width of a label in units of its font size."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in label)
-    return 1.05 * wide + 0.62 * (len(label) - wide)
+    narrow = len(label) - wide
+    return 1.05 * wide + 0.62 * narrow
 
 
 def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, Axes]:
@@ -156,7 +175,8 @@ def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, A
     for a hundred labels.
     """
     longest = max(_label_ems(label) for label in labels)
-    margin = 0.65 + longest * cell.label_points / 72
+    label_inches = longest * cell.label_points / 72
+    margin = 0.65 + label_inches
     side = max(1.6, cell.inches * len(labels))
     width = margin + side + 1.2
     height = margin + side + 0.5
@@ -165,19 +185,22 @@ def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, A
     else:
         dpi = 100
     figure = Figure(figsize=(width, height), dpi=dpi)
-    axes = figure.add_axes(
-        (margin / width, margin / height, side / width, side / height)
-    )
+    place = (margin / width, margin / height, side / width, side / height)
+    axes = figure.add_axes(place)
     bar_height = min(side, 4.0)
     left = (margin + side + 0.25) / width
-    bottom = (margin + (side - bar_height) / 2) / height
-    colour_axes = figure.add_axes((left, bottom, 0.14 / width, bar_height / height))
+    below = (side - bar_height) / 2
+    bottom = (margin + below) / height
+    place = (left, bottom, 0.14 / width, bar_height / height)
+    colour_axes = figure.add_axes(place)
     return figure, axes, colour_axes
 
 
 def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
     """Write the numbers into the cells of a confusion matrix."""
-    smallest = 0.5 if len(percent) <= MAX_NUMBERED_CLASSES else 5.0
+    smallest = 5.0
+    if len(percent) <= MAX_NUMBERED_CLASSES:
+        smallest = 0.5
     for i, j in np.argwhere(percent >= smallest):
         value = percent[i, j]
         # Black can be read on the darkest green, but not on the darkest red.
@@ -192,9 +215,8 @@ def _write_number(
     axes: Axes, x: float, y: float, value: float, colour: str, points: float
 ) -> None:
     """Write a number without decimals in the middle of a cell."""
-    axes.text(
-        x, y, f"{value:.0f}", ha="center", va="center", fontsize=points, color=colour
-    )
+    text = f"{value:.0f}"
+    axes.text(x, y, text, ha="center", va="center", fontsize=points, color=colour)
 
 
 # ---------------------------------------------------------------------- calibration
@@ -209,19 +231,22 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
         title: title of the figure.
     """
     edges = np.linspace(0, 1, 11)
-    bins = np.clip(np.digitize(confidence, edges) - 1, 0, 9)
+    positions = np.digitize(confidence, edges)
+    bins = np.clip(positions - 1, 0, 9)
     counts = np.bincount(bins, minlength=10)
     occupied = counts > 0
     correct_counts = np.bincount(bins, weights=correct, minlength=10)
-    accuracy = correct_counts[occupied] / counts[occupied]
+    images = counts[occupied]
+    accuracy = correct_counts[occupied] / images
     centres = 100 * edges[:-1] + 5
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
     upper.plot(
         [0, 100], [0, 100], color="0.6", linewidth=1, label="perfect calibration"
     )
+    occupied_centres = centres[occupied]
     upper.bar(
-        centres[occupied], 100 * accuracy, width=9, color="#9ecae1", label="accuracy"
+        occupied_centres, 100 * accuracy, width=9, color="#9ecae1", label="accuracy"
     )
     upper.set(title=title, ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
     upper.legend(frameon=False)
@@ -249,7 +274,8 @@ def axis_limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
     lowest = min((a for a in accuracies if a is not None), default=100.0)
     start = 0.0
     if lowest >= 2:
-        start = min(50.0, 10.0 * math.floor((lowest - 2) / 10))
+        tens = math.floor((lowest - 2) / 10)
+        start = min(50.0, 10.0 * tens)
     return start, 101.0
 
 
@@ -281,7 +307,8 @@ def draw_trajectory(
     measured = np.array(accuracy, dtype=float)
     averages = np.array(average, dtype=float)
     upper.plot(classes_seen, measured, style, color="black", label="$A_k$")
-    upper.plot(classes_seen, averages, "--", color="tab:blue", label=r"$\bar A$ so far")
+    label = r"$\bar A$ so far"
+    upper.plot(classes_seen, averages, "--", color="tab:blue", label=label)
     limits = axis_limits(accuracy)
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits)
     upper.grid(alpha=0.3)
@@ -305,11 +332,13 @@ def _draw_accuracy_matrix(
     )
     axes.set(xlabel="classes of task", ylabel="after task")
     if size <= MAX_NUMBERED_TASKS:
-        for k, j in np.argwhere(~np.isnan(grid)):
+        measured = np.argwhere(~np.isnan(grid))
+        for k, j in measured:
             # The colour map is light from about two thirds of its range.
             if grid[k, j] > 65:
                 colour = "black"
             else:
                 colour = "white"
-            _write_number(axes, j + 1, k + 1, grid[k, j], colour, TASK_NUMBER_POINTS)
+            accuracy = grid[k, j]
+            _write_number(axes, j + 1, k + 1, accuracy, colour, TASK_NUMBER_POINTS)
     axes.figure.colorbar(image, cax=colour_axes, label="accuracy (%)")

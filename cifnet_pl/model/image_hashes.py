@@ -29,25 +29,31 @@ class ImageHashes(GrowingModule):
 
     def by_label(self) -> dict[int, np.ndarray]:
         """Return the hashes of each class: label → (n_c,) int64, ascending."""
-        ends = np.cumsum(self.counts.cpu().numpy())
-        by_class = np.split(self.content.cpu().numpy(), ends[:-1])
-        return dict(zip(self.labels.tolist(), by_class, strict=False))
+        counts = self.counts.cpu().numpy()
+        ends = np.cumsum(counts)
+        content = self.content.cpu().numpy()
+        by_class = np.split(content, ends[:-1])
+        pairs = zip(self.labels.tolist(), by_class, strict=False)
+        return dict(pairs)
 
     def of_label(self, label: int) -> np.ndarray:
         """Return the hashes of one class, ascending; none if it has no hashes."""
-        return self.by_label().get(label, np.zeros(0, dtype=np.int64))
+        none = np.zeros(0, dtype=np.int64)
+        return self.by_label().get(label, none)
 
     @property
     def duplicates(self) -> int:
         """Number of images that are duplicates of another one, of any class."""
-        return len(self.content) - len(torch.unique(self.content))
+        distinct = torch.unique(self.content)
+        return len(self.content) - len(distinct)
 
     def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         """Add images: (n,) labels and (n,) hashes."""
         by_label = self.by_label()
         for label in np.unique(labels).tolist():
             known = by_label.get(label, hashes[:0])
-            by_label[label] = np.concatenate([known, hashes[labels == label]])
+            added = hashes[labels == label]
+            by_label[label] = np.concatenate([known, added])
         self._replace(by_label)
 
     def subtract(self, other: ImageHashes) -> None:
@@ -55,7 +61,9 @@ class ImageHashes(GrowingModule):
         by_label = self.by_label()
         for label, hashes in other.by_label().items():
             if label in by_label:
-                left = Counter(by_label[label].tolist()) - Counter(hashes.tolist())
+                known = Counter(by_label[label].tolist())
+                subtracted = Counter(hashes.tolist())
+                left = known - subtracted
                 by_label[label] = np.fromiter(left.elements(), dtype=np.int64)
         self._replace(by_label)
 
@@ -68,9 +76,8 @@ class ImageHashes(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        self._replace(
-            {labels[label]: hashes for label, hashes in self.by_label().items()}
-        )
+        renamed = {labels[label]: hashes for label, hashes in self.by_label().items()}
+        self._replace(renamed)
 
     def _replace(self, by_label: Mapping[int, np.ndarray]) -> None:
         labels = []
@@ -85,4 +92,5 @@ class ImageHashes(GrowingModule):
         device = self.content.device
         self.labels = torch.tensor(labels, dtype=torch.int64, device=device)
         self.counts = torch.tensor(counts, dtype=torch.int64, device=device)
-        self.content = torch.from_numpy(np.concatenate(content)).to(device)
+        joined = np.concatenate(content)
+        self.content = torch.from_numpy(joined).to(device)

@@ -100,10 +100,14 @@ def published_groups(settings: Sequence[Setting]) -> list[Group]:
 
 def _published_outcome(results: pd.DataFrame, memory: pd.DataFrame) -> Outcome:
     """Return the paper's numbers of one method as the outcome of one seed."""
-    printed = dict(zip(results["quantity"], results["value"], strict=True))
-    values: dict[str, float | None] = {key: printed.get(key) for key in PUBLISHED_KEYS}
+    printed_pairs = zip(results["quantity"], results["value"], strict=True)
+    printed = dict(printed_pairs)
+    values: dict[str, float | None] = {}
+    for key in PUBLISHED_KEYS:
+        values[key] = printed.get(key)
     if "params_m" in printed:
-        values["backbone_params"] = values["network_params"] = 1e6 * printed["params_m"]
+        parameters = 1e6 * printed["params_m"]
+        values["backbone_params"] = values["network_params"] = parameters
     components = {}
     for name, millions in zip(memory["variant"], memory["value"], strict=True):
         components[name] = 1e6 * millions
@@ -111,11 +115,11 @@ def _published_outcome(results: pd.DataFrame, memory: pd.DataFrame) -> Outcome:
     if total is not None:
         values["state_elements"] = total
         values["state_bytes"] = 4 * total  # as the paper counts
+    source = ""
     if "energy_kwh" in printed:
         source = PUBLISHED_ENERGY
-    else:
-        source = ""
-    return Outcome(None, (), values, Conditions(source=source), components=components)
+    conditions = Conditions(source=source)
+    return Outcome(None, (), values, conditions, components=components)
 
 
 # ---------------------------------------------------------------------- methods run elsewhere
@@ -168,7 +172,9 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
             columns, two lines for one task, or accuracies that are fractions instead of
             percentages.
     """
-    rows = pd.DataFrame(_read_rows(path), columns=["line", *ExternalRow.model_fields])
+    names = ["line", *ExternalRow.model_fields]
+    content = _read_rows(path)
+    rows = pd.DataFrame(content, columns=names)
     rows = rows.astype(
         dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float)
     )
@@ -191,7 +197,9 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
 
 def _check_once(path: Path, rows: pd.DataFrame) -> None:
     """Raise DataError if a file has two lines for the same task of a method and seed."""
-    duplicates = rows[rows.duplicated([*METHOD_COLUMNS, "seed", "task"])]
+    key = [*METHOD_COLUMNS, "seed", "task"]
+    is_duplicate = rows.duplicated(key)
+    duplicates = rows[is_duplicate]
     for _, row in duplicates.iterrows():
         if pd.isna(row["task"]):
             task = "none"
@@ -224,14 +232,12 @@ def _setting_for(
     if len(fitting) == 1 and n_tasks <= fitting[0].n_tasks:
         return fitting[0]
     known = "; ".join(f"{s.short}, {s.backbone} ({s.n_tasks} tasks)" for s in settings)
+    length = ""
     if n_tasks:
         length = f" with {n_tasks} tasks"
-    else:
-        length = ""
+    count = "none"
     if len(fitting) > 1:
         count = str(len(fitting))
-    else:
-        count = "none"
     raise UsageError(
         f"{path}: {method}{length} fits {count} of the settings of this report ({known}): name one"
         " in the columns dataset, classes_per_task and backbone"
@@ -250,7 +256,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
         reader = csv.reader(file, skipinitialspace=True, strict=True)
-        header = [name.strip() for name in next(reader, [])]
+        cells = next(reader, [])
+        header = [name.strip() for name in cells]
         for cells in reader:
             if cells:
                 lines.append((reader.line_num, cells))
@@ -274,10 +281,12 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
                 " quotation marks"
             )
         stripped = [cell.strip() for cell in cells]
-        given = {
-            name: text for name, text in zip(header, stripped, strict=True) if text
-        }
-        rows.append({"line": number, **_checked_row(place, given)})
+        given = {}
+        for name, text in zip(header, stripped, strict=True):
+            if text:
+                given[name] = text
+        row = _checked_row(place, given)
+        rows.append({"line": number, **row})
     return rows
 
 
@@ -288,10 +297,9 @@ def _checked_row(place: str, given: Mapping[str, str]) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
+        content = "is empty"
         if name in given:
             content = f"is '{given[name]}'"
-        else:
-            content = "is empty"
         raise DataError(f"{place}: {name} {content}: {first['msg']}") from error
 
 
@@ -311,27 +319,28 @@ def _external_outcome(seed: str, rows: pd.DataFrame, n_tasks: int) -> Outcome:
     They are those of its lines for tasks, and of the line without a task where that says more.
     """
     whole_run = rows[rows["task"].isna()]
-    by_task = (
-        rows[rows["task"].notna()].set_index("task").reindex(range(1, n_tasks + 1))
-    )
+    tasks = rows[rows["task"].notna()].set_index("task")
+    by_task = tasks.reindex(range(1, n_tasks + 1))
     trajectory = [None if pd.isna(value) else float(value) for value in by_task["A_k"]]
-    final = next(iter(whole_run["A_k"].dropna()), trajectory[-1])
+    finals = whole_run["A_k"].dropna()
+    final = next(iter(finals), trajectory[-1])
     energy = _total("kWh", by_task, whole_run)
+    parameters = rows["params"].dropna()
     values: dict[str, float | None] = {
         "A_K": final,
         "train_seconds": _total("seconds", by_task, whole_run),
         "energy_kwh": energy,
-        "backbone_params": next(iter(rows["params"].dropna()), None),
+        "backbone_params": next(iter(parameters), None),
     }
     if final is not None and energy:
         values["A_K_per_kwh"] = final / energy
     known = by_task["A_k"].notna()
     if known.all():
-        values["A_bar"] = by_task["A_k"].sum() / n_tasks
+        total = by_task["A_k"].sum()
+        values["A_bar"] = total / n_tasks
         values["max_drop"] = max_drop(trajectory)
-    if energy is None:
-        source = ""
-    else:
+    source = ""
+    if energy is not None:
         source = "external file"
     return Outcome(
         int(seed) if seed.lstrip("-").isdigit() else None,

@@ -52,14 +52,17 @@ def stat_of(values: Mapping[str, float | None]) -> Stat | None:
         >>> stat_of({"1": 96.0, "2": 98.0, "3": None}).mean
         97.0
     """
-    known = {seed: float(value) for seed, value in values.items() if value is not None}
+    known: dict[str, float] = {}
+    for seed, value in values.items():
+        if value is not None:
+            known[seed] = float(value)
     if not known:
         return None
+    sd = None
     if len(known) > 1:
         sd = statistics.stdev(known.values())
-    else:
-        sd = None
-    return Stat(statistics.fmean(known.values()), sd, len(known), known)
+    mean = statistics.fmean(known.values())
+    return Stat(mean, sd, len(known), known)
 
 
 def without_deviation(value: float | None, seeds: int = 1) -> Stat | None:
@@ -104,7 +107,9 @@ def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
     """
     if len(differences) < 2 or np.ptp(differences) <= SAME_DIFFERENCE:
         return None
-    quantile = stats.t.ppf(1 - LEVEL / 2, len(differences) - 1)
+    freedom = len(differences) - 1
+    level = 1 - LEVEL / 2
+    quantile = stats.t.ppf(level, freedom)
     half = float(quantile * stats.sem(differences))
     mean = float(differences.mean())
     return mean - half, mean + half
@@ -134,11 +139,15 @@ def mcnemar(frame: pd.DataFrame) -> McNemarTest:
     """
     first = frame["a"].to_numpy(bool)
     second = frame["b"].to_numpy(bool)
-    only_first = int((first & ~second).sum())
-    only_second = int((second & ~first).sum())
+    first_alone = first & ~second
+    only_first = int(first_alone.sum())
+    second_alone = second & ~first
+    only_second = int(second_alone.sum())
     p = 1.0
     if only_first + only_second:
-        p = float(stats.binomtest(only_first, only_first + only_second).pvalue)
+        discordant = only_first + only_second
+        test = stats.binomtest(only_first, discordant)
+        p = float(test.pvalue)
     return McNemarTest(only_first, only_second, p)
 
 
@@ -156,25 +165,31 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> tuple[float, float]:
     generator = np.random.default_rng(0)
     n_seeds = len(frames)
     # A row for each image, a column for each seed, NaN where a seed was not tested on the image.
-    columns = [frame["a"].astype(int) - frame["b"].astype(int) for frame in frames]
+    columns = []
+    for frame in frames:
+        columns.append(frame["a"].astype(int) - frame["b"].astype(int))
     differences = pd.concat(columns, axis=1).to_numpy(float)
     n_images = len(differences)
     means = np.nanmean(differences, axis=0)
     # Images with the same differences are alike: how many of each kind are drawn is enough.
     tested = ~np.isnan(differences)
-    table = np.hstack([np.nan_to_num(differences), tested]).astype(np.int64)
+    known_differences = np.nan_to_num(differences)
+    table = np.hstack([known_differences, tested]).astype(np.int64)
     kinds, counts = np.unique(table, axis=0, return_counts=True)
     resampled = []
     for _ in range(RESAMPLES // RESAMPLES_PER_BLOCK):
-        of_kinds = generator.multinomial(
-            n_images, counts / n_images, size=RESAMPLES_PER_BLOCK
-        )
+        shares = counts / n_images
+        of_kinds = generator.multinomial(n_images, shares, size=RESAMPLES_PER_BLOCK)
         drawn = of_kinds @ kinds
         sums = drawn[:, :n_seeds]
         sizes = drawn[:, n_seeds:]
-        by_seed = np.where(sizes > 0, sums / np.maximum(sizes, 1), means)
+        tested_images = np.maximum(sizes, 1)
+        by_seed = np.where(sizes > 0, sums / tested_images, means)
         shares = np.full(n_seeds, 1 / n_seeds)
         of_seeds = generator.multinomial(n_seeds, shares, size=RESAMPLES_PER_BLOCK)
-        resampled.append((of_seeds * by_seed).mean(axis=1))
-    low, high = np.quantile(np.concatenate(resampled), [LEVEL / 2, 1 - LEVEL / 2])
+        weighted = of_seeds * by_seed
+        resampled.append(weighted.mean(axis=1))
+    ends = [LEVEL / 2, 1 - LEVEL / 2]
+    all_means = np.concatenate(resampled)
+    low, high = np.quantile(all_means, ends)
     return 100 * float(low), 100 * float(high)

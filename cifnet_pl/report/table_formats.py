@@ -99,7 +99,8 @@ class ReportTable:
         cell = self.rows[row][column]
         definition = self.columns[column]
         text = cell_text(cell, definition)
-        is_shared = SHARED_MARK in str(self.cells_under(CONDITIONS)[row])
+        conditions = self.cells_under(CONDITIONS)
+        is_shared = SHARED_MARK in str(conditions[row])
         if cell and is_shared and definition.header in COST_HEADERS:
             text = f"{text} {SHARED_MARK}"
         if isinstance(cell, Stat) and self._needs_seed_count(row, column, cell.n):
@@ -108,7 +109,9 @@ class ReportTable:
 
     def _needs_seed_count(self, row: int, column: int, seeds: int) -> bool:
         """Return whether the seeds of a cell are to be told apart from those of other rows."""
-        measured = [origin in ("measured", None) for origin in self.cells_under(ORIGIN)]
+        measured = []
+        for origin in self.cells_under(ORIGIN):
+            measured.append(origin in ("measured", None))
         if not measured[row] or not self.columns[column].with_deviation:
             return False
         counts = set()
@@ -116,7 +119,8 @@ class ReportTable:
             cell = cells[column]
             if is_measured and isinstance(cell, Stat):
                 counts.add(cell.n)
-        return len(counts) > 1 and self.cells_under(SEEDS)[row] != str(seeds)
+        seeds_of_rows = self.cells_under(SEEDS)
+        return len(counts) > 1 and seeds_of_rows[row] != str(seeds)
 
     def kind(self, column: int) -> str:
         """Return "num" for a column of numbers, and "text" for one of text or of nothing."""
@@ -133,16 +137,16 @@ class ReportTable:
         for j in range(len(self.columns)):
             if any(row[j] not in (None, "") for row in self.rows):
                 used.append(j)
-        rows = []
-        for row in self.rows:
-            rows.append([row[j] for j in used])
-        return replace(self, columns=[self.columns[j] for j in used], rows=rows)
+        rows = [[row[j] for j in used] for row in self.rows]
+        columns = [self.columns[j] for j in used]
+        return replace(self, columns=columns, rows=rows)
 
     def texts(self, typeset: Callable[[str], str]) -> list[list[str]]:
         """Return the text of all cells, each passed through ``typeset``."""
         rows = []
         for i in range(len(self.rows)):
-            rows.append([typeset(self.text(i, j)) for j in range(len(self.columns))])
+            texts = [typeset(self.text(i, j)) for j in range(len(self.columns))]
+            rows.append(texts)
         return rows
 
 
@@ -203,7 +207,9 @@ def cell_text(cell: Cell, column: Column) -> str:
         power = math.floor(math.log10(abs(mean)))
         if sd is not None and not -3 <= power < 6:
             unit = 10**power
-            return f"({mean / unit:.2f} ± {sd / unit:.2f}){power_of_ten(power)}"
+            scaled_mean = mean / unit
+            scaled_sd = sd / unit
+            return f"({scaled_mean:.2f} ± {scaled_sd:.2f}){power_of_ten(power)}"
         if power >= -3:
             digits = 2 - power
             if power == 2:
@@ -232,7 +238,8 @@ def to_csv_table(table: ReportTable) -> str:
         if table.kind(j) == "text":
             columns.append(cells)
             continue
-        header += [f"{column.header} sd", f"{column.header} n"]
+        name = column.header
+        header += [f"{name} sd", f"{name} n"]
         means: list[Any] = [None] * len(cells)
         deviations: list[Any] = [None] * len(cells)
         seeds: list[Any] = [None] * len(cells)
@@ -252,10 +259,12 @@ def to_markdown(table: ReportTable) -> str:
     alignment = []
     for j in range(len(header)):
         is_text = j == 0 or table.kind(j) == "text"
-        alignment.append("---" if is_text else "---:")
+        mark = "---" if is_text else "---:"
+        alignment.append(mark)
     lines = [f"**{table.title}**", ""]
     for row in [header, alignment, *table.texts(_escape_pipes)]:
-        lines.append("| " + " | ".join(row) + " |")
+        cells = " | ".join(row)
+        lines.append(f"| {cells} |")
     if table.notes:
         lines.append("")
         lines += [f"{note}  " for note in table.notes]
@@ -298,9 +307,11 @@ def to_latex(table: ReportTable) -> str:
     letters = {"text": "l", "num": "r"}
     alignment = "".join(letters[kind] for kind in kinds)
     header = [latex(text) for text in table.headers]
-    cells = pd.DataFrame(table.texts(latex), columns=header)
+    texts = table.texts(latex)
+    cells = pd.DataFrame(texts, columns=header)
     body = cells.to_latex(index=False, escape=False, column_format=alignment).rstrip()
-    caption = latex(" ".join([f"{table.title}.", *table.notes]))
+    sentences = " ".join([f"{table.title}.", *table.notes])
+    caption = latex(sentences)
     return (
         "% needs \\usepackage{booktabs,graphicx}\n"
         "\\begin{table}[ht]\n"
