@@ -59,7 +59,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In their order, in an empty folder, with digits as images and their pixels as embeddings."""
     monkeypatch.chdir(tmp_path)
     assert main(["unpack", "--source", "digits", "--output", "all"]) == 0
-    for name, digits in (("IMAGES", "012"), ("NEW", "3"), ("PHOTOS", "0")):
+    for name, digits in (("IMAGES", "012"), ("NEW", "3"), ("HOLIDAY", "0")):
         for digit in digits:
             source = tmp_path / "all" / "train" / digit
             (tmp_path / name).mkdir(exist_ok=True)

@@ -108,3 +108,64 @@ def test_the_command_line_reference_is_that_of_the_parsers():
     script = runpy.run_path(str(ROOT / ".ci/command_line.py"))
     page = (ROOT / "docs/reference/command_line.md").read_text(encoding="utf-8")
     assert page == script["page"](), "run python .ci/command_line.py"
+
+
+def option_names(text: str) -> set[str]:
+    """Return all long options that stand in a text."""
+    return set(re.findall(r"(?<![\w-])--([a-zA-Z_]\w*(?:\.\w+)*)", text))
+
+
+def documented_commands() -> list[tuple[str, str]]:
+    """Return each ``cifnet`` command line of the documentation with its page."""
+    commands = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        if page.name in ("command_line.md", "renamed.md"):
+            continue
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        name = page.relative_to(ROOT).as_posix()
+        for line in re.findall(
+            r"^\s*(?:timeout \w+ |srun .* )?(cifnet .*)$", text, re.MULTILINE
+        ):
+            commands.append((name, line.split("  #")[0].split(";")[0]))
+    return commands
+
+
+def test_every_documented_option_exists():
+    """Options with three parts belong to a class: only their first two parts are looked up."""
+    reference = (ROOT / "docs/reference/command_line.md").read_text(encoding="utf-8")
+    sections = dict(
+        re.findall(
+            r"^## `cifnet (\w+)`\n(.*?)(?=^## )", reference + "\n## ", re.M | re.S
+        )
+    )
+    everywhere = option_names(reference)
+    overrides = ("fit", "validate", "test", "predict", "sweep", "sums")
+    trained = ("model.exemplars", "model.epochs", "model.preset", "model.evaluated")
+    commands = documented_commands()
+    assert len(commands) > 80
+    unknown = []
+    for page, line in commands:
+        words = line.split()
+        command = words[1]
+        if command == "--version":
+            continue
+        assert command in sections, (page, line)
+        for option in option_names(line):
+            two_parts = ".".join(option.split(".")[:2])
+            if option in option_names(sections.get(command, "")):
+                continue
+            is_override = command in overrides and "." in option
+            is_iterative = option.startswith("model.") and (
+                "iterative" in line or "paper/" in line
+            )
+            if is_override and (two_parts in everywhere or is_iterative):
+                continue
+            if option.startswith("trainer.") or two_parts in trained:
+                continue
+            if (
+                command in ("fit", "validate", "test", "predict")
+                and option in everywhere
+            ):
+                continue
+            unknown.append((page, command, option))
+    assert unknown == []
