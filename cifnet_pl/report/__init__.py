@@ -53,7 +53,8 @@ def report(
             print(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
     page = Path(output) / "report.html"
-    print(f"{run_count(study)} runs of {configurations} configurations: {page}")
+    runs_counted = run_count(study)
+    print(f"{runs_counted} runs of {configurations} configurations: {page}")
 
 
 def run_count(study: Study) -> int:
@@ -88,12 +89,12 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
     groups, replaced = group_runs(complete)
     settings = Study(groups).settings
     if external is not None:
-        groups = sorted(
-            groups + read_external(Path(external), settings), key=group_order
-        )
-    return Study(
-        groups, published_groups(settings), left_out + replaced, find_missing(runs)
-    )
+        external_groups = read_external(Path(external), settings)
+        groups = sorted(groups + external_groups, key=group_order)
+    published = published_groups(settings)
+    missing = find_missing(runs)
+    unused = left_out + replaced
+    return Study(groups, published, unused, missing)
 
 
 def write_report(
@@ -116,13 +117,14 @@ def write_report(
         tables = {"Comparison": list(comparisons), **tables}
     pictures = all_pictures(study)
     parts = []
-    for section in dict.fromkeys([*tables, *pictures]):
+    sections = dict.fromkeys([*tables, *pictures])
+    for section in sections:
         section_tables = tables.get(section, [])
         for table in section_tables:
             _write_table(table, folder / "tables")
-        drawn = [
-            _write_picture(p, folder / "figures") for p in pictures.get(section, ())
-        ]
+        drawn = []
+        for p in pictures.get(section, ()):
+            drawn.append(_write_picture(p, folder / "figures"))
         parts.append({"name": section, "tables": section_tables, "pictures": drawn})
     settings = "; ".join(setting.title for setting in study.settings)
     notes = report_notes(study)
@@ -144,9 +146,12 @@ def _write_table(table: ReportTable, folder: Path) -> None:
     """Write a table as CSV, LaTeX and Markdown."""
     from cifnet_pl.report.table_formats import to_csv_table, to_latex, to_markdown
 
-    write_text(folder / f"{table.name}.csv", to_csv_table(table))
-    write_text(folder / f"{table.name}.tex", to_latex(table))
-    write_text(folder / f"{table.name}.md", to_markdown(table))
+    csv_text = to_csv_table(table)
+    write_text(folder / f"{table.name}.csv", csv_text)
+    latex_text = to_latex(table)
+    write_text(folder / f"{table.name}.tex", latex_text)
+    markdown = to_markdown(table)
+    write_text(folder / f"{table.name}.md", markdown)
 
 
 def _write_picture(picture: Picture, folder: Path) -> dict[str, Any]:

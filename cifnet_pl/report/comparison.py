@@ -59,15 +59,19 @@ def compare_methods(study: Study, names: Sequence[str]) -> list[ReportTable]:
     pairs = []
     for first in _groups_named(study, names[0]):
         for second in _groups_named(study, names[1]):
-            if first.setting.data == second.setting.data and first is not second:
+            same_data = first.setting.data == second.setting.data
+            if same_data and first is not second:
                 pairs.append((first, second))
     if not pairs:
         raise UsageError(
             f"{names[0]} and {names[1]} were run on different data: compare methods of one data"
             " set and task protocol (table runs.csv lists the settings)"
         )
-    tables = [comparison_table(study, first, second) for first, second in pairs]
-    tables = [table.without_empty() for table in tables if table.rows]
+    tables = []
+    for first, second in pairs:
+        table = comparison_table(study, first, second)
+        if table.rows:
+            tables.append(table.without_empty())
     if not tables:
         raise UsageError(
             f"{names[0]} and {names[1]} have no common seed and class order: run both with the"
@@ -126,7 +130,8 @@ class Difference:
     def cells(self) -> list[Cell]:
         """Return the row of the table."""
         low, high = self.interval or (None, None)
-        numbers = [self.first, self.second, self.first - self.second, low, high]
+        difference = self.first - self.second
+        numbers = [self.first, self.second, difference, low, high]
         numbers += [self.seeds, self.images, self.only_first, self.only_second]
         p = None
         if self.p is not None:
@@ -174,12 +179,16 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
     if not predictions:
         notes.append(NO_IMAGES)
     differences = [*_over_seeds(a, b), *_over_images(predictions)]
+    file = f"comparison_{slug(title.lower())}"
+    heading = f"{first} against {second}: {title}"
+    rows = [difference.cells() for difference in differences]
+    note = METHOD_NOTE.format(first=first, second=second)
     return ReportTable(
-        f"comparison_{slug(title.lower())}",
-        f"{first} against {second}: {title}",
+        file,
+        heading,
         columns,
-        [difference.cells() for difference in differences],
-        [f"{title}. {METHOD_NOTE.format(first=first, second=second)}", *notes],
+        rows,
+        [f"{title}. {note}", *notes],
     )
 
 
@@ -190,11 +199,16 @@ def _over_seeds(a: Group, b: Group) -> Iterator[Difference]:
         stat_b = b.stat(key)
         if stat_a is None or stat_b is None:
             continue
-        common = [seed for seed in stat_a.by_seed if seed in stat_b.by_seed]
+        common = []
+        for seed in stat_a.by_seed:
+            if seed in stat_b.by_seed:
+                common.append(seed)
         if not common:
             continue
-        first = np.array([stat_a.by_seed[seed] for seed in common])
-        second = np.array([stat_b.by_seed[seed] for seed in common])
+        of_first = [stat_a.by_seed[seed] for seed in common]
+        first = np.array(of_first)
+        of_second = [stat_b.by_seed[seed] for seed in common]
+        second = np.array(of_second)
         yield Difference(
             quantity=f"{title}, over seeds",
             first=first.mean(),
@@ -239,7 +253,11 @@ def _outcomes_with_predictions(group: Group) -> dict[str, Outcome]:
 
     A seed that ran on two machines, or with and without the cache, counts once.
     """
-    return {outcome.key: outcome for outcome in group.outcomes if outcome.predictions}
+    outcomes = {}
+    for outcome in group.outcomes:
+        if outcome.predictions:
+            outcomes[outcome.key] = outcome
+    return outcomes
 
 
 def _common_predictions(
@@ -282,5 +300,6 @@ def comparison_lines(table: ReportTable) -> list[str]:
             text = table.text(i, j)
             if j > 0 and text != "–":
                 values.append(f"{header} {text}")
-        lines.append(f"{table.text(i, 0)}: {'; '.join(values)}")
+        name = table.text(i, 0)
+        lines.append(f"{name}: {'; '.join(values)}")
     return lines

@@ -261,6 +261,16 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         for cells in reader:
             if cells:
                 lines.append((reader.line_num, cells))
+    _check_header(path, header)
+    rows = []
+    for number, cells in lines:
+        row = _checked_row(f"{path}, line {number}", header, cells)
+        rows.append({"line": number, **row})
+    return rows
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    """Raise UsageError if a column is missing or stands twice."""
     missing = [name for name in COLUMNS if name not in header]
     fault = ""
     if missing:
@@ -271,27 +281,23 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"{path} has {fault}: expected {', '.join(COLUMNS)}, with commas between"
         )
-    rows = []
-    for number, cells in lines:
-        place = f"{path}, line {number}"
-        if len(cells) != len(header):
-            raise DataError(
-                f"{place}: {len(cells)} cells, but the header names {len(header)} columns; a cell"
-                " may be empty, but not left out; put a method's name that holds a comma in"
-                " quotation marks"
-            )
-        stripped = [cell.strip() for cell in cells]
-        given = {}
-        for name, text in zip(header, stripped, strict=True):
-            if text:
-                given[name] = text
-        row = _checked_row(place, given)
-        rows.append({"line": number, **row})
-    return rows
 
 
-def _checked_row(place: str, given: Mapping[str, str]) -> dict[str, Any]:
+def _checked_row(
+    place: str, header: Sequence[str], cells: Sequence[str]
+) -> dict[str, Any]:
     """Return the values of one line, or raise DataError that names its first wrong cell."""
+    if len(cells) != len(header):
+        raise DataError(
+            f"{place}: {len(cells)} cells, but the header names {len(header)} columns; a cell"
+            " may be empty, but not left out; put a method's name that holds a comma in"
+            " quotation marks"
+        )
+    given = {}
+    for name, cell in zip(header, cells, strict=True):
+        text = cell.strip()
+        if text:
+            given[name] = text
     try:
         return ExternalRow.model_validate(given).model_dump()
     except ValidationError as error:

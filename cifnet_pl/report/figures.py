@@ -117,7 +117,8 @@ def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str] = ()) ->
             text, place, xycoords=coordinates, va="center", fontsize=SMALL_FONT
         )
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    below = len(names) - 0.4
+    axes.set_ylim(below, -0.6)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
@@ -139,9 +140,11 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     for name in names:
         lines += name.splitlines()
     longest = max(map(len, lines), default=1)
-    fitting = int(72 * figure.get_figwidth() / (6 * longest + 50))
+    points = 72 * figure.get_figwidth()
+    fitting = int(points / (6 * longest + 50))
     columns = max(1, min(columns, fitting, len(names)))
-    figure.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=columns)
+    place = cast(Any, "outside lower center")
+    figure.legend(handles, names, loc=place, ncols=columns)
 
 
 def wrapped_label(label: str, width: int, lines: int = 2) -> str:
@@ -158,7 +161,8 @@ def wrapped_label(label: str, width: int, lines: int = 2) -> str:
     if len(broken) > lines:
         reversed_lines = textwrap.wrap(label[::-1], width - 2, break_on_hyphens=False)
         end = reversed_lines[0][::-1]
-        broken = [*broken[: lines - 1], f"… {end}"]
+        first_lines = broken[: lines - 1]
+        broken = [*first_lines, f"… {end}"]
     return "\n".join(broken).replace("$", r"\$")
 
 
@@ -173,7 +177,8 @@ def plain_log_ticks(axes: Axes) -> None:
     else:
         steps = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
-    if ratio > 300 and (high >= 1e5 or low < 1e-3):
+    is_extreme = high >= 1e5 or low < 1e-3
+    if ratio > 300 and is_extreme:
         axes.xaxis.set_major_formatter(LogFormatterSciNotation())
     else:
         axes.xaxis.set_major_formatter(FuncFormatter(_plain_number))
@@ -199,8 +204,13 @@ def render(picture: Picture) -> tuple[bytes, bytes]:
 def _with_seed_counts(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
     """Append the number of seeds to labels of measured groups if they differ: "CIFNet (n = 2)"."""
     names = []
-    for label, count in zip(labels, seed_counts(groups), strict=True):
-        names.append(f"{label} ({count})" if count else label)
+    counts = seed_counts(groups)
+    for label, count in zip(labels, counts, strict=True):
+        if count:
+            name = f"{label} ({count})"
+        else:
+            name = label
+        names.append(name)
     return names
 
 
@@ -241,12 +251,12 @@ def trajectories(study: Study) -> list[Picture]:
         groups = []
         for setting in settings:
             groups += study.compared(setting)
-        requests.append(_trajectory(study.data_slug(first), name, groups))
+        file = study.data_slug(first)
+        requests.append(_trajectory(file, name, groups))
         if len(settings) > 1:
             for s in settings:
-                requests.append(
-                    _trajectory(study.slug(s), study.names[s], study.compared(s))
-                )
+                request = _trajectory(study.slug(s), study.names[s], study.compared(s))
+                requests.append(request)
     for family in study.varied(*ABLATIONS):
         reference = family[0]
         name = study.names[reference.setting]
@@ -264,7 +274,9 @@ def trajectories(study: Study) -> list[Picture]:
 
 def _file_of_family(kind: str, study: Study, reference: Group) -> str:
     """Return the name of a figure of a method and its variants."""
-    return f"{kind}_{study.slug(reference.setting)}_{slug(reference.name.lower())}"
+    setting = study.slug(reference.setting)
+    method = slug(reference.name.lower())
+    return f"{kind}_{setting}_{method}"
 
 
 def _trajectory(file: str, name: str, groups: list[Group]) -> LineFigure:
@@ -305,8 +317,10 @@ def _draw_lines(request: LineFigure) -> Picture | None:
             labels.append(label)
     if longest < 2:
         return None
-    figure = _draw_panels(drawn, _line_names(drawn, labels), request.title)
-    return Picture(request.name, f"{request.caption}{DEVIATION_NOTE}", figure)
+    names = _line_names(drawn, labels)
+    figure = _draw_panels(drawn, names, request.title)
+    caption = f"{request.caption}{DEVIATION_NOTE}"
+    return Picture(request.name, caption, figure)
 
 
 def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> Figure:
@@ -317,18 +331,21 @@ def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> F
     else:
         height = 0.6 + 2.9 * n_panels
     figure = new_figure(6.4, height)
-    panels = figure.subplots(n_panels, 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    grid = figure.subplots(n_panels, 1, squeeze=False, sharex=True, sharey=True)
+    panels = grid[:, 0]
     runs = []
     for group in groups:
         runs += group.runs
     classes_seen: Sequence[int] = ()
     if runs:
         classes_seen = runs[0].classes_seen
-    parts = np.array_split(np.arange(len(groups)), n_panels)
+    lines = np.arange(len(groups))
+    parts = np.array_split(lines, n_panels)
     for axes, rows in zip(panels, parts, strict=True):
         for position, i in enumerate(rows):
             phase = i / len(groups)
-            _draw_line(axes, groups[i], classes_seen, position, names[i], phase)
+            name = names[i]
+            _draw_line(axes, groups[i], classes_seen, position, name, phase)
         axes.set(ylabel="accuracy $A_k$ (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if n_panels > 1:
@@ -336,7 +353,9 @@ def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> F
     panels[0].set_title(wrapped_label(title, 52, 3))
     panels[-1].set_xlabel("classes seen")
     bottom, top = panels[0].get_ylim()
-    panels[0].set_ylim(max(bottom, -2.0), min(top, 102.0))
+    lowest = max(bottom, -2.0)
+    highest = min(top, 102.0)
+    panels[0].set_ylim(lowest, highest)
     if n_panels == 1:
         legend_below(figure, panels[0], 2)
     return figure
@@ -380,8 +399,10 @@ def _draw_line(
     known = []
     for place, stat in zip(places, curve, strict=False):
         if stat is not None:
-            known.append((place, stat.mean, stat.sd or 0.0))
-    x, means, deviations = np.array(known, dtype=float).T
+            deviation = stat.sd or 0.0
+            known.append((place, stat.mean, deviation))
+    values = np.array(known, dtype=float)
+    x, means, deviations = values.T
     bars = None
     if deviations.any():
         below = np.minimum(deviations, means)
@@ -429,39 +450,45 @@ def value_curves(study: Study, *keys: str) -> list[Picture]:
             else:
                 name = f"by_{slug(key)}"
             caption = f"Final accuracy by {heading(key)}.{DEVIATION_NOTE}"
-            pictures.append(Picture(name, caption, _draw_values(study, families, key)))
+            figure = _draw_values(study, families, key)
+            pictures.append(Picture(name, caption, figure))
     return pictures
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and value > 0
 
 
 def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
     """Draw a line for each family over the values that were run, at equal distances."""
-    figure = new_figure(6.0, 3.8 + 0.18 * len(families))
+    height = 3.8 + 0.18 * len(families)
+    figure = new_figure(6.0, height)
     axes = figure.subplots()
     found: set[Any] = set()
     for family in families:
         found |= {group.config[key] for group in family}
     values = sorted(found)
     for i, family in enumerate(families):
-        name = f"{study.names[family[0].setting]}: {family[0].label}"
+        reference = family[0]
+        name = f"{study.names[reference.setting]}: {reference.label}"
         points = []
         for group in family:
             stat = group.stat("A_K")
             if stat is not None:
                 place = values.index(group.config[key])
-                points.append((place, stat.mean, stat.sd or 0.0))
+                deviation = stat.sd or 0.0
+                points.append((place, stat.mean, deviation))
         x, means, deviations = zip(*sorted(points), strict=True)
-        axes.errorbar(x, means, deviations, capsize=3, label=name, **_line_style(i))
+        style = _line_style(i)
+        axes.errorbar(x, means, deviations, capsize=3, label=name, **style)
     if len(values) > LINES_PER_PANEL:
         rotation = 90
     else:
         rotation = 0
-    axes.set_xticks(
-        range(len(values)), [f"{value:g}" for value in values], rotation=rotation
-    )
+    texts = [f"{value:g}" for value in values]
+    axes.set_xticks(range(len(values)), texts, rotation=rotation)
     axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
     legend_below(figure, axes, 1)
     return figure
@@ -489,20 +516,25 @@ def ablation_bars(study: Study) -> list[Picture]:
         reference = family[0]
         setting = reference.setting
         title = f"{reference.label}: {study.names[setting]}"
-        labels = _with_seed_counts([group.variant for group in family], family)
+        variants = [group.variant for group in family]
+        labels = _with_seed_counts(variants, family)
         bars = []
         for label, group in zip(labels, family, strict=True):
-            bars.append(AccuracyBars(label, group.stat("A_bar"), group.stat("A_K")))
+            average = group.stat("A_bar")
+            final = group.stat("A_K")
+            bars.append(AccuracyBars(label, average, final))
         if reference.name == "CIFNet":
             averages = published_of("tab:ablation", setting, "A_bar")
-            for variant, final in published_of("tab:ablation", setting, "A_K").items():
+            finals = published_of("tab:ablation", setting, "A_K")
+            for variant, final in finals.items():
                 label = f"{variant or 'full method'} (published)"
-                bars.append(AccuracyBars(label, averages.get(variant), final))
+                average = averages.get(variant)
+                bars.append(AccuracyBars(label, average, final))
         file = _file_of_family("ablation", study, reference)
         parts = f"{reference.label} without one of its parts, {study.names[setting]}."
-        pictures.append(
-            Picture(file, f"{parts}{DEVIATION_NOTE}", draw_bars(bars, title))
-        )
+        figure = draw_bars(bars, title)
+        caption = f"{parts}{DEVIATION_NOTE}"
+        pictures.append(Picture(file, caption, figure))
     return pictures
 
 
@@ -513,7 +545,8 @@ def draw_bars(bars: Sequence[AccuracyBars], title: str) -> Figure:
         bars: label, Ā and A_K.
         title: of the figure.
     """
-    figure = new_figure(6.4, 1.4 + 0.58 * len(bars))
+    height = 1.4 + 0.58 * len(bars)
+    figure = new_figure(6.4, height)
     axes = figure.subplots()
     averages: dict[float, Stat] = {}
     finals: dict[float, Stat] = {}
@@ -525,7 +558,8 @@ def draw_bars(bars: Sequence[AccuracyBars], title: str) -> Figure:
     ends = [0.0]
     ends += _draw_side(axes, averages, r"average accuracy $\bar{A}$", "#FFFFFF", "///")
     ends += _draw_side(axes, finals, "final accuracy $A_K$", "#222222", "")
-    label_rows(axes, [wrapped_label(bar.label, 24) for bar in bars])
+    names = [wrapped_label(bar.label, 24) for bar in bars]
+    label_rows(axes, names)
     axes.set(
         xlabel="accuracy (%)",
         xlim=(0, 1.22 * max(ends)),
@@ -552,14 +586,16 @@ def _draw_side(
     """
     if not stats:
         return []
+    means = [stat.mean for stat in stats.values()]
+    deviations = [np.nan if stat.sd is None else stat.sd for stat in stats.values()]
     axes.barh(
         list(stats),
-        [stat.mean for stat in stats.values()],
+        means,
         0.36,
         label=label,
         edgecolor="black",
         linewidth=0.7,
-        xerr=[np.nan if stat.sd is None else stat.sd for stat in stats.values()],
+        xerr=deviations,
         ecolor="#888888",
         capsize=2,
         facecolor=colour,
@@ -605,7 +641,8 @@ def calibration_maps(study: Study) -> list[Picture]:
             " after the last task. Above the diagonal neurons of later tasks fire on earlier"
             " classes unless they are calibrated."
         )
-        pictures.append(Picture(name, caption, _draw_maps(maps)))
+        figure = _draw_maps(maps)
+        pictures.append(Picture(name, caption, figure))
     return pictures
 
 
@@ -615,8 +652,12 @@ def mean_activations(group: Group) -> np.ndarray | None:
     Returns:
         (K, K); None if no run recorded them.
     """
-    recorded = [run.activations for run in group.runs if run.activations is not None]
-    if len({matrix.shape for matrix in recorded}) != 1:
+    recorded = []
+    for run in group.runs:
+        if run.activations is not None:
+            recorded.append(run.activations)
+    shapes = {matrix.shape for matrix in recorded}
+    if len(shapes) != 1:
         return None
     return np.asarray(np.mean(recorded, axis=0))
 
@@ -636,7 +677,8 @@ def _draw_maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
             title = "without calibration"
         later = percentages[np.triu_indices(size, 1)]
         if len(later):
-            title = f"{title}\nabove the diagonal: {np.nanmean(later):.0f} %"
+            mean = np.nanmean(later)
+            title = f"{title}\nabove the diagonal: {mean:.0f} %"
         axes.set_title(title)
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
@@ -665,7 +707,8 @@ def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
                 colour = "white"
             else:
                 colour = "black"
-            axes.text(j + 1, i + 1, f"{value:.0f}", color=colour, **centred)
+            text = f"{value:.0f}"
+            axes.text(j + 1, i + 1, text, color=colour, **centred)
 
 
 # ---------------------------------------------------------------------- costs
@@ -689,20 +732,25 @@ def cost_panels(
     """
     shown = []
     for group in groups:
-        shown += [part for part in group.by_conditions() if part.stat(key) is not None]
-    has_backbones = (
-        len({group.setting for group in groups if group.kind == "measured"}) > 1
-    )
+        for part in group.by_conditions():
+            if part.stat(key) is not None:
+                shown.append(part)
+    measured = {group.setting for group in groups if group.kind == "measured"}
+    has_backbones = len(measured) > 1
     panels: dict[str, list[Group]] = {}
-    for group, count in zip(shown, seed_counts(shown), strict=True):
+    counts = seed_counts(shown)
+    for group, count in zip(shown, counts, strict=True):
         title = group.kind
         label = count
         if group.kind == "measured":
-            title = ", ".join(filter(None, group.conditions[0]))
+            conditions = filter(None, group.conditions[0])
+            title = ", ".join(conditions)
             if has_backbones:
-                label = ", ".join(filter(None, [group.setting.backbone_title, count]))
+                parts = [group.setting.backbone_title, count]
+                label = ", ".join(filter(None, parts))
         # The title says under which conditions, so the label need not.
-        panels.setdefault(title, []).append(replace(group, conditions_label=label))
+        relabelled = replace(group, conditions_label=label)
+        panels.setdefault(title, []).append(relabelled)
     return panels
 
 
@@ -718,45 +766,67 @@ def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
     """
     compared = []
     for same_data in study.on_the_same_data(setting):
-        compared += [
-            group for group in study.compared(same_data) if group.stat("A_bar")
-        ]
-    panels = cost_panels(study, compared, "train_seconds")
+        compared += study.compared(same_data)
+    with_average = [group for group in compared if group.stat("A_bar")]
+    panels = cost_panels(study, with_average, "train_seconds")
     drawn = []
     for groups in panels.values():
         drawn += groups
     if len(drawn) < 2:
         return []
-    measured = [group.stat("energy_kwh") for group in drawn]
-    energies = [stat.mean for stat in measured if stat is not None]
+    energies = _mean_energies(drawn)
     kwh_per_area = max(energies, default=1.0) / LARGEST_BUBBLE
     name = study.data_names[setting]
-    heights = [1.5 + 0.4 * len(groups) for groups in panels.values()]
+    heights = []
+    for groups in panels.values():
+        heights.append(1.5 + 0.4 * len(groups))
     figure = new_figure(6.4, 0.5 + sum(heights))
     layout: dict[str, Any] = {
         "squeeze": False,
         "sharex": True,
         "height_ratios": heights,
     }
-    every = figure.subplots(len(panels), 1, **layout)[:, 0]
+    grid = figure.subplots(len(panels), 1, **layout)
+    every = grid[:, 0]
     figure.suptitle(wrapped_label(name, 52, 3))
-    times = [group.mean("train_seconds") / 60 for group in drawn]
-    # The largest bubble is a tenth of the axes wide.
-    margin = max(1.7, (max(times) / min(times)) ** 0.1)
-    every[-1].set(xscale="log", xlabel="training time (minutes, all tasks)")
-    every[-1].set_xlim(min(times) / margin, max(times) * margin)
+    _scale_time_axis(every[-1], drawn)
     for axes, (title, groups) in zip(every, panels.items(), strict=True):
         axes.set_title(wrapped_label(title, 52, 3), fontsize=SMALL_FONT)
         _draw_bubbles(axes, groups, kwh_per_area)
     figure.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
     caption = f"Average accuracy against training time, {name}."
     caption += " The area of a bubble is proportional to the energy of training"
-    caption += "; a cross has none measured." if len(energies) < len(drawn) else "."
-    if any(energy < SMALLEST_BUBBLE * kwh_per_area for energy in energies):
+    end = "."
+    if len(energies) < len(drawn):
+        end = "; a cross has none measured."
+    caption += end
+    smallest = SMALLEST_BUBBLE * kwh_per_area
+    if any(energy < smallest for energy in energies):
         caption += " A dashed bubble is drawn larger than its energy."
     if len(panels) > 1:
         caption += PANEL_NOTE
-    return [Picture(f"time_{study.data_slug(setting)}", caption, figure)]
+    file = f"time_{study.data_slug(setting)}"
+    return [Picture(file, caption, figure)]
+
+
+def _mean_energies(groups: Sequence[Group]) -> list[float]:
+    """Return the energy in kWh of each group that has one measured."""
+    energies = []
+    for group in groups:
+        energy = group.stat("energy_kwh")
+        if energy is not None:
+            energies.append(energy.mean)
+    return energies
+
+
+def _scale_time_axis(axes: Axes, groups: Sequence[Group]) -> None:
+    """Give the time axis a log scale with room for the largest bubble, a tenth of the axes wide."""
+    minutes = [group.mean("train_seconds") / 60 for group in groups]
+    shortest = min(minutes)
+    longest = max(minutes)
+    margin = max(1.7, (longest / shortest) ** 0.1)
+    axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
+    axes.set_xlim(shortest / margin, longest * margin)
 
 
 def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> None:
@@ -772,7 +842,11 @@ def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> N
             axes.scatter(minutes, accuracy, s=SMALLEST_BUBBLE, marker="x", color=colour)
         else:
             area = energy.mean / kwh_per_area
-            label = f"{label}, {format_number(energy.mean, None)}\u00a0kWh"
+            kwh = format_number(energy.mean, None)
+            label = f"{label}, {kwh}\u00a0kWh"
+            style = "-"
+            if area < SMALLEST_BUBBLE:
+                style = "--"
             axes.scatter(
                 minutes,
                 accuracy,
@@ -780,7 +854,7 @@ def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> N
                 marker="o",
                 facecolor=(colour, 0.45),
                 edgecolor=colour,
-                linestyle="--" if area < SMALLEST_BUBBLE else "-",
+                linestyle=style,
                 zorder=4 - area / LARGEST_BUBBLE,
             )
         if group.conditions_label:
@@ -793,10 +867,11 @@ def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> N
             "color": "#777777",
             "relpos": (0.0, 0.5),
         }
+        height = 1 - (i + 0.5) / len(ordered)
         axes.annotate(
             wrapped_label(label, 26, lines),
             (minutes, accuracy),
-            (1.03, 1 - (i + 0.5) / len(ordered)),
+            (1.03, height),
             textcoords="axes fraction",
             fontsize=SMALL_FONT,
             va="center",
@@ -829,41 +904,51 @@ def memory_points(study: Study, setting: Setting) -> list[Picture]:
     numbers = []
     points: dict[str, list[tuple[float, int]]] = {"total": []}
     for row, group in enumerate(groups):
-        name = (
-            group.label if group.kind == "measured" else f"{group.label} ({group.kind})"
-        )
+        if group.kind == "measured":
+            name = group.label
+        else:
+            name = f"{group.label} ({group.kind})"
         names.append(wrapped_label(name, 24))
         total = group.mean("state_elements")
-        numbers.append(
-            f"{total / 1e6:.3g} M" if total >= 1e6 else format_number(total, None)
-        )
+        if total >= 1e6:
+            size = f"{total / 1e6:.3g} M"
+        else:
+            size = format_number(total, None)
+        numbers.append(size)
         points["total"].append((total, row))
         for component, count in group.components.items():
-            points.setdefault(component, []).append((count, row))
-    figure = new_figure(6.4, 1.8 + 0.45 * len(groups))
+            of_component = points.setdefault(component, [])
+            of_component.append((count, row))
+    height = 1.8 + 0.45 * len(groups)
+    figure = new_figure(6.4, height)
     axes = figure.subplots()
     for i, (component, places) in enumerate(points.items()):
+        fill = "none"
+        if i == 0:
+            fill = "black"
         axes.plot(
             *zip(*places, strict=True),
             MARKERS[i % len(MARKERS)],
             markersize=7,
             markeredgewidth=1.4,
             label=component,
-            markerfacecolor="black" if i == 0 else "none",
+            markerfacecolor=fill,
             markeredgecolor=COLOURS[i % len(COLOURS)],
             linestyle="none",
             zorder=3 - i / len(points),
         )
     label_rows(axes, names, numbers)
     axes.set(xlabel="elements kept besides the backbone (log scale)", xscale="log")
-    axes.set_title(wrapped_label(study.names[setting], 52, 3))
+    title = wrapped_label(study.names[setting], 52, 3)
+    axes.set_title(title)
     axes.margins(x=0.06)
     legend_below(figure, axes, 4)
     caption = (
         f"Memory besides the backbone after the last task by component, {study.names[setting]};"
         " right: the total."
     )
-    return [Picture(f"memory_{study.slug(setting)}", caption, figure)]
+    file = f"memory_{study.slug(setting)}"
+    return [Picture(file, caption, figure)]
 
 
 # ---------------------------------------------------------------------- all of them

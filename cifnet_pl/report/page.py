@@ -37,7 +37,8 @@ TEMPLATES = jinja2.Environment(
 def typeset(text: str) -> Markup:
     """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
     escaped = str(escape(printable(text)))
-    return Markup(re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", escaped))
+    html = re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", escaped)
+    return Markup(html)
 
 
 def to_html(table: ReportTable) -> Markup:
@@ -153,12 +154,14 @@ def page_image(file: Path, text: str = "") -> PageImage:
     try:
         square = read_square(file, IMAGE_PIXELS)
     except UnreadableImage:
-        square = np.zeros((IMAGE_PIXELS, IMAGE_PIXELS, 3), dtype=np.uint8)
+        shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
+        square = np.zeros(shape, dtype=np.uint8)
     content = io.BytesIO()
     Image.fromarray(square).save(content, "JPEG", quality=80)
     # A number and its percent sign stay on one line.
     caption = printable(text).replace(" %", "\u00a0%")
-    return PageImage(base64_of(content.getvalue()), printable(file.name), caption)
+    jpeg = base64_of(content.getvalue())
+    return PageImage(jpeg, printable(file.name), caption)
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
@@ -181,7 +184,8 @@ def draw_learning_curve(curve: LearningCurve) -> Figure:
     sizes, values = zip(*curve.points, strict=True)
     axes.plot(sizes, values, "o-", color="black")
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [str(size) for size in sizes])
+    labels = [str(size) for size in sizes]
+    axes.set_xticks(sizes, labels)
     axes.set_xticks([], minor=True)
     lowest = min(50.0, min(values) - 2)
     axes.set(

@@ -115,9 +115,12 @@ def read_run(folder: Path) -> Run:
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}, {meaning}")
     with _damaged(folder / "summary.json") as path:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        summary = json.loads(text)
         SummaryTable.model_validate(summary)
-        measured = {key: summary.get(key) for key in MEASURED}
+        measured = {}
+        for key in MEASURED:
+            measured[key] = summary.get(key)
         TypeAdapter(dict[str, Number | None]).validate_python(measured)
     with _damaged(folder / "config.yaml") as path:
         config = read_yaml(path)
@@ -142,7 +145,8 @@ def read_run(folder: Path) -> Run:
     activations = None
     with _damaged(folder / "activations.csv") as path:
         if path.is_file():
-            activations = pd.read_csv(path, index_col=0).to_numpy(float)
+            table = pd.read_csv(path, index_col=0)
+            activations = table.to_numpy(float)
     return Run(folder, config, summary, seen, activations)
 
 
@@ -153,7 +157,8 @@ def _damaged(path: Path) -> Iterator[Path]:
         yield path
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        entry = ".".join(printable(str(key))[:60] for key in first["loc"])
+        names = [printable(str(key))[:60] for key in first["loc"]]
+        entry = ".".join(names)
         message = first["msg"].replace("Input should", "should")
         raise DataError(f"{path} is damaged: {entry} {message}") from error
     except (
@@ -164,7 +169,8 @@ def _damaged(path: Path) -> Iterator[Path]:
         RecursionError,
         UsageError,
     ) as error:
-        raise DataError(f"{path} is damaged: {first_line(error)}") from error
+        reason = first_line(error)
+        raise DataError(f"{path} is damaged: {reason}") from error
 
 
 def is_complete(folder: Path) -> bool:
@@ -278,9 +284,8 @@ def find_missing(paths: Iterable[str | Path]) -> list[str]:
             continue
         failure = folder / FAILURE
         if failure.is_file():
-            reason = printable(
-                failure.read_text(encoding="utf-8", errors="replace").strip()
-            )
+            text = failure.read_text(encoding="utf-8", errors="replace")
+            reason = printable(text.strip())
         elif started:
             reason = "started, but not finished"
         else:
@@ -305,8 +310,10 @@ def with_common_root(runs: Sequence[Run]) -> list[Run]:
         root = data.get("root")
         fingerprint = run.summary.get("data_fingerprint")
         if root is not None and fingerprint:
-            root = roots.setdefault(str(fingerprint), root)
-        config = {**run.config, "data": {**data, "root": root}}
+            known_as = str(fingerprint)
+            root = roots.setdefault(known_as, root)
+        own_data = {**data, "root": root}
+        config = {**run.config, "data": own_data}
         changed.append(replace(run, config=config))
     return changed
 
@@ -335,14 +342,18 @@ def correct_predictions(path: Path) -> pd.Series:
     from pyarrow import ArrowException
 
     try:
-        rows = pd.read_parquet(path, columns=["task", "label", "image", "top_1"])
+        columns = ["task", "label", "image", "top_1"]
+        rows = pd.read_parquet(path, columns=columns)
     except (ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(
             f"{path} is damaged, so its run is not compared over test images"
         ) from error
-    last = rows[rows["task"] == rows["task"].max()].drop_duplicates(["label", "image"])
+    last_task = rows["task"].max()
+    of_last_task = rows[rows["task"] == last_task]
+    last = of_last_task.drop_duplicates(["label", "image"])
     correct = last["label"] == last["top_1"]
-    return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
+    images = pd.MultiIndex.from_frame(last[["label", "image"]])
+    return correct.set_axis(images)
 
 
 def paired_predictions(a: Path, b: Path) -> pd.DataFrame:

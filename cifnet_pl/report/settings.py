@@ -92,7 +92,8 @@ class Setting:
         """Data set and protocol, for a column; says so where no test image was used."""
         name = f"{self.dataset}, {self.protocol} cls/task"
         if self.tune:
-            name = f"{name}, on {100 * self.tune:g} % of the training images (tuning)"
+            percent = 100 * self.tune
+            name = f"{name}, on {percent:g} % of the training images (tuning)"
         return name
 
     @property
@@ -145,7 +146,8 @@ def small_ridge_messages(runs: Iterable[Run]) -> list[str]:
         ridge = settings.get("ridge")
         is_small = isinstance(ridge, float) and ridge < SMALL_RIDGE
         is_cifnet = run.summary.get("head") == "CIFNetHead"
-        if is_cifnet and is_small and width / 2 <= images <= 2 * width:
+        is_comparable = width / 2 <= images <= 2 * width
+        if is_cifnet and is_small and is_comparable:
             message = (
                 f"{images:,} images were learned with {width:,} features: with as many images as"
                 f" features and λ = {ridge:g} the weights follow noise. Variants that see fewer"
@@ -160,7 +162,8 @@ def setting_of(run: Run) -> Setting:
     """Return the setting of a run."""
     flat = configuration(run)
     source = str(flat.get("data.source", ""))
-    root = printable(str(flat.get("data.root") or ""))
+    folder = str(flat.get("data.root") or "")
+    root = printable(folder)
     name = source.removeprefix("torchvision:")
     if source == "folder":
         name = PurePath(root).name
@@ -220,17 +223,22 @@ def distinct_names(settings: Sequence[Setting], backbones: bool) -> dict[Setting
     for describe in descriptions:
         found: dict[str, set[str]] = {}
         for setting, name in names.items():
-            found.setdefault(name, set()).add(describe(setting))
+            described_as = describe(setting)
+            found.setdefault(name, set()).add(described_as)
         for setting, name in names.items():
             if len(found[name]) > 1:
-                names[setting] = f"{name}, {describe(setting)}"
+                description = describe(setting)
+                names[setting] = f"{name}, {description}"
     return names
 
 
 def file_name(names: Mapping[Setting, str], setting: Setting) -> str:
     """Return a setting's name for a file; names that differ in special characters get a number."""
     own = slug(names[setting].lower())
-    alike = [other for other, name in names.items() if slug(name.lower()) == own]
+    alike = []
+    for other, name in names.items():
+        if slug(name.lower()) == own:
+            alike.append(other)
     position = alike.index(setting)
     if position:
         return f"{own}_{position + 1}"
@@ -256,17 +264,19 @@ def configuration(run: Run) -> dict[str, Any]:
     arguments = dict(_section(model.get("init_args")))
     head_section = _section(arguments.pop("head", None))
     buffer = arguments.pop("buffer", None)
-    parts = {
-        k: v for k, v in run.config.items() if k not in ("model", "lightning.pytorch")
-    }
+    parts = dict(run.config)
+    parts.pop("model", None)
+    parts.pop("lightning.pytorch", None)
     flat = flatten(parts)
     flat["module"] = model.get("class_path")
     flat.update(flatten(arguments))
     flat["head"] = head
-    flat.update(flatten(_head_options(head_section, summary), "head."))
+    options = _head_options(head_section, summary)
+    flat.update(flatten(options, "head."))
     if isinstance(buffer, Mapping) and summary.get("buffer_settings") is not None:
         flat["buffer"] = "yes"
-        flat.update(flatten(_section(buffer.get("init_args")), "buffer."))
+        options = _section(buffer.get("init_args"))
+        flat.update(flatten(options, "buffer."))
     elif getattr(heads.HEADS.get(head), "uses_buffer", False):
         flat["buffer"] = None
     for key, value in default_settings(summary).items():
@@ -274,18 +284,25 @@ def configuration(run: Run) -> dict[str, Any]:
             flat.setdefault(key, value)
     callbacks = flat.get("trainer.callbacks")
     if isinstance(callbacks, list):
-        others = [
-            callback for callback in callbacks if "ActivationTable" not in str(callback)
-        ]
-        flat["trainer.callbacks"] = others or None
+        flat["trainer.callbacks"] = _without_recorders(callbacks)
     class_order = run.config["data"].get("class_order")
     if isinstance(class_order, list):
         flat["data.order"] = class_order
     return {key: value for key, value in flat.items() if not _is_ignored(key)}
 
 
+def _without_recorders(callbacks: Sequence[Any]) -> list[Any] | None:
+    """Return the callbacks that can change results; None if there are none."""
+    others = []
+    for callback in callbacks:
+        if "ActivationTable" not in str(callback):
+            others.append(callback)
+    return others or None
+
+
 def _is_ignored(key: str) -> bool:
-    return key in IGNORED_KEYS or key.split(".")[-1] == "seed"
+    last_name = key.split(".")[-1]
+    return key in IGNORED_KEYS or last_name == "seed"
 
 
 def _head_options(
@@ -297,7 +314,11 @@ def _head_options(
         return options
     learned = dict(summary.get("head_settings") or {})
     learned.pop("in_features", None)
-    return {k: v for k, v in learned.items() if not str(v).startswith("seed ")}
+    options = {}
+    for key, value in learned.items():
+        if not str(value).startswith("seed "):
+            options[key] = value
+    return options
 
 
 def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,7 +358,9 @@ def has_frozen_backbone(summary: Mapping[str, Any]) -> bool:
 
 
 def _section(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 # ---------------------------------------------------------------------- names in tables and figures
@@ -402,9 +425,11 @@ def method_of(run: Run) -> str:
     """Return the name of a run's method: the title of its head or module."""
     head = str(run.summary["head"])
     buffer = run.summary.get("buffer_settings") or {}
-    if head == "LogisticHead" and (buffer.get("capacity") or 0) >= ALL_EMBEDDINGS:
+    capacity = buffer.get("capacity") or 0
+    if head == "LogisticHead" and capacity >= ALL_EMBEDDINGS:
         return JOINT
-    return str(run.summary.get("title") or METHODS.get(head, head))
+    known = METHODS.get(head, head)
+    return str(run.summary.get("title") or known)
 
 
 def setting_text(key: str, value: Any) -> str:
@@ -420,7 +445,8 @@ def setting_text(key: str, value: Any) -> str:
     """
     if isinstance(value, str | bool | None) and (key, value) in SETTING_TEXTS:
         return SETTING_TEXTS[key, value]
-    name = SYMBOLS.get(key) or key.split(".")[-1].replace("_", " ")
+    last_name = key.split(".")[-1]
+    name = SYMBOLS.get(key) or last_name.replace("_", " ")
     if isinstance(value, float):
         return f"{name} {value:g}"
     return f"{name} {value_text(value)}"

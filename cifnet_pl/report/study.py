@@ -129,7 +129,8 @@ class Group:
     @property
     def label(self) -> str:
         """Name of the method, and what is changed against its main configuration."""
-        parts = [self.name, self._settings_text(self.named), self.conditions_label]
+        settings = self._settings_text(self.named)
+        parts = [self.name, settings, self.conditions_label]
         return ", ".join(filter(None, parts))
 
     @property
@@ -144,7 +145,8 @@ class Group:
             for key, value in ABLATIONS.items():
                 if self.config.get(key, "") == value:
                     mentioned.setdefault(key, value)
-        return ", ".join(setting_text(key, mentioned[key]) for key in sorted(mentioned))
+        texts = [setting_text(key, mentioned[key]) for key in sorted(mentioned)]
+        return ", ".join(texts)
 
     @property
     def is_reference(self) -> bool:
@@ -154,12 +156,17 @@ class Group:
     @property
     def seeds(self) -> int:
         """Number of different seeds and class orders."""
-        return len({outcome.key for outcome in self.outcomes})
+        keys = {outcome.key for outcome in self.outcomes}
+        return len(keys)
 
     @property
     def runs(self) -> list[Run]:
         """Its runs, if they were ones of this package."""
-        return [outcome.run for outcome in self.outcomes if outcome.run is not None]
+        runs = []
+        for outcome in self.outcomes:
+            if outcome.run is not None:
+                runs.append(outcome.run)
+        return runs
 
     @property
     def frozen(self) -> bool:
@@ -183,12 +190,12 @@ class Group:
         common = set.intersection(*map(set, self.conditions))
         groups = []
         for conditions in self.conditions:
-            own = [
-                outcome for outcome in self.outcomes if outcome.conditions == conditions
-            ]
-            label = ", ".join(
-                text for text in conditions if text and text not in common
-            )
+            own = []
+            for outcome in self.outcomes:
+                if outcome.conditions == conditions:
+                    own.append(outcome)
+            different = [text for text in conditions if text and text not in common]
+            label = ", ".join(different)
             groups.append(replace(self, outcomes=own, conditions_label=label))
         return groups
 
@@ -229,7 +236,8 @@ class Group:
 
     def curve(self) -> list[Stat | None]:
         """Return A_k of each task over seeds."""
-        length = max((len(outcome.trajectory) for outcome in self.outcomes), default=0)
+        lengths = [len(outcome.trajectory) for outcome in self.outcomes]
+        length = max(lengths, default=0)
         curve = []
         for k in range(length):
             accuracies = {}
@@ -279,12 +287,16 @@ def outcome_of(run: Run) -> Outcome:
             components[name] = own
     if components:
         widths = summary.get("state_bytes_per_element") or {}
-        sizes = [count * (widths.get(name) or 4) for name, count in components.items()]
+        sizes = []
+        for name, count in components.items():
+            sizes.append(count * (widths.get(name) or 4))
         values["state_elements"] = sum(components.values())
         values["state_bytes"] = math.fsum(sizes)
-    key = json.dumps([run.seed, run.config["data"].get("class_order")])
+    order = run.config["data"].get("class_order")
+    key = json.dumps([run.seed, order])
     trajectory = tuple(summary["A_k"])
-    return Outcome(run.seed, trajectory, values, _conditions(run), run, key, components)
+    conditions = _conditions(run)
+    return Outcome(run.seed, trajectory, values, conditions, run, key, components)
 
 
 def _conditions(run: Run) -> Conditions:
@@ -295,7 +307,8 @@ def _conditions(run: Run) -> Conditions:
         machine = f"{machine}, {number_of(threads, 'thread')}"
     scopes = {True: OTHERS_COUNTED, False: OWN_PROCESS}
     counted = summary.get("energy_counts_other_processes")
-    sources = (summary.get("energy_source") or "energy not measured").split(", ")
+    source = summary.get("energy_source") or "energy not measured"
+    sources = source.split(", ")
     return Conditions(
         machine,
         ", ".join(sorted(sources)),
@@ -327,10 +340,12 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     for run in with_common_root(runs):
         learned = [run.summary["n_tasks"], run.summary["n_classes"]]
         identity = [method_of(run), learned, configuration(run)]
-        outcomes = by_configuration[json.dumps(identity, sort_keys=True, default=str)]
+        key = json.dumps(identity, sort_keys=True, default=str)
+        outcomes = by_configuration[key]
         outcome = outcome_of(run)
         # The same seed on another machine, or with the cache, is another measurement of costs.
-        earlier = outcomes.pop((outcome.key, outcome.conditions), None)
+        measurement = (outcome.key, outcome.conditions)
+        earlier = outcomes.pop(measurement, None)
         if earlier is not None and earlier.run is not None:
             replaced.append(
                 f"{earlier.run.folder}: the same configuration and seed as {run.folder}, which is"
@@ -354,7 +369,10 @@ def _group_of(outcomes: list[Outcome]) -> Group:
     run = outcomes[0].run
     assert run is not None
     settings = configuration(run)
-    config = {key: value for key, value in settings.items() if key not in SETTING_KEYS}
+    config = {}
+    for key, value in settings.items():
+        if key not in SETTING_KEYS:
+            config[key] = value
     return Group(setting_of(run), method_of(run), "measured", outcomes, config)
 
 
@@ -373,11 +391,11 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         if old != new or type(old) is not type(new):
             changed[key] = new
     if "buffer" in changed:
-        return {
-            key: value
-            for key, value in changed.items()
-            if not key.startswith("buffer.")
-        }
+        remaining = {}
+        for key, value in changed.items():
+            if not key.startswith("buffer."):
+                remaining[key] = value
+        return remaining
     return changed
 
 
@@ -389,7 +407,10 @@ def _name_variants(family: list[Group]) -> None:
     """
     main = _reference(family)
     for setting in {group.setting for group in family}:
-        same = [group for group in family if group.setting == setting]
+        same = []
+        for group in family:
+            if group.setting == setting:
+                same.append(group)
         if main in same:
             reference = main
         else:
@@ -409,7 +430,9 @@ def _distinguishing_settings(
     Groups that differ in the same, as two buffers do beside a reference without any, also differ
     from each other.
     """
-    changes = [differences(reference.config, group.config) for group in groups]
+    changes = []
+    for group in groups:
+        changes.append(differences(reference.config, group.config))
     settings = []
     for group, own_changes in zip(groups, changes, strict=True):
         own = dict(own_changes)
@@ -442,16 +465,20 @@ def _reference(family: Sequence[Group]) -> Group:
 
 def group_order(group: Group) -> tuple[Any, ...]:
     """Return the sort key of a group: setting, kind, method, reference first, numbers by size."""
-    changes = [
-        (key, *value_order(value)) for key, value in sorted(group.changes.items())
-    ]
-    return (group.setting, *method_order(group), len(changes), changes)
+    changes = []
+    for key, value in sorted(group.changes.items()):
+        changes.append((key, *value_order(value)))
+    order = method_order(group)
+    return (group.setting, *order, len(changes), changes)
 
 
 def value_order(value: Any) -> tuple[bool, float, str]:
     """Return the sort key of a setting's value: numbers by size, then texts."""
     is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0, str(value)
+    number = 0
+    if is_number:
+        number = value
+    return not is_number, number, str(value)
 
 
 def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
@@ -461,7 +488,8 @@ def method_order(group: Group) -> tuple[int, int, tuple[str, int]]:
         position = known.index(group.name)
     else:
         position = len(known)
-    return KINDS.index(group.kind), position, natural_order(group.name)
+    kind = KINDS.index(group.kind)
+    return kind, position, natural_order(group.name)
 
 
 # ---------------------------------------------------------------------- all of them
@@ -506,7 +534,10 @@ class Study:
 
         It is the first of those that differ in backbone.
         """
-        first = [s for s in self.settings if self.on_the_same_data(s)[0] == s]
+        first = []
+        for s in self.settings:
+            if self.on_the_same_data(s)[0] == s:
+                first.append(s)
         return distinct_names(first, backbones=False)
 
     def slug(self, setting: Setting) -> str:
@@ -519,9 +550,11 @@ class Study:
 
     def on_the_same_data(self, setting: Setting) -> list[Setting]:
         """Return a setting and those that differ from it in backbone and size of images only."""
-        return [
-            s for s in self.settings if (s.data, s.root) == (setting.data, setting.root)
-        ]
+        settings = []
+        for s in self.settings:
+            if (s.data, s.root) == (setting.data, setting.root):
+                settings.append(s)
+        return settings
 
     # ------------------------------------------------------------------ groups
 
@@ -532,9 +565,11 @@ class Study:
     def compared(self, setting: Setting) -> list[Group]:
         """Return one group for each method of a setting, its reference, and external methods."""
         groups = self.groups_in(setting)
-        return [
-            group for group in groups if group.is_reference or group.kind == "external"
-        ]
+        compared = []
+        for group in groups:
+            if group.is_reference or group.kind == "external":
+                compared.append(group)
+        return compared
 
     def with_published(self, *settings: Setting) -> list[Group]:
         """Return :meth:`compared` of some settings, and the paper's rows of the first one."""
@@ -594,7 +629,8 @@ class Study:
                 letter = f"{letter}{i // 26}"
             if conditions.scope == OTHERS_COUNTED and kind == "measured":
                 letter = f"{letter}{SHARED_MARK}"
-            labels[kind, conditions] = ConditionsLabel(letter, text)
+            label = ConditionsLabel(letter, text)
+            labels[kind, conditions] = label
         return labels
 
     # ------------------------------------------------------------------ what a reader must know
@@ -609,11 +645,13 @@ class Study:
                 for run in group.runs:
                     fingerprint = run.summary.get("data_fingerprint")
                     if fingerprint:
-                        folders[str(fingerprint)].append(str(run.folder))
+                        of_data = folders[str(fingerprint)]
+                        of_data.append(str(run.folder))
             if len(folders) > 1:
                 parts = []
                 for fingerprint, runs in folders.items():
-                    parts.append(f"{len(runs)} with {fingerprint}, such as {runs[0]}")
+                    count = len(runs)
+                    parts.append(f"{count} with {fingerprint}, such as {runs[0]}")
                 notes.append(
                     f"Runs of {self.names[setting]} had different data, so their means are over"
                     f" more than seeds (by fingerprint: {'; '.join(parts)})."
@@ -625,7 +663,9 @@ class Study:
         runs: list[Run] = []
         for group in groups:
             runs += group.runs
-        orders = [run.config["data"].get("class_order") for run in runs]
+        orders = []
+        for run in runs:
+            orders.append(run.config["data"].get("class_order"))
         seeds = [run.seed for run in runs]
         over = (
             "class orders and seeds vary, but not together: the table of runs has them"

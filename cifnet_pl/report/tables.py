@@ -45,9 +45,9 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
         Section of the report → its tables; sections without tables are left out.
     """
     settings = study.settings
-    others = [
-        value_table(study, key, key.replace(".", "_")) for key in study.other_keys()
-    ]
+    others = []
+    for key in study.other_keys():
+        others.append(value_table(study, key, key.replace(".", "_")))
     sections = {
         "Accuracy": [accuracy_table(study)],
         "Efficiency": [
@@ -66,7 +66,10 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
     }
     filled = {}
     for section, tables in sections.items():
-        with_rows = [table.without_empty() for table in tables if table.rows]
+        with_rows = []
+        for table in tables:
+            if table.rows:
+                with_rows.append(table.without_empty())
         if with_rows:
             filled[section] = with_rows
     return filled
@@ -84,11 +87,11 @@ def report_notes(study: Study) -> list[str]:
         locked=any(group.config.get("head.update_past") is False for group in measured),
         energy=any(outcome.values.get("energy_kwh") for outcome in outcomes),
     )
-    return [
-        " ".join(paragraph.split())
-        for paragraph in text.split("\n\n")
-        if paragraph.strip()
-    ]
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.strip():
+            paragraphs.append(" ".join(paragraph.split()))
+    return paragraphs
 
 
 # ---------------------------------------------------------------------- accuracy
@@ -120,7 +123,8 @@ def _entries(study: Study, row: str, group: Group) -> list[Entry]:
     entries = []
     for header, key in ACCURACY_KEYS.items():
         column = _accuracy_header(study, group.setting, header)
-        entries.append(Entry(row, group.kind, column, group.stat(key)))
+        entry = Entry(row, group.kind, column, group.stat(key))
+        entries.append(entry)
     return entries
 
 
@@ -128,9 +132,8 @@ def _accuracy_columns(study: Study, first: str) -> list[Column]:
     """Return the columns of a table: its row's name and origin, then Ā and A_K of each setting."""
     columns = [Column(first), Column(ORIGIN)]
     for setting in study.settings:
-        columns += [
-            Column(_accuracy_header(study, setting, header)) for header in ACCURACY_KEYS
-        ]
+        for header in ACCURACY_KEYS:
+            columns.append(Column(_accuracy_header(study, setting, header)))
     return columns
 
 
@@ -138,15 +141,17 @@ def _rows_of(entries: Iterable[Entry], columns: Sequence[Column]) -> list[list[C
     """Return the rows of some entries, in their order; rows without a number are left out."""
     numbers: dict[tuple[str, str], dict[str, Stat | None]] = {}
     for entry in entries:
-        numbers.setdefault((entry.row, entry.origin), {})[entry.column] = entry.stat
+        by_column = numbers.setdefault((entry.row, entry.origin), {})
+        by_column[entry.column] = entry.stat
     rows: list[list[Cell]] = []
     for (name, origin), by_column in numbers.items():
         if any(by_column.values()):
+            cells = [by_column.get(column.header) for column in columns[2:]]
             rows.append(
                 [
                     name,
                     origin,
-                    *(by_column.get(column.header) for column in columns[2:]),
+                    *cells,
                 ]
             )
     return rows
@@ -171,18 +176,19 @@ def accuracy_table(study: Study) -> ReportTable:
     compared = []
     for setting in study.settings:
         compared += study.with_published(setting)
-    shown = dict.fromkeys(
-        (group.label, group.kind) for group in sorted(compared, key=_row_order)
-    )
+    ordered = sorted(compared, key=_row_order)
+    shown = dict.fromkeys((group.label, group.kind) for group in ordered)
+    groups = [*study.groups, *study.published]
     entries = []
     for label, kind in shown:
-        for group in [*study.groups, *study.published]:
+        for group in groups:
             if (group.label, group.kind) == (label, kind):
                 entries += _entries(study, label, group)
     columns = _accuracy_columns(study, "method")
     title = "Average accuracy Ā and final accuracy A_K in %"
     notes = [study.seeds_note(study.groups)]
-    return ReportTable("accuracy", title, columns, _rows_of(entries, columns), notes)
+    rows = _rows_of(entries, columns)
+    return ReportTable("accuracy", title, columns, rows, notes)
 
 
 def ablation_table(study: Study) -> ReportTable:
@@ -193,20 +199,23 @@ def ablation_table(study: Study) -> ReportTable:
     for family in families:
         groups += family
         for group in family:
-            entries += _entries(study, f"{family[0].label}, {group.variant}", group)
+            row = f"{family[0].label}, {group.variant}"
+            entries += _entries(study, row, group)
     with_ablations = {family[0].setting for family in families}
     for setting in study.settings:
         if setting not in with_ablations:
             continue
         for header, key in ACCURACY_KEYS.items():
             column = _accuracy_header(study, setting, header)
-            for variant, stat in published_of("tab:ablation", setting, key).items():
+            published = published_of("tab:ablation", setting, key)
+            for variant, stat in published.items():
                 name = f"CIFNet, {variant or 'full method'}"
                 entries.append(Entry(name, "published", column, stat))
     columns = _accuracy_columns(study, "variant")
     title = "The method without one of its parts"
     notes = [study.seeds_note(groups)]
-    return ReportTable("ablation", title, columns, _rows_of(entries, columns), notes)
+    rows = _rows_of(entries, columns)
+    return ReportTable("ablation", title, columns, rows, notes)
 
 
 def value_table(study: Study, key: str, name: str) -> ReportTable:
@@ -223,7 +232,8 @@ def value_table(study: Study, key: str, name: str) -> ReportTable:
     values = {}
     for family in families:
         reference = family[0]
-        columns.append(Column(f"{study.names[reference.setting]}: {reference.label}"))
+        header = f"{study.names[reference.setting]}: {reference.label}"
+        columns.append(Column(header))
         groups += family
         for group in family:
             value = group.config.get(key)
@@ -232,11 +242,18 @@ def value_table(study: Study, key: str, name: str) -> ReportTable:
     for value in sorted(values.values(), key=value_order):
         row: list[Cell] = [value_text(value)]
         for family in families:
-            with_value = [group for group in family if group.config.get(key) == value]
-            row.append(with_value[0].stat("A_K") if with_value else None)
+            with_value = []
+            for group in family:
+                if group.config.get(key) == value:
+                    with_value.append(group)
+            stat = None
+            if with_value:
+                stat = with_value[0].stat("A_K")
+            row.append(stat)
         rows.append(row)
     title = f"Final accuracy A_K in % by {heading(key)}"
-    return ReportTable(name, title, columns, rows, [study.seeds_note(groups)])
+    notes = [study.seeds_note(groups)]
+    return ReportTable(name, title, columns, rows, notes)
 
 
 def sampling_table(study: Study) -> ReportTable:
@@ -246,12 +263,15 @@ def sampling_table(study: Study) -> ReportTable:
     """
     key = "buffer.strategy"
     table = value_table(study, key, "sampling")
-    for setting in dict.fromkeys(family[0].setting for family in study.varied(key)):
+    families = study.varied(key)
+    for setting in dict.fromkeys(family[0].setting for family in families):
         published = published_of("tab:sampling", setting, "A_K")
         if published:
-            table.columns.append(Column(f"{study.names[setting]}: CIFNet (published)"))
+            header = f"{study.names[setting]}: CIFNet (published)"
+            table.columns.append(Column(header))
             for row in table.rows:
-                row.append(published.get(str(row[0])))
+                strategy = str(row[0])
+                row.append(published.get(strategy))
     return table
 
 
@@ -326,16 +346,16 @@ def efficiency_table(study: Study, setting: Setting) -> ReportTable:
         if group.kind == "measured" and len(settings) > 1:
             backbone = group.setting.backbone_title
         numbers = [group.stat(key) for key in EFFICIENCY_COLUMNS]
-        letter = labels[group.kind, group.conditions[0]].letter
+        conditions = group.conditions[0]
+        letter = labels[group.kind, conditions].letter
         rows.append([group.label, group.kind, seeds, backbone, *numbers, letter])
     columns = [Column("method"), Column(ORIGIN), Column(SEEDS), Column("backbone")]
     columns += [*EFFICIENCY_COLUMNS.values(), Column(CONDITIONS)]
     # The letters come first, where a caption has room: they mean something in this table alone.
     notes = [*_conditions_notes(labels), TRAINING_NOTE, study.seeds_note(groups)]
     title = f"Accuracy and energy: {study.data_names[setting]}"
-    return ReportTable(
-        f"efficiency_{study.data_slug(setting)}", title, columns, rows, notes
-    )
+    file = f"efficiency_{study.data_slug(setting)}"
+    return ReportTable(file, title, columns, rows, notes)
 
 
 def results_table(study: Study, setting: Setting) -> ReportTable:
@@ -367,7 +387,8 @@ def results_table(study: Study, setting: Setting) -> ReportTable:
         )
     notes.append(study.seeds_note(groups))
     title = f"All results: {study.names[setting]}"
-    return ReportTable(f"results_{study.slug(setting)}", title, columns, rows, notes)
+    file = f"results_{study.slug(setting)}"
+    return ReportTable(file, title, columns, rows, notes)
 
 
 # ---------------------------------------------------------------------- settings and runs
@@ -433,7 +454,8 @@ def runs_table(study: Study) -> ReportTable:
             folder = "external file"
             if run is not None:
                 order = _class_order(run)
-                commit = str(run.summary.get("git_commit") or "")[:10]
+                commit_hash = str(run.summary.get("git_commit") or "")
+                commit = commit_hash[:10]
                 folder = str(run.folder)
             if outcome.seed is None:
                 seed = ""
@@ -443,13 +465,12 @@ def runs_table(study: Study) -> ReportTable:
             if outcome.values.get("energy_kwh") is not None:
                 source = outcome.conditions.source
             row: list[Cell] = [study.names[group.setting], group.label, seed, order]
-            row += [
-                without_deviation(outcome.values.get(key))
-                for key in ACCURACY_KEYS.values()
-            ]
+            for key in ACCURACY_KEYS.values():
+                row.append(without_deviation(outcome.values.get(key)))
             row += [outcome.conditions.machine, source, commit, folder]
             rows.append(row)
-    return ReportTable("runs", "Runs", [Column(header) for header in RUN_HEADERS], rows)
+    columns = [Column(header) for header in RUN_HEADERS]
+    return ReportTable("runs", "Runs", columns, rows)
 
 
 # ---------------------------------------------------------------------- memory
@@ -469,12 +490,15 @@ def memory_table(study: Study, setting: Setting) -> ReportTable:
         study: all results.
         setting: whose groups are listed.
     """
-    groups = [
-        group for group in study.with_published(setting) if group.stat("state_elements")
-    ]
+    groups = []
+    for group in study.with_published(setting):
+        if group.stat("state_elements"):
+            groups.append(group)
     components: list[str] = []
     for group in groups:
-        components += [name for name in group.components if name not in components]
+        for name in group.components:
+            if name not in components:
+                components.append(name)
     columns = [Column("method"), Column(ORIGIN)]
     columns += [_millions(f"{name} (M)") for name in components]
     columns += [
@@ -485,14 +509,11 @@ def memory_table(study: Study, setting: Setting) -> ReportTable:
     rows: list[list[Cell]] = []
     for group in groups:
         row: list[Cell] = [group.label, group.kind]
-        row += [
-            without_deviation(group.components.get(name), group.seeds)
-            for name in components
-        ]
-        row += [
-            group.stat(key)
-            for key in ("state_elements", "state_bytes", "network_params")
-        ]
+        for name in components:
+            row.append(without_deviation(group.components.get(name), group.seeds))
+        for key in ("state_elements", "state_bytes", "network_params"):
+            row.append(group.stat(key))
         rows.append(row)
     title = f"Memory besides the backbone: {study.names[setting]}"
-    return ReportTable(f"memory_{study.slug(setting)}", title, columns, rows)
+    file = f"memory_{study.slug(setting)}"
+    return ReportTable(file, title, columns, rows)
