@@ -37,8 +37,7 @@ class Setup:
 
     ``network`` are the words of ``fit`` that choose backbone, device and precision; ``together`` is
     what decoding and the backbone take at least: their sum on the same cores, the slower of the two
-        on different ones. ``turn`` is the
-    number of batches after which the rivals have their turn.
+    on different ones. ``turn`` is the number of batches after which the rivals have their turn.
     """
 
     classes: int

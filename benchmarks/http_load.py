@@ -42,9 +42,10 @@ class Load:
 
 def form(image: bytes) -> bytes:
     """The body of a multipart request with one image."""
-    about = 'Content-Disposition: form-data; name="files"; filename="0.jpg"\r\nContent-Type: image/jpeg'
+    disposition = 'Content-Disposition: form-data; name="files"; filename="0.jpg"'
+    headers = f"{disposition}\r\nContent-Type: image/jpeg"
     return (
-        f"--{BOUNDARY}\r\n{about}\r\n\r\n".encode()
+        f"--{BOUNDARY}\r\n{headers}\r\n\r\n".encode()
         + image
         + f"\r\n--{BOUNDARY}--\r\n".encode()
     )

@@ -92,7 +92,7 @@ def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
 
 def rows(setup: Setup = FULL) -> Iterator[Row]:
     """Images/s, beside a direct call and beside a bare handler; the slowest responses, with and
-    without a update.
+    without an update.
     """
     images = jpegs(64, setup.image)
     about = (
@@ -183,7 +183,7 @@ def _throughput(
 def _updates(
     setup: Setup, images: list[bytes], ours: Process, about: str
 ) -> Iterator[Row]:
-    """The slowest responses while a class is learning, beside those without a update in turn."""
+    """The slowest responses while a class is learning, beside those without an update in turn."""
     calm = []
     busy = []
     taking = []

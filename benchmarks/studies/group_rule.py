@@ -3,7 +3,7 @@ hold?
 
 Each of BURSTS is a folder that ``benchmarks.studies.bursts`` made. The head learns its training
 images; each rule finds the groups that are left out together, which calibrate the head. Rules
-differ in :data:`PART`, how much of its class a image's cluster may be, and in the cut: the one with
+differ in :data:`PART`, how much of its class an image's cluster may be, and in the cut: the one with
 the largest harm, or the finest within its standard error. The rule with the smallest negative log
 likelihood of the validation images, on average over BURSTS, is named last.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.studies.trained RUNS``: the table of trained methods in docs/studies/trained_methods.md.
+"""``python -m benchmarks.studies.trained RUNS``: the table of docs/studies/trained_methods.md.
 
 It comes from the runs of configs/sweeps/trained*.yaml. A row for each method: A_k after each task
 by the predictions that count, in every class order; A_K by the classifier and by the nearest mean

@@ -77,10 +77,10 @@ class CIFNetDataModule(LightningDataModule):
     Tasks are counted from 0.
 
     Args:
-        source: name of a data source, see docs/how_to/sources.md: ``digits``, ``folder``, ``domains``,
-            ``embeddings``, ``cifar100``, ``imagenet100``, ``tinyimagenet``, ``core50``,
-            ``torchvision:<data set>``. In Python also arrays (X, y), a torch ``Dataset``, or a pair
-            of these to learn and to test with.
+        source: name of a data source, see docs/how_to/sources.md: ``digits``, ``folder``,
+            ``domains``, ``embeddings``, ``cifar100``, ``imagenet100``, ``tinyimagenet``,
+            ``core50``, ``torchvision:<data set>``. In Python also arrays (X, y), a torch
+            ``Dataset``, or a pair of these to learn and to test with.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task;
             by default 10, or all classes where there are fewer.
@@ -92,8 +92,8 @@ class CIFNetDataModule(LightningDataModule):
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
         image_size: side in pixels (short side resized, centre cropped); null for the weights' own
             size and crop.
-        batch_size: images per process and batch; null for 64, and on a GPU as many as it embeds fast,
-            at most 256. Only trained methods learn something else from other batches.
+        batch_size: images per process and batch; null for 64, and on a GPU as many as it embeds
+            fast, at most 256. Only trained methods learn something else from other batches.
         num_workers: decoding threads of each process that embeds, or null to share out the cores,
             at most 16 each.
         val_fraction: share of each class held out where the source has no test split.

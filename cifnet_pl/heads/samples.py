@@ -109,8 +109,7 @@ class Samples(GrowingModule):
 
         What is computed from them afterwards does not depend on batch order or size. The label
         comes last, so that it matters between equal embeddings only: renaming classes changes
-            nothing
-        else.
+        nothing else.
         """
         self.gather()
         label_bits = self.y.view(torch.float64)

@@ -191,9 +191,10 @@ def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         name = THREE[i % 3]
         (root / "images").mkdir(exist_ok=True)
         image(COLOURS[name], seed=i).save(root / "images" / f"{i}.png")
-        rows.append(
-            f"images/{i}.png,{name},{'test' if i >= 18 else 'train'},{10 if i % 2 else 9},{'ab'[i % 2]}"
-        )
+        split = "test" if i >= 18 else "train"
+        task = 10 if i % 2 else 9
+        domain = "ab"[i % 2]
+        rows.append(f"images/{i}.png,{name},{split},{task},{domain}")
     (root / "table.csv").write_text("\n".join(rows))
 
 

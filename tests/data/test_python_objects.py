@@ -79,8 +79,8 @@ def test_embeddings_learn_in_a_run_and_in_a_loop_of_ones_own(tmp_path: Path) -> 
     learner = module(backbone="none:6", head=RidgeHead, buffer=None)
     trainer(tmp_path, max_epochs=2).fit(learner, datamodule=data)
     head = RidgeHead(6)
-    for task in CIFNetDataModule(TensorDataset(torch.from_numpy(z), torch.from_numpy(y)), classes_per_task=2,
-                                 class_order=1):  # fmt: skip
+    samples = TensorDataset(torch.from_numpy(z), torch.from_numpy(y))
+    for task in CIFNetDataModule(samples, classes_per_task=2, class_order=1):
         head.begin_task(task.labels)
         for embeddings, labels in task.train:
             head.observe(embeddings, labels)

@@ -158,8 +158,16 @@ def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
 
 def test_a_run_holds_groups_back_and_its_model_lives_on(tmp_path: Path):
     images = make_images(tmp_path / "images", ["ant", "bee"], 16)
-    run = learned(tmp_path, "--data.source", "folder", "--data.root", str(images), "--model.head", "RidgeHead",
-                  "--data.group", r"name:^(\d)", *BUFFER, "--model.calibrate", "true")  # fmt: skip
+    data = [
+        "--data.source",
+        "folder",
+        "--data.root",
+        str(images),
+        "--data.group",
+        r"name:^(\d)",
+    ]
+    model = ["--model.head", "RidgeHead", *BUFFER, "--model.calibrate", "true"]
+    run = learned(tmp_path, *data, *model)
     assert (
         main(["export", "--model", str(run), "--output", str(tmp_path / "model")]) == 0
     )

@@ -417,9 +417,8 @@ def true_weights(weighting: str, update_past: bool) -> list[NDArray[np.longdoubl
     """The same normal equations, summed and solved in extended precision.
 
     Each solve is refined: a float64 factorisation, with residuals in extended precision, gains
-        about eight digits a
-    step at a condition number of 2·10⁸, so that eight steps reach the last digit of the extended
-    format.
+    about eight digits a step at a condition number of 2·10⁸, so that eight steps reach the last
+    digit of the extended format.
     """
     wide = np.longdouble
     x = np.concatenate([np.ones((len(images), 1)), images / 16], axis=1).astype(wide)

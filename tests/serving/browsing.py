@@ -34,7 +34,9 @@ ARGS = [
 ARGS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 DROP = """([place, files]) => {
   const data = new DataTransfer();
-  for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  for (const [name, bytes] of files) {
+    data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  }
   const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
   document.getElementById(place).dispatchEvent(dropped);
 }"""
@@ -100,7 +102,8 @@ CONTRAST = """() => {
     return canvas.getImageData(0, 0, 1, 1).data;
   };
   const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-  const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(rgb[i] / 255), 0);
+  const weights = [0.2126, 0.7152, 0.0722];
+  const light = (rgb) => weights.reduce((sum, w, i) => sum + w * linear(rgb[i] / 255), 0);
   const behind = (element) => {
     for (let e = element; e; e = e.parentElement) {
       const found = shades(getComputedStyle(e).backgroundColor);
@@ -110,11 +113,13 @@ CONTRAST = """() => {
   };
   const found = [];
   for (const element of document.querySelectorAll("body *")) {
-    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const nodes = [...element.childNodes];
+    const text = nodes.some((node) => node.nodeType === 3 && node.textContent.trim());
     if (!text || !element.checkVisibility() || element.disabled || element.closest("svg")) continue;
     const [a, b] = [light(shades(getComputedStyle(element).color)), light(behind(element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+    const words = element.textContent.slice(0, 30);
+    if (ratio < 4.5) found.push(`${element.tagName} ${words} ${ratio.toFixed(2)}`);
   }
   return found;
 }"""

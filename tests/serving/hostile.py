@@ -19,8 +19,9 @@ POSTS = ("/inbox/learn", "/inbox/remove", "/group", "/forget", "/rename", "/move
          "/versions/{}/serve", "/classify", "/inbox")  # fmt: skip
 NAMES = st.one_of(
     st.sampled_from(
-        ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON", "nul.png", "a/aux/b.png",
-         "a\0b.png", "\u202egnp.exe", "<script>alert(1)</script>.png", "a" * 5000 + ".png", "x.zip", "..", ".", "",
+        ["../../outside.png", "..\\..\\outside.png", "/etc/passwd", "C:\\outside.png", "CON",
+         "nul.png", "a/aux/b.png", "a\0b.png", "\u202egnp.exe", "<script>alert(1)</script>.png",
+         "a" * 5000 + ".png", "x.zip", "..", ".", "",
          "file:///etc/passwd", "http://localhost/a.png", "%2e%2e%2foutside.png", "red/1.png"]
     ),
     st.text(max_size=30),
@@ -111,9 +112,12 @@ PLAIN = st.text(
 HEADERS = st.dictionaries(
     st.sampled_from(
         ["content-type", "content-encoding", "origin", "cookie", "range", "accept",
-         "authorization", "x-forwarded-for", "sec-fetch-site", "expect", "transfer-encoding", "host"]
+         "authorization", "x-forwarded-for", "sec-fetch-site", "expect", "transfer-encoding",
+         "host"]
     ),
-    PLAIN | st.sampled_from(["multipart/form-data", "multipart/form-data; boundary=x", "application/json", "gzip"]),
+    PLAIN | st.sampled_from(
+        ["multipart/form-data", "multipart/form-data; boundary=x", "application/json", "gzip"]
+    ),
     max_size=3,
 )  # fmt: skip
 PARTS = (

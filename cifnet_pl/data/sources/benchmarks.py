@@ -158,7 +158,10 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
         if parameter.name not in keywords and not optional_one and not variable:
             raise _unsuitable(name, f"needs {parameter.name}")
     absent = f"torchvision's {name} is not in {shown_path(root)}"
-    remedies = "; set --data.root to the folder that holds it, or fetch it with --data.download true"
+    remedies = (
+        "; set --data.root to the folder that holds it, or fetch it with --data.download"
+        " true"
+    )
     unmet = f"torchvision's {name} needs a package that is not installed"
     with (
         explained(DataError, absent, RuntimeError, OSError, end=remedies),
@@ -261,7 +264,8 @@ def imagenet100(options: SourceOptions) -> Source:
             names = sorted(names[i] for i in rows)
         if len(names) != CLASSES:
             raise DataError(
-                f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or {IMAGENET_CLASSES}"
+                f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
+                f" {IMAGENET_CLASSES}"
             )
         val_folders = class_folders(val)
         for name in names:
@@ -390,7 +394,8 @@ def core50(options: SourceOptions) -> Source:
     if not set(sessions) > TEST_SESSIONS:
         present = ", ".join(f"s{session}" for session in sessions) or "no frame"
         raise DataError(
-            f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to {WHAT_CORE50}"
+            f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to"
+            f" {WHAT_CORE50}"
         )
     objects = sorted({frame.object for frame in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
@@ -423,7 +428,10 @@ def _frames(root: Path) -> list[Frame]:
 
 # ---------------------------------------------------------------------- domains
 
-WHAT_DOMAINS = "a folder with one sub-folder per domain, each with one sub-folder of images per class"
+WHAT_DOMAINS = (
+    "a folder with one sub-folder per domain, each with one sub-folder of images per"
+    " class"
+)
 
 
 def domains(options: SourceOptions) -> Source:
@@ -489,7 +497,8 @@ def cifar100(options: SourceOptions) -> Source:
     missing = [file.name for file in files if not file.is_file()]
     if len(missing) == 1:
         raise DataError(
-            f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file: add it"
+            f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file:"
+            " add it"
         )
     if missing:
         if is_folder(root) and find_splits(root) is not None:
@@ -534,6 +543,7 @@ class ParquetImages:
         content = cell.get("bytes") if isinstance(cell, dict) else None
         if not isinstance(content, bytes):
             raise DataError(
-                f"{shown_path(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no image"
+                f"{shown_path(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no"
+                " image"
             )
         return content

@@ -66,8 +66,8 @@ def folder(options: SourceOptions) -> Source:
             source = _held_out_source(splits.train, options)
         elif options.group is not None:
             raise UsageError(
-                f"{shown_path(root)} has {splits.train.name} and {splits.test.name} already, nothing is"
-                " to be held out: leave --data.group out"
+                f"{shown_path(root)} has {splits.train.name} and {splits.test.name} already,"
+                " nothing is to be held out: leave --data.group out"
             )
         else:
             source = _train_and_test(splits.train, splits.test)
@@ -170,15 +170,15 @@ def find_splits(root: Path) -> SplitFolders | None:
     labelled = {split: path for split, path in splits.items() if sub_folders(path)}
     if not splits:
         raise DataError(
-            f"{shown_path(root)} has {named}, expected train and test: call the held-out folder test, or"
-            f" set the folder to {shown_path(train)} to have a part of it held out"
+            f"{shown_path(root)} has {named}, expected train and test: call the held-out folder"
+            f" test, or set the folder to {shown_path(train)} to have a part of it held out"
         )
     notes = []
     for split, path in splits.items():
         if split not in labelled:
             notes.append(
-                f"note: {shown_path(path)} has no class folders, and is not used: sort its images into"
-                " class folders to test with them"
+                f"note: {shown_path(path)} has no class folders, and is not used: sort its images"
+                " into class folders to test with them"
             )
     if "test" in labelled and "val" in labelled:
         notes.append(
@@ -214,8 +214,8 @@ def _train_and_test(train: Path, test: Path) -> Source:
     for name, paths in class_folders(test).items():
         if name not in folders:
             raise DataError(
-                f"class '{printable(name)}' is in {shown_path(test)} but not in {shown_path(train)}: add its"
-                " training images, or take it out"
+                f"class '{printable(name)}' is in {shown_path(test)} but not in"
+                f" {shown_path(train)}: add its training images, or take it out"
             )
         test_folders[name] = paths
     note = strays_message(train, test)

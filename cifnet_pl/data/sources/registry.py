@@ -111,7 +111,8 @@ def _from_plugin(name: str, options: SourceOptions) -> Source:
         source = make(options)
     if not isinstance(source, Source):
         raise UsageError(
-            f"data source {name} gives a {type(source).__name__}, not a Source (docs/how_to/plugins.md)"
+            f"data source {name} gives a {type(source).__name__}, not a Source"
+            " (docs/how_to/plugins.md)"
         )
     return source
 

@@ -119,7 +119,8 @@ class SampleTable:
         if len(values) < len(z):
             duplicate = printable(str(values[counts.argmax()]))
             raise DataError(
-                f"{shown_path(self.path)}: id '{duplicate}' stands there twice, expected one per sample"
+                f"{shown_path(self.path)}: id '{duplicate}' stands there twice, expected one per"
+                " sample"
             )
         return EmbeddingSet(z, labels, self.path, ids=identities)
 
@@ -194,7 +195,8 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         start = file.tell()
     if dtype.hasobject:
         raise DataError(
-            f"{shown_path(path)} holds Python objects, which are never loaded: save plain arrays of text"
+            f"{shown_path(path)} holds Python objects, which are never loaded: save plain arrays"
+            " of text"
         )
     if 0 in shape:
         return None
@@ -251,8 +253,8 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
         or not pyarrow.types.is_floating(values.type)
     ):
         raise DataError(
-            f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number in"
-            " each row"
+            f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number"
+            " in each row"
         )
     return np.asarray(values.to_numpy()).reshape(len(whole), -1)
 
@@ -325,8 +327,8 @@ class EmbeddingSet(SampleSet):
         if not finite.all():
             broken = [str(row) for row in file_rows[~finite]]
             raise DataError(
-                f"{shown_path(self.file)}: no finite float32 in row {listed(broken)} of the embeddings"
-                " (counted from 0): repair or remove them"
+                f"{shown_path(self.file)}: no finite float32 in row {listed(broken)} of the"
+                " embeddings (counted from 0): repair or remove them"
             )
         return z
 
