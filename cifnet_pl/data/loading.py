@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -209,6 +210,9 @@ class StoredLoader:
         plan: the batches.
         loader: decodes the batches that no store has; None if there are no such batches.
         learned: whether the samples are learned, so that their identity is needed.
+
+    Attributes:
+        waiting_seconds: how long the consumer has waited for decoded images.
     """
 
     def __init__(
@@ -223,6 +227,7 @@ class StoredLoader:
         self._loader = loader
         self._learned = learned
         self._begun: Iterator[ImageBatch] | None = None
+        self.waiting_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -242,7 +247,10 @@ class StoredLoader:
         self._begun = None
         for batch in self._plan:
             if batch.store is None:
-                yield next(images)
+                start = time.perf_counter()
+                decoded = next(images)
+                self.waiting_seconds += time.perf_counter() - start
+                yield decoded
             else:
                 yield self._stored(batch.rows, batch.store)
 

@@ -43,7 +43,8 @@ class TaskRow:
 
     None where something was not measured. ``set_size`` and ``set_coverage`` are of prediction sets
     at 95 %, ``known_rejected`` is the share of test images that are called unknown where 5 % was
-    asked for.
+    asked for. ``waiting_seconds`` is the part of ``train_seconds`` in which the pass waited for
+    decoded images, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
     """
 
     task: int
@@ -70,6 +71,7 @@ class TaskRow:
     unknown_fpr95: float | None = None
     A_k_classifier: float | None = None
     A_k_nearest_mean: float | None = None
+    waiting_seconds: float | None = None
 
 
 LAST_TASK_COLUMNS = (

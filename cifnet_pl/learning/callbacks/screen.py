@@ -39,6 +39,9 @@ from cifnet_pl.utilities.text import (
 UNTESTED_CLASSES = 8
 """Classes with few test images that are named on the screen."""
 
+SHARES_FROM = 1.0
+"""Seconds of training from which the summary says what they were spent on."""
+
 LOG_WIDTH = 120
 """Columns where there is no terminal, so that lines of a log are whole."""
 
@@ -152,11 +155,24 @@ def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         energy = f"{summary['energy_kwh']:.1e} kWh ({summary['energy_source']})"
-    training = f"Training {summary['train_seconds']:.1f} s, {energy}"
+    training = f"Training {summary['train_seconds']:.1f} s{_shares(record)}, {energy}"
     size = megabytes(record.rows[-1], module)
     return (
         f"{training}; evaluation {summary['eval_seconds']:.1f} s; state {size:.2f} MB"
     )
+
+
+def _shares(record: RunRecord) -> str:
+    """Return what took the training time: the slowest part limits the run."""
+    total = sum(row.train_seconds for row in record.rows)
+    after = sum(row.solve_seconds for row in record.rows)
+    waiting = sum(row.waiting_seconds or 0.0 for row in record.rows)
+    if total < SHARES_FROM or not waiting:
+        return ""
+    images = 100 * waiting / total
+    solving = 100 * after / total
+    backbone = max(0.0, 100 - images - solving)
+    return f" (images {images:.0f} %, backbone {backbone:.0f} %, after the pass {solving:.0f} %)"
 
 
 def sample_name(module: TaskModule) -> str:

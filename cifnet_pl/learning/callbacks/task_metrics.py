@@ -150,6 +150,7 @@ class TaskMetrics(TaskCallback):
             cached_images=sum(of_all_processes(self._cached_images)),
             A_k_classifier=evaluation.accuracy_by_classifier.get("classifier"),
             A_k_nearest_mean=evaluation.accuracy_by_classifier.get("nearest_mean"),
+            waiting_seconds=getattr(trainer.train_dataloader, "waiting_seconds", None),
         )
         monitor = callback_of(trainer, EnergyMonitor)
         if monitor is not None:
