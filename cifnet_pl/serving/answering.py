@@ -61,6 +61,8 @@ class ImageAnswer(ApiObject):
     """Classes that hold the true one with probability --coverage (95 %)."""
     nearest: str | None = None
     """Name of the most similar kept image of the first class."""
+    certain: bool = False
+    """Whether it may be taken for its first class without a look."""
     unreadable: str | None = None
     """Why the image cannot be decoded."""
 
@@ -99,6 +101,28 @@ class ImageAnswer(ApiObject):
             p_value=verdict.p_value,
             prediction_set=prediction_set,
         )
+
+
+CERTAIN_PROBABILITY = 0.95
+"""Probability from which a prediction may be certain."""
+
+
+def is_certain(answer: ImageAnswer, nearest: str | None) -> bool:
+    """Return whether an image may be taken for its first class without a look.
+
+    Args:
+        answer: the prediction.
+        nearest: class that the image is nearest to by a wide margin; None without one
+            (:class:`~cifnet_pl.serving.certainty.CertaintyRule`).
+    """
+    if not answer.classes or answer.known is not True:
+        return False
+    best = answer.classes[0]
+    return (
+        nearest == best.name
+        and len(answer.prediction_set or ()) == 1
+        and best.probability >= CERTAIN_PROBABILITY
+    )
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class JobInfo(ApiObject):
     error: str | None = None
     may_be_asked_for: bool = False
     """Whether a refused change is made where it is sent with anyway=true."""
-    instead: str | None = None
-    """Class that is meant instead, maybe."""
+    instead: dict[str, str] = Field(default={})
+    """Name that was given → class that is meant instead, maybe."""
     update: UpdateResult | None = None
     change: ChangeResult | None = None
 
@@ -145,6 +145,43 @@ class LearnRequest(ApiObject):
 
     names: dict[str, str] = Field(min_length=1, max_length=LARGEST_INBOX)
     """Name of an image's file → its class."""
+
+
+class NamesRequest(ApiObject):
+    """Classes that someone typed for images that wait."""
+
+    names: dict[str, Annotated[str, Field(max_length=1000)] | None] = Field(
+        min_length=1, max_length=LARGEST_INBOX
+    )
+    """Name of an image's file → its class; null to forget it."""
+
+
+class DeletedImages(ApiObject):
+    """What a purge would delete for good."""
+
+    learned: int
+    """Kept images that the served version did not learn, or all."""
+    taken_away: int
+    versions: int
+
+
+class DayInfo(ApiObject):
+    """What was asked on one day, and how it was answered."""
+
+    date: str
+    asked: int
+    unsure: int
+    """Images of which no class was certain."""
+    corrected: int
+    """Images whose class someone corrected."""
+
+
+class CountRequest(ApiObject):
+    """What is added to the counts of this day."""
+
+    asked: int = Field(default=0, ge=0, le=1000)
+    unsure: int = Field(default=0, ge=0, le=1000)
+    corrected: int = Field(default=0, ge=0, le=1000)
 
 
 class InboxCount(ApiObject):
@@ -308,6 +345,19 @@ def summary(service: AskedService) -> inspection.ModelSummary:
     )
 
 
+@routes.get("/days", tags=["inspect"])
+def days(service: AskedService) -> list[DayInfo]:
+    """What was asked at the till on each day, the first first: the accuracy of real use."""
+    return [DayInfo(**counts._asdict()) for counts in service.workspace.days()]
+
+
+@routes.post("/days", tags=["inspect"])
+def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]:
+    """Count answers of this day."""
+    service.count_answers(request.asked, request.unsure, request.corrected)
+    return days(service)
+
+
 @routes.get("/audit", tags=["inspect"])
 def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
@@ -365,9 +415,12 @@ def waiting(
         int, Query(ge=0, description="images to leave out at the beginning")
     ] = 0,
     count: Annotated[int, Query(ge=0, description="images to return")] = 60,
+    after: Annotated[
+        int | None, Query(description="images with a larger number come first")
+    ] = None,
 ) -> InboxView:
     """Images that wait, predicted by the served version, the least certain first."""
-    return service.inbox.view(first, count)
+    return service.inbox.view(first, count, after)
 
 
 @routes.post("/group", tags=["learn"])
@@ -384,6 +437,13 @@ def remove(
 ) -> InboxCount:
     """Take images away that need no label; their files stay until the service starts again."""
     return InboxCount(waiting=service.remove(request.images, back))
+
+
+@routes.post("/inbox/names", tags=["learn"])
+def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
+    """Remember classes that someone typed; nothing is learned by it."""
+    service.name_images(request.names)
+    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
 @changes.post("/inbox/learn", tags=["learn"], response_model=UpdateResult)
@@ -450,6 +510,15 @@ async def redo(service: AskedService, wait: Waits = True) -> Response:
     return await ended(service, service.redo(), wait)
 
 
+@routes.get("/purge", tags=["change"])
+def purge_counts(
+    service: AskedService, images: Literal["forgotten", "all"] = "forgotten"
+) -> DeletedImages:
+    """What a purge would delete."""
+    counts = service.workspace.purge_counts(every=images == "all")
+    return DeletedImages(**counts._asdict())
+
+
 @changes.post("/purge", tags=["change"], response_model=ChangeResult)
 async def purge(
     service: AskedService, request: PurgeRequest, wait: Waits = True
@@ -504,7 +573,7 @@ def job_info(service: Service, job: LearningJob) -> JobInfo:
         "error": str(error),
     }
     if isinstance(error, Question):
-        refused["may_be_asked_for"] = True
+        refused["may_be_asked_for"] = error.allowed
         refused["instead"] = error.instead
     return info.model_copy(update=refused)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,7 +26,8 @@ from cifnet_pl.serving.api import changes, routes
 from cifnet_pl.serving.refusals import explained, has_disk_error
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.uploads import Limits
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import package_version
 
 PAGE = Path(__file__).parent / "page"
@@ -33,7 +35,7 @@ PAGE = Path(__file__).parent / "page"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser on this machine reaches the service."""
 
-OPEN = frozenset({"/", "/docs", "/openapi.json", "/health"})
+OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
 
 POLICY = (
@@ -80,11 +82,27 @@ class Access:
         any_host: whether requests may name any host; otherwise only this machine, so that a page of
             another site cannot reach the service through a name that it points here.
         rate: requests per second of one client address; 0 for no limit.
+        hosts: names that requests may have where not any host is allowed.
     """
 
     token: str | None = None
     any_host: bool = False
     rate: float = 200.0
+    hosts: frozenset[str] = LOOPBACK
+
+
+def public_host(address: str) -> str:
+    """Return the host of an address at which a reverse proxy offers the page.
+
+    Raises:
+        UsageError: it is no http or https address.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"--address is {printable(address)}, expected https://HOST/ or a folder"
+        )
+    return parts.hostname
 
 
 class Rate:
@@ -172,14 +190,14 @@ class Guard:
         origin = headers.get("origin")
         if "content-length" in headers and "transfer-encoding" in headers:
             return refused(400, messages.TWO_LENGTHS, {"connection": "close"})
-        if not self.access.any_host and _without_port(host) not in LOOPBACK:
+        if not self.access.any_host and _without_port(host) not in self.access.hosts:
             return refused(
                 421,
                 "this service answers on this machine only: ask for it as localhost",
             )
-        of_a_site = (
-            headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
-        )
+        of_a_site = headers.get("sec-fetch-site") == "cross-site" and scope[
+            "path"
+        ] not in ("/", "/till")
         if of_a_site or (origin is not None and origin.partition("://")[2] != host):
             return refused(403, "requests from pages of other sites are refused")
         if not self.rate.allows(client):
@@ -280,6 +298,9 @@ def make_app(service: Service, access: Access) -> Guard:
     app.mount("/page", StaticFiles(directory=PAGE))
     app.add_api_route(
         "/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False
+    )
+    app.add_api_route(
+        "/till", lambda: FileResponse(PAGE / "till.html"), include_in_schema=False
     )
     app.add_api_route(
         "/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -21,12 +21,22 @@ from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.unknowns import Verdict
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import ApiObject, ImageAnswer, ServedModel
+from cifnet_pl.serving.answering import (
+    ApiObject,
+    ImageAnswer,
+    ServedModel,
+    is_certain,
+)
 from cifnet_pl.serving.gallery import Gallery, groups_of
-from cifnet_pl.serving.naming import bare, check_similar, folder_of, tidy
+from cifnet_pl.serving.naming import bare, folder_of, similar_names, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, file_name, uploads
-from cifnet_pl.serving.workspace import WaitingImage, Workspace, is_undamaged
+from cifnet_pl.serving.workspace import (
+    ReceivedImage,
+    WaitingImage,
+    Workspace,
+    is_undamaged,
+)
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -39,12 +49,6 @@ STORED_TOGETHER = 32
 PREDICTED_TOGETHER = 256
 """Embeddings that are predicted at once."""
 
-CERTAIN_PROBABILITY = 0.95
-"""Probability from which a prediction is certain.
-
-The image must also be known, and its prediction set must hold one class alone.
-"""
-
 NAMED_CLASSES = 3
 """Classes of a prediction that are named."""
 
@@ -55,9 +59,11 @@ class InboxImage(ImageAnswer):
     image: str
     """Name of its file at /images, by which it is labelled."""
     folder: str | None = None
-    """Name of the folder that it was sent in."""
-    certain: bool = False
-    """Whether it may be taken for its first class without a look."""
+    """Name of the folder that it was sent in; null for none or several."""
+    folders: list[str] = Field(default=[])
+    """Names of all folders that it was sent in."""
+    name: str | None = None
+    """Class that someone typed for it; it is learned when someone asks for that."""
     seen: bool = True
     """False: it is not predicted yet."""
 
@@ -71,7 +77,11 @@ class InboxView(ApiObject):
     """How many of them are predicted."""
     certain: int
     in_folders: int
-    """Images that were sent in a folder, whose name may be their class."""
+    """Images that were sent in one folder, whose name may be their class."""
+    newest: int
+    """Number of the image that came last."""
+    names: dict[str, str]
+    """Name of a file → class that someone typed for it, of all images that wait."""
     images: list[InboxImage]
 
 
@@ -82,6 +92,17 @@ class LeftOut(ApiObject):
     reason: str
 
 
+class LearnedElsewhere(ApiObject):
+    """An image that was learned, and lies in a folder with the name of another class."""
+
+    image: str
+    """Name of its kept file."""
+    file: str
+    name: str
+    """Class that it was learned as."""
+    folder: str
+
+
 class Received(ApiObject):
     """The images of a request that wait now; they are on the disk."""
 
@@ -90,6 +111,7 @@ class Received(ApiObject):
     known: int
     """Images that are learned or wait already, and are left out."""
     unreadable: list[LeftOut] = Field(default=[])
+    learned_elsewhere: list[LearnedElsewhere] = Field(default=[])
 
 
 class UploadGroup(ApiObject):
@@ -175,8 +197,9 @@ class LabelledUploads:
             learned: hash of an image → classes in which it was learned.
             known: names of the known classes.
         """
-        for position, name in enumerate(self.names):
-            check_similar(name, [*known, *self.names[:position]])
+        instead = similar_names(self.names, known)
+        if instead:
+            raise Question(messages.similar_names(instead), instead)
         for image in self.images:
             others = sorted(set(learned.get(image.hash, ())) - {image.name})
             if others:
@@ -227,14 +250,14 @@ class Inbox:
     def receive(
         self,
         files: Iterable[tuple[str, IO[bytes]]],
-        learned: Collection[int],
+        learned: Mapping[int, Collection[str]],
         again: bool,
     ) -> Received:
         """Store images until they are labelled; return when the disk has them.
 
         Args:
             files: names that they were sent with, and open images and zip files of images.
-            learned: content hashes of images that need not wait.
+            learned: content hashes of images that need not wait → their classes.
             again: whether images that were taken away or forgotten wait again.
 
         Raises:
@@ -244,56 +267,112 @@ class Inbox:
         images = uploads(files, self.limits)
         waiting = {image.file for image in self.workspace.waiting()}
         while part := list(islice(images, STORED_TOGETHER)):
-            rows: dict[str, tuple[str, bytes]] = {}
-            unreadable = 0
-            for sent, content in part:
+            unreadable = len(result.unreadable)
+            received = list[ReceivedImage]()
+            for path, content in part:
                 try:
-                    if content_hash(content) in learned:
-                        continue
-                    _, extension = self.gallery.answering.decode(content)
+                    image = self._received_image(path, content)
                 except UnreadableImage as error:
-                    unreadable += 1
-                    left_out = LeftOut(file=printable(sent), reason=str(error))
+                    left_out = LeftOut(file=printable(path), reason=str(error))
                     result.unreadable.append(left_out)
                     continue
-                file = file_name(content, extension)
-                if file not in waiting:
-                    rows[file] = (sent, content)
-            if len(waiting) + len(rows) > LARGEST_INBOX:
+                names = learned.get(content_hash(content))
+                if names is None:
+                    received.append(image)
+                else:
+                    result.learned_elsewhere += self._learned_elsewhere(image, names)
+            files_after = waiting.union(image.file for image in received)
+            if len(files_after) > LARGEST_INBOX:
                 raise RequestError(503, messages.too_many_waiting(LARGEST_INBOX))
-            new = self.workspace.receive(rows, again)
-            waiting.update(new)
+            new = self.workspace.receive(received, waiting, again)
             result.images += new
+            unreadable = len(result.unreadable) - unreadable
             result.known += len(part) - len(new) - unreadable
         self.gallery.update()
         return result
 
-    def view(self, first: int, count: int) -> InboxView:
-        """Return some of the images that wait, the least certain first."""
+    def _received_image(self, path: str, content: bytes) -> ReceivedImage:
+        """Return an image that was sent; UnreadableImage if it cannot be decoded."""
+        _, extension = self.gallery.answering.decode(content)
+        return ReceivedImage(file_name(content, extension), path, content)
+
+    def _learned_elsewhere(
+        self, image: ReceivedImage, names: Collection[str]
+    ) -> list[LearnedElsewhere]:
+        """Return an image that was learned, if its folder names another class that is known."""
+        folder = tidy(folder_of(image.path) or "")
+        if folder not in self.served.model.class_names or folder in names:
+            return []
+        return [
+            LearnedElsewhere(
+                image=image.file,
+                file=printable(image.path),
+                name=sorted(names)[0],
+                folder=folder,
+            )
+        ]
+
+    def view(self, first: int, count: int, after: int | None = None) -> InboxView:
+        """Return some of the images that wait, the least certain first.
+
+        Args:
+            first: number of images that are left out at the beginning.
+            count: number of images to return.
+            after: number of an image; those that came later come before all others.
+        """
         version, waiting, predictions = self._predicted()
+        seen = []
         rest = []
         for image in waiting:
-            if image.file not in predictions:
-                rest.append(
-                    InboxImage(
-                        image=image.file,
-                        file=printable(image.sent),
-                        folder=folder_of(image.sent),
-                        seen=False,
-                    )
-                )
+            if image.file in predictions:
+                labelled = {"name": image.name, **_folders(image)}
+                seen.append(predictions[image.file].model_copy(update=labelled))
+            else:
+                rest.append(unseen_image(image))
         if rest:
             self.gallery.update()
-        seen = sorted(predictions.values(), key=_certainty)
-        shown = (seen + rest)[first : first + count]
+        self._mark_certain(seen)
+        seen.sort(key=_certainty)
+        images = seen + rest
+        if after is not None:
+            new = {image.file for image in waiting if image.number > after}
+            images.sort(key=lambda image: image.image not in new)
+        shown = images[first : first + count]
         return InboxView(
             version=version,
             waiting=len(waiting),
             seen=len(seen),
-            certain=sum(image.certain for image in seen),
-            in_folders=sum(folder_of(image.sent) is not None for image in waiting),
+            certain=sum(image.certain and image.name is None for image in seen),
+            in_folders=sum(
+                len(image.folders) == 1 and image.name is None for image in waiting
+            ),
+            newest=max((image.number for image in waiting), default=0),
+            names={
+                image.file: image.name for image in waiting if image.name is not None
+            },
             images=[self._with_nearest(image) for image in shown],
         )
+
+    def _mark_certain(self, images: Sequence[InboxImage]) -> None:
+        """Tell which predictions are certain."""
+        rule = self.gallery.certainty
+        embedded = self.gallery.known
+        present = [image for image in images if image.image in embedded]
+        if not present or rule.threshold == float("inf"):
+            return
+        folders = set[str]()
+        for image in images:
+            folders.update(image.folders)
+        known = {bare(name) for name in rule.names}
+        labels = {
+            folder for folder in folders if len(folders) > 1 or bare(folder) in known
+        }
+        z = torch.stack([embedded[image.image] for image in present])
+        nearest = rule.certain_classes(z)
+        for image, name in zip(present, nearest, strict=True):
+            image.certain = is_certain(image, name) and not contradicts_folder(
+                image, labels
+            )
 
     def _with_nearest(self, image: InboxImage) -> InboxImage:
         """Add the most similar kept image of the first class."""
@@ -362,7 +441,7 @@ class Inbox:
         Raises:
             RequestError: none of them waits, or a class name that cannot be stored.
         """
-        sent = {image.file: image.sent for image in self.workspace.waiting()}
+        sent = {image.file: image.path for image in self.workspace.waiting()}
         folder = self.workspace.images_folder
         images = []
         left_out = []
@@ -398,16 +477,39 @@ def inbox_image(
         verdict: of the model.
     """
     answer = ImageAnswer.from_scores(
-        image.sent, served.model.class_names, probabilities, verdict, NAMED_CLASSES
+        image.path, served.model.class_names, probabilities, verdict, NAMED_CLASSES
     )
-    certain = (
-        answer.known is True
-        and len(answer.prediction_set or ()) == 1
-        and answer.classes[0].probability >= CERTAIN_PROBABILITY
-    )
+    return InboxImage(**dict(answer), image=image.file, **_folders(image))
+
+
+def contradicts_folder(image: InboxImage, labels: Collection[str]) -> bool:
+    """Return whether a folder that an image was sent in names another class than its first.
+
+    Args:
+        image: with its prediction.
+        labels: names of folders that are labels.
+    """
+    for folder in image.folders:
+        if folder in labels and bare(folder) != bare(image.classes[0].name):
+            return True
+    return False
+
+
+def unseen_image(image: WaitingImage) -> InboxImage:
+    """Return an image that is not predicted yet."""
     return InboxImage(
-        **dict(answer), image=image.file, folder=folder_of(image.sent), certain=certain
+        image=image.file,
+        file=printable(image.path),
+        name=image.name,
+        seen=False,
+        **_folders(image),
     )
+
+
+def _folders(image: WaitingImage) -> dict[str, Any]:
+    """Return what is told of the folders of an image."""
+    folders = image.folders
+    return {"folder": folders[0] if len(folders) == 1 else None, "folders": folders}
 
 
 def _certainty(image: InboxImage) -> tuple[bool, bool, float]:

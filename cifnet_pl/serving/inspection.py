@@ -161,6 +161,25 @@ def accuracy_of_classes(model: Classifier, names: Sequence[str]) -> float | None
     return percent(int((true == predicted)[rows].sum()), int(rows.sum()))
 
 
+def accuracy_interval(
+    model: Classifier, names: Sequence[str], accuracy: float | None
+) -> tuple[float, float] | None:
+    """Return the percentages between which the accuracy of some classes on new groups lies.
+
+    Args:
+        model: a learned model.
+        names: of the classes.
+        accuracy: as :func:`accuracy_of_classes` returns it.
+    """
+    samples = model.calibration_samples()
+    if samples is None or accuracy is None:
+        return None
+    columns = torch.tensor([model.class_names.index(name) for name in names])
+    counted_columns = samples.columns.cpu()[samples.counted.cpu()]
+    groups = counted_groups(samples)[torch.isin(counted_columns, columns)]
+    return forecast(accuracy / 100, len(torch.unique(groups)))
+
+
 def summarised(
     model: Classifier, name: str, version: int, read_only: bool
 ) -> ModelSummary:

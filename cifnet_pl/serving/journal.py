@@ -14,7 +14,7 @@ from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
-FORMAT = 3
+FORMAT = 4
 PATIENCE_SECONDS = 10.0
 """Time for which a statement waits while another process holds the database."""
 

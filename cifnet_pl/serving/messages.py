@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cifnet_pl.utilities.text import number_of, printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are left out."""
+
+ENOUGH_IMAGES = 10
+"""Images of a class below which more of it are asked for."""
 
 LONGEST_FILE_NAME = 200
 """Characters of a file's name that are shown."""
@@ -156,9 +159,21 @@ def went_to(number: int) -> str:
     return f"went to version {number}"
 
 
-def purged(count: int) -> str:
-    """Return what deleting images for good did."""
-    return f"deleted {number_of(count, 'photo')} and all other versions for good"
+def purged(learned: int, taken_away: int, versions: int) -> str:
+    """Return what deleting images and versions for good did."""
+    parts = [number_of(learned, "photo")]
+    if taken_away:
+        parts.append(f"{number_of(taken_away, 'photo')} that had been taken away")
+    parts.append(f"{number_of(versions, 'other version')} for good")
+    return f"deleted {' and '.join(parts)}"
+
+
+def next_step(counts: Mapping[str, int]) -> str:
+    """Return what helps most next: numbers of images by class."""
+    few = [name for name, count in counts.items() if count < ENOUGH_IMAGES]
+    if few:
+        return f"Next: add photos of {listed(few)}, taken on another day."
+    return "Next: ask about photos of another day."
 
 
 def taken_name(name: str, old: str) -> str:
@@ -167,10 +182,15 @@ def taken_name(name: str, old: str) -> str:
     return f"there is a class '{printable(name)}' already: {both}"
 
 
-def nearly_equal_names(name: str, other: str) -> str:
-    """Return why a class name may be a typing mistake."""
-    apart = f"'{printable(name)}' differs from the class '{printable(other)}'"
-    return f"{apart} by capitals, spaces or Unicode form only"
+def similar_names(instead: Mapping[str, str]) -> str:
+    """Return why class names may be typing mistakes: names, and the ones that may be meant."""
+    pairs = []
+    for name, other in instead.items():
+        pairs.append(f"'{printable(name)}' and '{printable(other)}'")
+    differ = "differ by capitals, spaces or Unicode form only"
+    if len(pairs) == 1:
+        return f"{pairs[0]} {differ}"
+    return f"these names {differ}: {'; '.join(pairs)}"
 
 
 def learned_as(file: str, name: str) -> str:

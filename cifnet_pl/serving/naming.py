@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -36,9 +36,25 @@ def similar_name(name: str, others: Iterable[str]) -> str | None:
 
 def check_similar(name: str, others: Iterable[str]) -> None:
     """Raise Question where a name may be a typing mistake of another one."""
-    other = similar_name(name, others)
-    if other is not None:
-        raise Question(messages.nearly_equal_names(name, other), instead=other)
+    instead = similar_names([name], others)
+    if instead:
+        raise Question(messages.similar_names(instead), instead)
+
+
+def similar_names(names: Sequence[str], known: Iterable[str]) -> dict[str, str]:
+    """Return the names that may be typing mistakes, and the ones that may be meant.
+
+    Args:
+        names: each once.
+        known: names that exist already.
+    """
+    known = list(known)
+    instead: dict[str, str] = {}
+    for position, name in enumerate(names):
+        other = similar_name(name, [*known, *names[:position]])
+        if other is not None and name not in known:
+            instead[name] = instead.get(other, other)
+    return instead
 
 
 def folder_of(path: str) -> str | None:

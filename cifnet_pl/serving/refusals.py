@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Mapping
 
 from cifnet_pl.serving import messages
 from cifnet_pl.utilities.errors import (
@@ -42,12 +43,19 @@ class Question(RequestError):
 
     Args:
         message: what may be wrong.
-        instead: name of the class that may be meant.
+        instead: name that was given → name of the class that may be meant.
+        allowed: whether it may be made anyway; otherwise only with the other names.
     """
 
-    def __init__(self, message: str, instead: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        instead: Mapping[str, str] | None = None,
+        allowed: bool = True,
+    ):
         super().__init__(409, message)
-        self.instead = instead
+        self.instead = dict(instead or {})
+        self.allowed = allowed
 
 
 def explained(error: CifnetError) -> RequestError:
@@ -57,7 +65,7 @@ def explained(error: CifnetError) -> RequestError:
     models of its frames in memory.
     """
     if isinstance(error, Question):
-        return Question(str(error), error.instead)
+        return Question(str(error), error.instead, error.allowed)
     if isinstance(error, RequestError):
         return RequestError(error.status, str(error))
     if has_disk_error(error):

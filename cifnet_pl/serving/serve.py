@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import secrets
 import signal
 import socket
 import sqlite3
@@ -58,6 +59,8 @@ def serve(
     coverage: float | None = 0.95,
     name: str | None = None,
     trust: bool = False,
+    share: bool = False,
+    address: str | None = None,
 ) -> None:
     """Open a page and an HTTP service to classify, learn new classes, inspect and undo changes.
 
@@ -89,6 +92,10 @@ def serve(
             experiment's.
         trust: whether heads and backbones from outside the package that a model names may be
             imported, code and all.
+        share: whether other devices of the network may open the page: a token is made unless one is
+            given, and the address is printed with a QR code for their camera.
+        address: http or https address of the page behind a reverse proxy, such as
+            https://shop.example/photos/; it needs a token.
 
     Raises:
         SystemExit: Ctrl-C ended it, with code 130.
@@ -104,7 +111,8 @@ def serve(
     try:
         import uvicorn
 
-        from cifnet_pl.serving.app import Access, make_app
+        from cifnet_pl.serving.app import LOOPBACK as LOOPBACK_HOSTS
+        from cifnet_pl.serving.app import Access, make_app, public_host
         from cifnet_pl.serving.service import Service, ServiceOptions
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
@@ -112,6 +120,16 @@ def serve(
             f"serve needs {error.name}: pip install 'cifnet_pl[serve]'"
         ) from None
     secret = _given_token(token, token_file)
+    if share:
+        host = "0.0.0.0" if host in LOOPBACK else host
+        secret = secret or secrets.token_urlsafe(SHORTEST_TOKEN)
+    hosts = LOOPBACK_HOSTS
+    if address is not None:
+        hosts |= {public_host(address)}
+        if secret is None:
+            raise UsageError(
+                "--address can be reached by others: give a --token or --token_file"
+            )
     if secret is None and host not in LOOPBACK:
         raise UsageError(
             f"--host {printable(host)} can be reached from other machines: give a --token or"
@@ -148,14 +166,16 @@ def serve(
         coverage,
     )
     service = Service(opened, loaded, options)
-    app = make_app(service, Access(secret, host not in LOOPBACK, rate))
+    any_host = host not in LOOPBACK
+    app = make_app(service, Access(secret, any_host, rate, hosts))
     if watch is not None:
         Thread(
             target=keep_watching, args=(service, expanded(watch)), daemon=True
         ).start()
-    _announce(
-        host, listening.getsockname()[1], len(loaded.class_names), secret is not None
-    )
+    bound_port = listening.getsockname()[1]
+    _announce(host, bound_port, len(loaded.class_names), secret is not None)
+    if share:
+        _show_address(address or f"http://{network_address()}:{bound_port}/", secret)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -290,6 +310,27 @@ def _plain(path: Path) -> str:
     else:
         name = path.name.removesuffix("-workspace")
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
+
+
+def network_address() -> str:
+    """Return the address of this machine in its network; nothing is sent for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address that nobody has (RFC 5737)
+            name: str = probe.getsockname()[0]
+            return name
+        except OSError:
+            return socket.gethostname()
+
+
+def _show_address(address: str, secret: str | None) -> None:
+    """Print the address of the page, with its token, and a QR code of both."""
+    from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
+
+    whole = f"{address}#token={secret}"
+    if len(whole.encode()) <= LARGEST_TEXT:
+        print("\n".join(QrCode(whole).lines()))
+    print(f"{whole}\nwhoever has this address can use and change the model", flush=True)
 
 
 def _announce(host: str, port: int, classes: int, secret: bool) -> None:

@@ -33,6 +33,7 @@ from cifnet_pl.serving.answering import (
     ImageAnswer,
     ScoredImage,
     ServedModel,
+    is_certain,
 )
 from cifnet_pl.serving.fair_queue import Asker
 from cifnet_pl.serving.gallery import Gallery
@@ -41,6 +42,7 @@ from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     AuditView,
     ClassPredictions,
+    accuracy_interval,
     accuracy_of_classes,
     audited,
     class_predictions,
@@ -74,6 +76,10 @@ class UpdateResult(ApiObject):
     old_accuracy_before: float | None = None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
     old_accuracy_after: float | None = None
+    old_accuracy_interval: tuple[float, float] | None = None
+    """Percentages between which the latter lies with a probability of 95 %."""
+    next_step: str = ""
+    """What helps most next, in one sentence."""
     accuracy: AccuracyEstimate
     seconds: float
     warnings: list[str] = Field(default=[])
@@ -217,6 +223,8 @@ class Service:
         )
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
+            (nearest,) = self.gallery.certainty.certain_classes(scored.z[None])
+            answer.certain = is_certain(answer, nearest)
         return answer
 
     def audit(self) -> AuditView:
@@ -269,6 +277,20 @@ class Service:
         self.gallery.update()
         return len(self.workspace.waiting())
 
+    def name_images(self, names: Mapping[str, str | None]) -> None:
+        """Remember the classes that someone typed for images that wait.
+
+        Args:
+            names: name of a file → name of its class; None to forget it.
+        """
+        self.check_writable()
+        self.workspace.name_images(names)
+
+    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+        """Add to the counts of this day; see :meth:`Workspace.count_answers`."""
+        self.check_writable()
+        self.workspace.count_answers(asked, unsure, corrected)
+
     def _classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each image was learned, by the hash of its content."""
         names = self.model.class_names
@@ -316,6 +338,8 @@ class Service:
             held_out_images=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
+            old_accuracy_interval=accuracy_interval(model, old.class_names, after),
+            next_step=messages.next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
             seconds=time.perf_counter() - start,
             warnings=old.class_name_warnings(uploads.names),
@@ -365,8 +389,7 @@ class Service:
         )
         version = self.workspace.commit(model, change)
         if not self.options.keep_images:
-            self.workspace.remove([image.file for image in uploads.images], back=False)
-            self.workspace.remove_unused_images()
+            self.workspace.discard([image.file for image in uploads.images])
         return version
 
     # ------------------------------------------------------------------ change
@@ -425,7 +448,7 @@ class Service:
         require(model, old)
         others = [other for other in model.class_names if other != old]
         if name in others:
-            raise Question(messages.taken_name(name, old), instead=name)
+            raise Question(messages.taken_name(name, old), {new: name}, allowed=False)
         if not anyway:
             check_similar(name, others)
         model.rename(old, name)
@@ -556,7 +579,7 @@ class Service:
 
     def _purge(self, every: bool, job: LearningJob) -> tuple[None, JobResult]:
         """Delete kept images and versions for good."""
-        message = messages.purged(self.workspace.purge(every))
+        message = messages.purged(*self.workspace.purge(every))
         result = ChangeResult(version=self.workspace.current, message=message)
         return None, {"change": result}
 

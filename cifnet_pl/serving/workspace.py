@@ -15,19 +15,22 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import read_bundle
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.journal import Journal
+from cifnet_pl.serving.naming import folder_of
 from cifnet_pl.serving.refusals import RequestError, has_disk_error
 from cifnet_pl.serving.uploads import learned_images
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -35,7 +38,6 @@ from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("cifnet_pl.serving")
-JOURNAL = "journal.sqlite"
 RESERVE = "reserve"
 RESERVE_BYTES = 2**20
 """Size of a file that is given up where a full disk would refuse what frees space."""
@@ -43,15 +45,19 @@ RESERVE_BYTES = 2**20
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
 
-INSERT_WAITING = (
-    "INSERT INTO inbox (file, sent, since) VALUES (?, ?, ?) ON CONFLICT (file) DO "
-)
-WAITS_AGAIN = INSERT_WAITING + (
-    "UPDATE SET sent = excluded.sent, since = excluded.since, gone = 0"
-)
+INSERT_WAITING = "INSERT INTO inbox (file, since) VALUES (?, ?) ON CONFLICT (file) DO "
+WAITS_AGAIN = INSERT_WAITING + "UPDATE SET since = excluded.since, gone = NULL"
 WAITS_ONCE = INSERT_WAITING + "NOTHING"
+WAITING_ROWS = """
+    SELECT inbox.number, inbox.file, inbox.name, inbox.since, group_concat(sent.path, char(10))
+    FROM inbox LEFT JOIN sent USING (file) WHERE inbox.gone IS NULL
+    GROUP BY inbox.number ORDER BY inbox.number
+"""
+"""Images that may wait, with the paths that they were sent with, one a line."""
 
-SERVED_VERSION = "SELECT version FROM line JOIN model USING (place)"
+KEPT_SECONDS = 7 * 24 * 3600
+"""Time for which an image that was taken away can be put back: a week."""
+
 EARLIER_VERSION = (
     "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
     " ORDER BY place DESC LIMIT 1"
@@ -113,12 +119,71 @@ class WaitingImage(NamedTuple):
     """An image that waits to be labelled.
 
     Attributes:
+        number: larger for images that came later.
         file: name of its file in the workspace.
-        sent: path that it was sent with.
+        paths: with which it was sent, the first first.
+        name: of its class, as someone typed it; None without.
+    """
+
+    number: int
+    file: str
+    paths: tuple[str, ...]
+    name: str | None
+
+    @property
+    def path(self) -> str:
+        """The path that it was sent with first."""
+        return self.paths[0] if self.paths else self.file
+
+    @property
+    def folders(self) -> list[str]:
+        """Names of the folders that it was sent in, each once."""
+        folders = [folder_of(path) for path in self.paths]
+        return list(dict.fromkeys(folder for folder in folders if folder is not None))
+
+
+class ReceivedImage(NamedTuple):
+    """An image that was sent.
+
+    Attributes:
+        file: name of its file.
+        path: that it was sent with.
+        content: of its file.
     """
 
     file: str
-    sent: str
+    path: str
+    content: bytes
+
+
+class DayCounts(NamedTuple):
+    """What was asked on one day, and how it was answered.
+
+    Attributes:
+        date: ISO 8601.
+        asked: images that were asked about.
+        unsure: those of them for which no class was certain.
+        corrected: those whose class someone corrected.
+    """
+
+    date: str
+    asked: int
+    unsure: int
+    corrected: int
+
+
+class DeletedCounts(NamedTuple):
+    """What a purge deletes for good.
+
+    Attributes:
+        learned: images that the served version does not know.
+        taken_away: images that were taken away from those that wait.
+        versions: other versions.
+    """
+
+    learned: int
+    taken_away: int
+    versions: int
 
 
 class Workspace:
@@ -241,9 +306,9 @@ class Workspace:
             "SELECT number, parent, change, counts, at, stored FROM version ORDER BY number"
         )
         versions = {}
-        for number, parent, change, counts, time, stored in rows:
+        for number, parent, change, counts, utc, stored in rows:
             versions[number] = Version(
-                number, parent, _parsed(change), json.loads(counts), time, bool(stored)
+                number, parent, _parsed(change), json.loads(counts), utc, bool(stored)
             )
         return versions
 
@@ -296,14 +361,12 @@ class Workspace:
         for version in self._ancestry(current):
             for file in version.learned_files:
                 learned_by[file] = version.number
-        rows = self._journal.rows(
-            "SELECT file, sent, since FROM inbox WHERE NOT gone ORDER BY number"
-        )
         images = []
-        for file, sent, since in rows:
+        for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
             labelled = file in kept_images or learned_by.get(file, 0) > since
             if file in present and not labelled:
-                images.append(WaitingImage(file, sent))
+                sent = tuple((paths or "").splitlines())
+                images.append(WaitingImage(number, file, sent, name))
         return images
 
     def _ancestry(self, number: int) -> list[Version]:
@@ -370,17 +433,17 @@ class Workspace:
     # ------------------------------------------------------------------ changes
 
     def receive(
-        self, images: Mapping[str, tuple[str, bytes]], again: bool
+        self, images: Sequence[ReceivedImage], waiting: set[str], again: bool
     ) -> list[str]:
         """Store images until they are labelled; return once the disk has them.
 
         Args:
-            images: name of the file → the path that the image was sent with, and its content; none
-                of them waits.
+            images: those that wait already get one more path.
+            waiting: files that wait; new ones are added.
             again: whether those that were taken away or forgotten wait again.
 
         Returns:
-            Names of the files that wait now.
+            Names of the files that wait now, and did not before.
 
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
@@ -388,26 +451,78 @@ class Workspace:
         statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._journal.lock:  # no one removes what is not yet in the journal
-            for file, (_, content) in images.items():
-                target = self.images_folder / file
+            for image in images:
+                target = self.images_folder / image.file
                 if not target.is_file():
-                    write_bytes(target, content)
+                    write_bytes(target, image.content)
             with self._journal.transaction():
-                for file, (sent, _) in images.items():
-                    path = sent.encode(errors="replace").decode()
-                    row = (file, path, self.current)
-                    if self._journal.execute(statement, row).rowcount:
-                        new.append(file)
+                for image in images:
+                    if image.file not in waiting:
+                        row = (image.file, self.current)
+                        if not self._journal.execute(statement, row).rowcount:
+                            continue
+                        waiting.add(image.file)
+                        new.append(image.file)
+                        self._journal.execute(
+                            "DELETE FROM sent WHERE file = ?", [image.file]
+                        )
+                    path = " ".join(
+                        image.path.encode(errors="replace").decode().splitlines()
+                    )
+                    self._journal.execute(
+                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", [image.file, path]
+                    )
         return new
 
     def remove(self, images: Iterable[str], back: bool) -> None:
         """Take away images that wait, or take them ``back``.
 
-        Their files stay until the workspace is opened again.
+        Their files stay for a week.
         """
-        rows = [(not back, file) for file in images if IMAGE_NAME.fullmatch(file)]
+        gone = None if back else time.time()
+        rows = [(gone, file) for file in images if IMAGE_NAME.fullmatch(file)]
         with self._journal.transaction():
             self._journal.execute_all("UPDATE inbox SET gone = ? WHERE file = ?", rows)
+
+    def discard(self, images: Iterable[str]) -> None:
+        """Delete images that were learned and are not to be kept."""
+        with self._journal.transaction():
+            rows = [(file,) for file in images]
+            self._journal.execute_all("UPDATE inbox SET gone = 0 WHERE file = ?", rows)
+        self.remove_unused_images()
+
+    def name_images(self, names: Mapping[str, str | None]) -> None:
+        """Remember the classes that someone typed for images that wait.
+
+        Args:
+            names: name of a file → name of its class; None to forget it.
+        """
+        rows = [(name, file) for file, name in names.items()]
+        with self._journal.transaction():
+            self._journal.execute_all("UPDATE inbox SET name = ? WHERE file = ?", rows)
+
+    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+        """Add to the counts of this day.
+
+        Args:
+            asked: images that were asked about.
+            unsure: those of them for which no class was certain.
+            corrected: those whose class someone corrected.
+        """
+        with self._journal.transaction():
+            self._journal.execute(
+                "INSERT INTO day VALUES (?, ?, ?, ?) ON CONFLICT (date) DO UPDATE SET"
+                " asked = asked + excluded.asked, unsure = unsure + excluded.unsure,"
+                " corrected = corrected + excluded.corrected",
+                (date.today().isoformat(), asked, unsure, corrected),
+            )
+
+    def days(self) -> list[DayCounts]:
+        """Return the counts of each day, the first first."""
+        rows = self._journal.rows(
+            "SELECT date, asked, unsure, corrected FROM day ORDER BY date"
+        )
+        return [DayCounts(*row) for row in rows]
 
     def commit(self, model: Classifier, change: Change) -> Version:
         """Store a changed model as a new version and serve it; return once both are on the disk.
@@ -471,43 +586,66 @@ class Workspace:
             self._continue("go to", number)
         return self.version(number), model
 
-    def purge(self, every: bool) -> int:
+    def purge(self, every: bool) -> DeletedCounts:
         """Delete images, and all versions but the served one, for good.
 
         Args:
             every: all kept images; otherwise those that the served version did not learn.
 
         Returns:
-            Number of images.
+            What was deleted.
         """
         return self._with_reserve(partial(self._purge, every))
 
-    def _purge(self, every: bool) -> int:
-        self._drop(self.stored_versions)
+    def _purge(self, every: bool) -> DeletedCounts:
         with self._journal.lock:  # nothing is received meanwhile
-            stay = {image.file for image in self.waiting()}
-            if not every:
-                for files in self.kept_images(self.current).values():
-                    stay.update(files)
-            deleted = self._file_names() - stay
+            counts = self.purge_counts(every)
+            self._drop(self.stored_versions)
+            deleted = self._deletable(every)
             with self._journal.transaction():
                 rows = [(file,) for file in deleted]
                 self._journal.execute_all(
-                    "UPDATE inbox SET gone = 1, sent = '' WHERE file = ?", rows
+                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
                 )
+                self._journal.execute_all("DELETE FROM sent WHERE file = ?", rows)
             self._delete(deleted)
-        return len(deleted)
+        return counts
+
+    def purge_counts(self, every: bool) -> DeletedCounts:
+        """Return what a purge would delete.
+
+        Args:
+            every: as for :meth:`purge`.
+        """
+        deletable = self._deletable(every)
+        learned = set[str]()
+        for version in self.versions.values():
+            learned |= version.learned_files
+        taken_away = deletable - learned
+        return DeletedCounts(
+            len(deletable) - len(taken_away),
+            len(taken_away),
+            len(self.stored_versions) - 1,
+        )
+
+    def _deletable(self, every: bool) -> set[str]:
+        """Return the files that a purge deletes."""
+        stay = {image.file for image in self.waiting()}
+        if not every:
+            for files in self.kept_images(self.current).values():
+                stay.update(files)
+        return self._file_names() - stay
 
     def remove_unused_images(self) -> None:
-        """Remove images that neither wait nor were learned.
-
-        They were taken away, or are of an update that was refused or killed.
-        """
+        """Remove images that neither wait nor were learned, nor can be put back."""
         with self._journal.lock:
             unused = self._file_names()
             for version in self.versions.values():
                 unused -= version.learned_files
-            for (file,) in self._journal.rows("SELECT file FROM inbox WHERE NOT gone"):
+            for (file,) in self._journal.rows(
+                "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
+                [time.time() - KEPT_SECONDS],
+            ):
                 unused.discard(file)
             self._delete(unused)
 
@@ -543,7 +681,7 @@ class Workspace:
                 write_bytes(reserve, os.urandom(RESERVE_BYTES))
 
     def _bundle(self, number: int) -> Path:
-        return self.folder / "versions" / f"{number:06d}"
+        return bundle_of_version(self.folder, number)
 
     def _bundles(self) -> list[Path]:
         return list((self.folder / "versions").glob("*"))

@@ -44,7 +44,11 @@ DROP = """([place, files]) => {
 
 @contextmanager
 def page_of(
-    browser, server: ThreadServer, width: str = "desktop", scheme: str = "light"
+    browser,
+    server: ThreadServer,
+    width: str = "desktop",
+    scheme: str = "light",
+    path: str = "",
 ) -> Iterator:
     """The open page; at its end, nothing was asked of anyone else and no script or style was
     refused.
@@ -64,8 +68,9 @@ def page_of(
             faults.append(message.text) if "Security Policy" in message.text else None
         ),
     )
-    page.goto(server.url)
-    sync_api.expect(page.locator("#state")).to_contain_text("classes")
+    page.goto(f"{server.url}/{path}")
+    if not path:
+        sync_api.expect(page.locator("#state")).to_contain_text("classes")
     yield page
     assert [
         url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))

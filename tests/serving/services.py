@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import uvicorn
 from PIL import Image
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from cifnet_pl.backbones import build_backbone
@@ -216,20 +217,45 @@ class Address:
         raise NotImplementedError
 
 
+class Proxy:
+    """An ASGI application below a folder, as a reverse proxy offers it."""
+
+    def __init__(self, app: Any, folder: str):
+        self.app = app
+        self.folder = folder
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on without the folder."""
+        if scope["type"] == "http":
+            if not scope["path"].startswith(f"{self.folder}/"):
+                await Response(status_code=404)(scope, receive, send)
+                return
+            scope = {**scope, "path": scope["path"].removeprefix(self.folder)}
+        await self.app(scope, receive, send)
+
+
 class ThreadServer(Address):
     """A service in a thread of this process, with a real port: a browser can ask it, and it starts
     at once.
     """
 
-    def __init__(self, folder, access=None, begun=None, options=None, connections=None):
+    def __init__(
+        self,
+        folder,
+        access=None,
+        begun=None,
+        options=None,
+        connections=None,
+        below="",
+    ):
         begun = begun or model()
         self.folder = folder
         self.service = Service(Workspace(folder, begun), begun, options)
-        app = make_app(self.service, access or Access(rate=0))
+        app = Proxy(make_app(self.service, access or Access(rate=0)), below)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
-        self.url = f"http://localhost:{self._socket.getsockname()[1]}"
+        self.url = f"http://localhost:{self._socket.getsockname()[1]}{below}"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -10,6 +10,7 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.serving import inbox
+from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.service import ServiceOptions
 from tests.serving.services import (
     becomes,
@@ -71,10 +72,11 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
             "images": [],
             "known": 3,
             "unreadable": [],
+            "learned_elsewhere": [],
         }
     with client(tmp_path / "w") as http:
         found = waiting(http)
-        assert (found["waiting"], found["in_folders"], found["version"]) == (6, 3, 1)
+        assert (found["waiting"], found["in_folders"], found["version"]) == (6, 4, 1)
         names = {one["image"]: one["folder"] or "blue" for one in found["images"]}
         assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
         assert http.get("/inbox").json()["waiting"] == 0
@@ -93,7 +95,7 @@ def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
     found = waiting(http)["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
-    assert [one["certain"] for one in found] == [False] * 3 + [True] * 3
+    assert not any(one["certain"] for one in found)  # few classes are known
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
     whole = http.get("/inbox?first=2&count=2").json()
@@ -129,7 +131,7 @@ def test_a_lesson_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_pa
     assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
 
 
-def test_what_is_taken_away_comes_back_or_goes(tmp_path):
+def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
     with client(tmp_path / "w") as http:
         sent(http, images("blue", 2))
         first, second = [one["image"] for one in waiting(http)["images"]]
@@ -139,6 +141,9 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
         assert http.post(
             "/inbox/remove?back=true", json={"images": [second]}
         ).json() == {"waiting": 1}
+    with client(tmp_path / "w") as http:
+        assert tree(tmp_path / "w" / "images") == {first, second}
+    monkeypatch.setattr(workspaces, "KEPT_SECONDS", 0)  # a week later
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "images") == {second}
         watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
@@ -338,3 +343,76 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
             http, {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
         ).json()["version"]
         assert chosen(last) == []
+
+
+def test_typed_names_are_kept_until_they_are_learned_or_taken_back(tmp_path):
+    """Through a new start and undo, for every browser; nothing is learned by it."""
+    with client(tmp_path / "w") as http:
+        first, second = sent(http, images("blue", 2))["images"]
+        http.post("/inbox/names", json={"names": {first: "blue", second: "sea"}})
+        http.post("/inbox/names", json={"names": {second: None}})
+    with client(tmp_path / "w") as http:
+        assert http.get("/inbox").json()["names"] == {first: "blue"}
+        learned(http, {first: "blue"})
+        assert http.get("/inbox").json()["names"] == {}
+        http.post("/undo")
+        assert http.get("/inbox").json()["names"] == {first: "blue"}
+
+
+def test_an_image_in_two_folders_waits_with_both_names(http):
+    content = image("blue", 1)
+    sent(http, [("files", ("sea/a.png", content)), ("files", ("sky/a.png", content))])
+    found = waiting(http)
+    (one,) = found["images"]
+    assert (one["folder"], one["folders"]) == (None, ["sea", "sky"])
+    assert found["in_folders"] == 0
+
+
+def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
+    teach(http, images("blue", 3), "green")
+    packed = [("files", ("red/0.png", image("blue", 100)))]
+    answer = sent(http, packed)
+    (one,) = answer["learned_elsewhere"]
+    assert (answer["known"], one["name"], one["folder"]) == (1, "green", "red")
+    moved = http.post(
+        "/move", json={"name": "green", "into": "red", "images": [one["image"]]}
+    )
+    assert moved.status_code == 409  # not all of green's images are kept
+
+
+def test_all_names_that_may_be_mistakes_are_told_at_once(http):
+    files = {
+        f"{name}/{i}.png": image(name, i) for i, name in enumerate(["RED", "Green "])
+    }
+    sent(http, [("files", one) for one in files.items()])
+    names = {one["image"]: one["folder"] for one in waiting(http)["images"]}
+    job = http.post("/inbox/learn?wait=false", json={"names": names}).json()
+    now = becomes(
+        lambda: (
+            (now := http.get(f"/jobs/{job['job']}").json())["state"] == "refused"
+            and now
+        )
+    )
+    assert now["instead"] == {"RED": "red", "Green": "green"}
+
+
+def test_new_images_come_first(http):
+    sent(http, images("blue", 3))
+    before = waiting(http)["newest"]
+    (new,) = sent(http, images("red", 1))["images"]
+    waiting(http)
+    found = http.get("/inbox", params={"after": before}).json()
+    assert found["images"][0]["image"] == new
+    assert http.get("/inbox").json()["images"][0]["image"] != new
+
+
+def test_what_a_purge_deletes_is_told_before(http):
+    teach(http, images("blue", 3), "blue")
+    http.post("/forget", json={"name": "blue"})
+    gone = sent(http, images("yellow", 2))["images"]
+    http.post("/inbox/remove", json={"images": gone[:1]})
+    assert http.get("/purge").json() == {"learned": 3, "taken_away": 1, "versions": 2}
+    message = http.post("/purge", json={}).json()["message"]
+    assert message == (
+        "deleted 3 photos and 1 photo that had been taken away and 2 other versions for good"
+    )

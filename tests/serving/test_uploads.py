@@ -127,11 +127,11 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
     ):
         with pytest.raises(Question) as question:
             check_similar(name, ["kiwi", other])
-        assert (question.value.status, question.value.instead) == (409, other)
+        assert (question.value.status, question.value.instead) == (409, {name: other})
 
 
 def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
-    with pytest.raises(Question, match="'x' differs from the class 'X'"):
+    with pytest.raises(Question, match="'x' and 'X' differ"):
         LabelledUploads(
             tmp_path,
             [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)],

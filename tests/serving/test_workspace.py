@@ -11,7 +11,7 @@ import torch
 
 from cifnet_pl.serving import workspace as module
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.workspace import Change, Workspace
+from cifnet_pl.serving.workspace import Change, ReceivedImage, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
 
@@ -116,7 +116,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
     journal = sqlite3.connect(tmp_path / "w" / "journal.sqlite")
     journal.execute("PRAGMA user_version = 7")
     journal.close()
-    with pytest.raises(CheckpointError, match="format 7, expected 3"):
+    with pytest.raises(CheckpointError, match="format 7, expected 4"):
         Workspace(tmp_path / "w", model())
 
 
@@ -235,14 +235,17 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
     ] == [3, 4]
 
 
-def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
+def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path, monkeypatch):
     """Those that were taken away must not fill the disk."""
     workspace = Workspace(tmp_path / "w", model())
     files = [f"{number:064x}.png" for number in range(3)]
-    workspace.receive({file: (file, b"photo") for file in files}, again=True)
+    workspace.receive(
+        [ReceivedImage(file, file, b"photo") for file in files], set(), again=True
+    )
     workspace.commit(model(), Change("extend", "", learned={"red": files[:1]}))
     workspace.remove(files[:2], back=False)
     workspace.close()
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0)  # a week later
     again = Workspace(tmp_path / "w", model())
     assert tree(tmp_path / "w" / "images") == {files[0], files[2]}
     assert [one.file for one in again.waiting()] == files[2:]

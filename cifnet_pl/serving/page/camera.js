@@ -1,8 +1,10 @@
 // The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
-import { $, action, answerTo, count, cutOut } from "./page.js";
+import { $, action, answerTo, count, cutOut, say } from "./page.js";
 
 const PAUSE = 300; // milliseconds between an answer and the next question
+const TEN = 10; // photos that are taken at most while the button is held
+const BETWEEN = 300; // milliseconds between two of them
 const SIDE = 640; // pixels of the longer side of a picture that is asked about
 
 let stream = null;
@@ -48,18 +50,44 @@ async function open() {
   answerWhile(stream);
 }
 
+/** A photo of what the camera shows. */
+async function picture() {
+  const video = $("camera-video");
+  if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
+  const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
+  const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, name);
+  taken += 1;
+  $("camera-taken").textContent = `${count(taken, "photo")} taken.`;
+  return photo;
+}
+
+/** Up to ten photos while a button is held: turn the product meanwhile. */
+async function several(held) {
+  const photos = [];
+  while (held() && photos.length < TEN) {
+    photos.push(await picture());
+    await new Promise((resolve) => setTimeout(resolve, BETWEEN));
+  }
+  return photos;
+}
+
 /** Call `take` with each photo that is taken and the name that was given; the camera stays open for the next one. */
 export function takesPictures(take) {
   action($("camera-open"), "click", open);
   action($("camera-form"), "submit", async () => {
-    const [video, given] = [$("camera-video"), $("camera-name").value.trim()];
-    if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
-    const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
-    const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, name);
-    taken += 1;
-    $("camera-taken").textContent = `${count(taken, "photo")} taken.`;
-    await take([photo], given);
+    const given = $("camera-name").value.trim();
+    await take([await picture()], given);
   });
+  let held = false;
+  for (const end of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) $("camera-ten").addEventListener(end, () => { held = false; });
+  const hold = async () => {
+    if (held) return;
+    held = true;
+    const given = $("camera-name").value.trim();
+    await take(await several(() => held), given);
+  };
+  action($("camera-ten"), "pointerdown", hold);
+  $("camera-ten").addEventListener("keydown", (event) => { if (event.key === " " && !event.repeat) hold().catch((error) => say(error.message)); });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);
 }

@@ -1,6 +1,6 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, sure, table, takesBack } from "./page.js";
+import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
@@ -11,7 +11,7 @@ const selected = new Set(); // of these
 function worth(points) {
   if (!points) return "too few photos to say";
   const most = Math.round(points[1]);
-  return most < 1 ? "hardly anything" : `at most ${count(most, "point")}`;
+  return most < 1 ? "less than a point" : `at most ${count(most, "point")}`;
 }
 
 function figures(look, answers) {
@@ -41,17 +41,29 @@ const COLUMNS = [
   { title: "", bare: true },
 ];
 
-/** How many of a class's photos would be right on another day, and between what as many new ones may show. */
+/** How often a class is right on another day, as a bar: its middle, and between what as many new photos may show. */
 function estimate({ accuracy: right, interval: between, rarely_predicted: seldom }) {
   if (right === undefined) return "…";
-  if (right === null) return make("span", { class: "hint", textContent: "too few to say" });
-  const shown = make("span", { class: seldom ? "warn" : "", textContent: `${right.toFixed(0)} %` });
-  if (between) shown.append(make("span", { class: "hint", title: "what as many new photos may show", textContent: ` (${between.map((end) => end.toFixed(0)).join(" to ")})` }));
-  if (seldom) shown.append(" hardly ever answered");
-  return shown;
+  if (right === null) return make("span", { class: "warn", textContent: "needs photos" });
+  const [low, high] = between ?? [right, right];
+  const label = between ? `${right.toFixed(0)} % (${low.toFixed(0)} to ${high.toFixed(0)})` : `${right.toFixed(0)} %`;
+  const range = make("span", { class: "range" });
+  Object.assign(range.style, { left: `${low}%`, width: `${Math.max(1, high - low)}%` });
+  const middle = make("span", { class: "middle" });
+  middle.style.left = `${right}%`;
+  const bar = make("span", { class: `interval ${seldom ? "bad" : ""}`, role: "img", title: label, "aria-label": label }, range, middle);
+  return make("span", { class: seldom ? "warn" : "" }, bar, `${right.toFixed(0)} %`, seldom ? " hardly ever answered" : "");
 }
 
-function row({ name, images: photos, kept_images: kept }, answers = { confused_with: [] }) {
+/** What a class is taken for: its newest photo beside that of the other one. */
+function confusions(own, others, newest) {
+  return others.map((other) => {
+    const pair = [own, other].map((name) => (newest.get(name) ? keptPhoto(newest.get(name), name) : ""));
+    return make("div", { class: "pair" }, ...pair, named(other));
+  });
+}
+
+function row({ name, images: photos, kept_images: kept }, answers, newest) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const button = (text, work, kind = "") => {
     const label = `${text} ${kind ? "" : "of "}${name}`;
@@ -67,8 +79,9 @@ function row({ name, images: photos, kept_images: kept }, answers = { confused_w
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
   }, "changes"));
-  const others = answers.confused_with.join(", ");
-  return { cells: [named(name), examples, photos, estimate(answers), others && named(others), actions] };
+  const others = make("div", {}, ...confusions(name, answers.confused_with, newest));
+  const stored = kept.length < photos ? make("span", { class: "hint", textContent: ` (${kept.length} kept here)` }) : "";
+  return { cells: [named(name), examples, make("span", {}, String(photos), stored), estimate(answers), others, actions] };
 }
 
 /** Show the photos of a class: in groups, if there are several. */
@@ -158,11 +171,13 @@ export function start() {
   action($("forget"), "click", async () => {
     const name = $("class-title").textContent;
     close();
-    const stay = "Its photos and the versions before stay here until you delete them for good, so you can take it back.";
-    const choice = await sure(`Forget the class “${name}”? ${stay}`, "Forget", "Forget, and delete for good");
+    const choice = await sure(`Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.`, [
+      { value: "yes", text: "Forget", kind: "main" },
+      { value: "good", text: "Forget, and delete for good…", kind: "danger" },
+    ]);
     if (choice === "no") return;
     await change("/forget", { name }, choice === "yes" ? takesBack : null);
-    if (choice === "instead") await change("/purge", { images: "forgotten" });
+    if (choice === "good") await purge("forgotten");
   });
 }
 
@@ -171,8 +186,10 @@ export async function show() {
   const draw = (answers) => {
     figures(look, answers);
     const of = new Map((answers?.classes ?? []).map((one) => [one.name, one]));
-    const right = ({ name }) => of.get(name)?.accuracy ?? 101; // the worst first, those with too few photos last
-    table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name))));
+    const right = ({ name }) => of.get(name)?.accuracy ?? -1; // those that need photos first, then the worst
+    const newest = new Map(found.map(({ name, kept_images: kept }) => [name, kept.at(-1)]));
+    const unknown = { confused_with: [] };
+    table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name) ?? unknown, newest)));
   };
   const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
   if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);

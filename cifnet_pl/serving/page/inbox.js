@@ -2,36 +2,46 @@
 
 import { takesPictures } from "./camera.js";
 import {
-  $, action, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
-  save, say, send, takesBack, takesFiles, takesPasted, verdict, waits as queued,
+  $, action, change, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
+  progressOf, save, say, send, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
 const IN_PART = 100; // photos that are sent in one request
 const PAGE = 60;
-const NAMES = "cifnet-names";
 const selected = new Set(); // names of files
-const names = new Map(Object.entries(JSON.parse(sessionStorage.getItem(NAMES) ?? "{}"))); // of files → classes, not learned yet
-let view = { waiting: 0, seen: 0, certain: 0, in_folders: 0, images: [] };
+const names = new Map(); // of files → classes, not learned yet: the service keeps them for every browser
+let view = { version: 0, waiting: 0, seen: 0, certain: 0, in_folders: 0, newest: 0, names: {}, images: [] };
+let after = null; // photos that came after the one with this number are shown first
+let sending = Promise.resolve(); // the names that are on their way to the service
 let shown = PAGE;
 let last = null; // the photo that was selected last
 let asked = 0; // how often the list was asked for
 
 export const waits = () => view.waiting > 0;
-export const differs = (now, what) => !isReadOnly() && now[what] !== view[what];
-function keepNames() {
-  sessionStorage.setItem(NAMES, JSON.stringify(Object.fromEntries(names)));
+export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(view[what]);
+
+/** Let the service keep names, one request after the other. */
+function keepNames(changed) {
+  if (!Object.keys(changed).length) return;
+  sending = sending.then(() => post("/inbox/names", { names: changed })).catch((error) => say(error.message));
 }
 
 /** Name photos, or take their names back where `name` is null, and show it. */
 function give(photos, name) {
-  for (const photo of photos) {
+  giveEach(new Map(photos.map((photo) => [photo, name])));
+}
+
+/** Name photos, each as its own: Map of files → names. */
+function giveEach(given) {
+  for (const [photo, name] of given) {
     if (name === null) names.delete(photo);
     else names.set(photo, name);
     selected.delete(photo);
   }
-  keepNames();
+  view.names = Object.fromEntries(names);
+  keepNames(Object.fromEntries(given));
   draw();
 }
 
@@ -43,11 +53,17 @@ function button(text, label, work, kind = "plain") {
 
 /** Name one photo, and go on to the next that has no name. */
 function decide(photo, name) {
+  const next = nextAfter(photo);
+  give([photo], name);
+  (cardOf(next) ?? cardOf(photo))?.focus();
+}
+
+/** The next photo without a name after one, or from the beginning. */
+function nextAfter(photo, but = new Set()) {
   const cards = [...$("cards").children];
   const at = cards.findIndex((card) => card.dataset.photo === photo);
-  const next = [...cards.slice(at + 1), ...cards.slice(0, at)].find((card) => !names.has(card.dataset.photo));
-  give([photo], name);
-  (cardOf(next?.dataset.photo) ?? cardOf(photo))?.focus();
+  const isOpen = (card) => card.dataset.photo !== photo && !names.has(card.dataset.photo) && !but.has(card.dataset.photo);
+  return [...cards.slice(at + 1), ...cards.slice(0, Math.max(at, 0))].find(isOpen)?.dataset.photo;
 }
 
 const cardOf = (photo) => [...$("cards").children].find((card) => card.dataset.photo === photo);
@@ -74,6 +90,11 @@ function foot(photo) {
     place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), back);
     return place;
   }
+  if (photo.folders?.length > 1) {
+    place.append(make("p", { class: "warn", textContent: "It lies in several folders. Which is it?" }));
+    for (const folder of photo.folders) place.append(button(named(folder), `${photo.file} is: ${folder}`, () => decide(photo.image, folder)));
+    return place;
+  }
   photo.classes.forEach(({ name: one }, i) => {
     const yes = i === 0 && known(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
@@ -98,7 +119,7 @@ function card(photo) {
   const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.image), tabIndex: -1 };
   const picture = make("button", { type: "button", class: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
-  const head = make("div", { class: "head", title: photo.file }, named(photo.file.split("/").at(-1)));
+  const head = make("div", { class: "head", title: photo.file }, named([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
   if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
   const all = photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", ");
   const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: all, dir: "auto" });
@@ -123,7 +144,7 @@ function draw() {
   const open = view.images.filter(({ image: photo }) => photo && !names.has(photo));
   offer("offers", view.images.length > 0);
   offer("keys", view.images.length > 0);
-  offer("certain", view.certain > 0, `Say yes to ${count(view.certain, "certain one")}`);
+  offer("certain", view.certain > 0, `Look at ${count(view.certain, "certain one")}`);
   offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
@@ -150,17 +171,19 @@ function progress(share) {
 export async function show() {
   if (isReadOnly()) return draw();
   const own = ++asked;
-  const list = await get(`/inbox?count=${shown}`);
+  await sending;
+  const list = await get(`/inbox?count=${shown}${after === null ? "" : `&after=${after}`}`);
   if (own !== asked) return;
   const before = view.images;
+  if (view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
   view = list;
   const here = new Set(view.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
-  if (view.waiting <= view.images.length) for (const photo of names.keys()) if (!here.has(photo)) names.delete(photo);
-  keepNames();
-  if (selected.size + names.size) { // nothing moves away below the hand
+  names.clear();
+  for (const [photo, name] of Object.entries(view.names)) names.set(photo, name);
+  if (selected.size + names.size) { // nothing moves away below the hand; what is new comes first
     const place = new Map(before.map(({ image: photo }, i) => [photo, i]));
-    view.images.sort((a, b) => (place.get(a.image) ?? PAGE * 1000) - (place.get(b.image) ?? PAGE * 1000));
+    view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
   }
   return draw();
 }
@@ -183,7 +206,9 @@ async function take(files, name = "") {
   $("tab-photos").click();
   if (isReadOnly()) return ask(files);
   let left = 0;
-  const [arrived, unreadable] = [[], []];
+  const [arrived, unreadable, elsewhere] = [[], [], []];
+  after = view.newest;
+  $("lesson").replaceChildren();
   try {
     for (let start = 0; start < files.length; start += IN_PART) {
       const part = files.slice(start, start + IN_PART);
@@ -195,6 +220,7 @@ async function take(files, name = "") {
       arrived.push(...got.images);
       left += got.known;
       unreadable.push(...got.unreadable);
+      elsewhere.push(...got.learned_elsewhere);
     }
   } finally {
     await show();
@@ -206,7 +232,12 @@ async function take(files, name = "") {
     left ? `${left} that wait or were learned already` : "",
     unreadable.length ? `${unreadable.length} that cannot be read (${why})` : "",
   ];
-  say(`${parts.filter(Boolean).join(", ")}.`, !unreadable.length);
+  const text = `${parts.filter(Boolean).join(", ")}.`;
+  if (!elsewhere.length) return say(text, !unreadable.length);
+  const [{ name: old, folder }] = elsewhere;
+  const same = elsewhere.filter((one) => one.name === old && one.folder === folder).map((one) => one.image);
+  const asks = `${count(same.length, "photo")} in the folder “${folder}” ${same.length === 1 ? "was" : "were"} learned as “${old}”.`;
+  return say(`${text} ${asks}`, false, { text: `Move to “${folder}”`, work: () => change("/move", { name: old, into: folder, images: same }, takesBack) });
 }
 
 const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
@@ -214,16 +245,19 @@ const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 async function learn(trial) {
   const given = Object.fromEntries(names);
   const begin = ({ anyway, instead }) => {
-    for (const [photo, name] of Object.entries(given)) if (instead && bare(name) === bare(instead)) given[photo] = instead;
+    for (const [photo, name] of Object.entries(given)) {
+      const meant = Object.entries(instead ?? {}).find(([typed]) => bare(typed) === bare(name));
+      if (meant) given[photo] = meant[1];
+    }
     return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names: given });
   };
   $("learn").disabled = $("try").disabled = true;
   try {
-    const { update: lesson } = await finished(begin, (now) => say(now.place ? queued(now) : "Learning…", true));
+    const { update: lesson } = await finished(begin, (now) => say(progressOf(now), true));
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
+    lessonOf = lesson.version ?? view.version;
     showLesson(lesson);
     if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
-    for (const photo of Object.keys(given)) names.delete(photo);
     $("groups").replaceChildren();
     return await changed(`Learned ${learned} in ${lesson.seconds.toFixed(1)} s.`, takesBack);
   } finally {
@@ -231,27 +265,34 @@ async function learn(trial) {
   }
 }
 
-const rounded = (value) => `${value.toFixed(1)} %`;
+const rounded = (value) => `${value.toFixed(0)} %`;
+let lessonOf = 0; // the version whose lesson is shown
 
+/** One sentence, what comes next, and the rest folded. */
 function showLesson(lesson) {
-  const { held_out_images: of, held_out_accuracy: share, old_accuracy_before: before, old_accuracy_after: after } = lesson;
-  const lines = [of < ENOUGH ? "Too few photos to say how well they would have been answered before."
-    : `Photos of these days: ${rounded(share)} of ${of} new photos were right before they were learned.`];
-  if (before !== null) {
-    lines.push(`Earlier classes, photos of another day (estimated): ${rounded(before)} right before, ${rounded(after)} after.`);
-  }
-  lines.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
-  $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines.map((textContent) => make("p", { textContent }))));
+  const { held_out_images: of, held_out_accuracy: share, old_accuracy_before: before, old_accuracy_after: after, old_accuracy_interval: ends } = lesson;
+  const lost = ends && before !== null && before > ends[1];
+  const range = ends ? ` (${ends[0].toFixed(0)} to ${rounded(ends[1])})` : "";
+  const old = after === null ? "" : lost ? `What it knew before is right less often: ${rounded(after)}${range}, ${rounded(before)} before.`
+    : `What it knew before is about as often right as it was: ${rounded(after)}${range}.`;
+  const rest = [of < ENOUGH ? "Too few new photos to say how well they would have been answered."
+    : `${rounded(share)} of ${of} new photos, left out to test it, were right.`];
+  rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
+  rest.push(...lesson.unreadable.map(({ file, reason }) => `${file} was left out: ${reason}.`));
+  const folded = make("details", {}, make("summary", { class: "hint", textContent: "More" }), ...rest.map((textContent) => make("p", { textContent })));
+  const lines = [old, lesson.next_step].filter(Boolean).map((textContent) => make("p", { textContent }));
+  $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines, folded));
 }
 
-function groupCard({ images: photos, suggestion }) {
+function groupCard({ images: photos, suggestion, said }) {
   const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
   const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
   const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
-  const textContent = photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`;
+  const textContent = said ?? (photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`);
   const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent }), thumbs, form);
   action(form, "submit", () => {
+    if (!name.value.trim()) throw new Error("Type a name first.");
     give(photos, name.value.trim());
     made.remove();
     ($("groups").querySelector("input") ?? $("learn")).focus();
@@ -304,8 +345,10 @@ function pressed(event) {
   const photo = view.images.find((one) => one.image && one.image === event.target.dataset?.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
   const place = "123".indexOf(event.key);
-  const chosen = place >= 0 ? photo.classes[place]?.name : event.key.toLowerCase() === "y" && known(photo) ? photo.classes[0].name : null;
+  const yes = event.key.toLowerCase() === "y";
+  const chosen = place >= 0 ? photo.classes[place]?.name : yes && known(photo) ? photo.classes[0].name : null;
   if (chosen) decide(photo.image, chosen);
+  else if (yes) say("This looks unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
   else if (event.key === " ") select(photo.image, event.shiftKey);
   else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
@@ -322,13 +365,16 @@ export function start() {
   startZoom();
   $("cards").addEventListener("keydown", pressed);
   action($("certain"), "click", async () => {
-    const { images: photos } = await get(`/inbox?first=${view.seen - view.certain}&count=${view.certain}`);
-    for (const { image: photo, certain, classes: [best] } of photos) if (certain && !names.has(photo)) names.set(photo, best.name);
-    give([], null);
+    const groups = new Map();
+    for (const { image: photo, certain, classes: [best] } of await all()) {
+      if (certain && !names.has(photo)) groups.set(best.name, [...(groups.get(best.name) ?? []), photo]);
+    }
+    const cards = [...groups].map(([suggestion, images]) => groupCard({ images, suggestion, said: `${count(images.length, "photo")}, certain. Look before you say yes.` }));
+    $("groups").replaceChildren(make("ul", { class: "cards" }, ...cards));
   });
   action($("by-folder"), "click", async () => {
-    for (const { image: photo, folder } of await all()) if (folder && !names.has(photo)) names.set(photo, folder);
-    give([], null);
+    giveEach(new Map((await all()).filter(({ image, folder }) => folder && !names.has(image)).map(({ image, folder }) => [image, folder])));
+    await show();
   });
   action($("group"), "click", group);
   action($("select-all"), "click", () => {
@@ -346,9 +392,13 @@ export function start() {
     return show();
   });
   action($("name-form"), "submit", () => {
-    give([...selected], $("name").value.trim());
+    const name = $("name").value.trim();
+    if (!name) throw new Error("Type a name first.");
+    const order = view.images.map((one) => one.image).filter((photo) => selected.has(photo));
+    const next = nextAfter(order.at(-1), selected);
+    give([...selected], name);
     $("name").value = "";
-    ([...$("cards").children].find((one) => !names.has(one.dataset.photo)) ?? $("learn")).focus();
+    (cardOf(next) ?? $("learn")).focus();
   });
   action($("remove"), "click", remove);
   action($("select-none"), "click", () => {

@@ -53,7 +53,7 @@ async function poll() {
   if (document.hidden) return;
   const now = await get("/inbox?count=0");
   if (inbox.differs(now, "version")) await showAll();
-  else if (inbox.differs(now, "waiting") || inbox.differs(now, "seen")) await inbox.show();
+  else if (inbox.differs(now, "waiting") || inbox.differs(now, "seen") || inbox.differs(now, "names")) await inbox.show();
 }
 
 for (const name of TABS) {

@@ -2,6 +2,13 @@
 
 const TOKEN = "cifnet-token";
 
+// Whoever scans the address with its token needs not type it.
+const given = /^#token=(.+)$/.exec(location.hash);
+if (given) {
+  sessionStorage.setItem(TOKEN, decodeURIComponent(given[1]));
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 export const $ = (id) => document.getElementById(id);
 
 /** Make an element. Text is always set as text, so names from outside are never read as HTML. */
@@ -24,6 +31,16 @@ export function say(text, good = false, act = null) {
   $("message-act").hidden = !act;
   $("message-act").textContent = act?.text ?? "";
   $("message-act").onclick = act && (() => Promise.resolve(act.work()).catch((error) => say(error.message)));
+}
+
+const SILENT = "The service does not answer. Is it still running?";
+
+/** The address of a path of the service, which may be behind a folder of another server. */
+export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
+
+/** Take the message away that the service does not answer, once it does. */
+function answers() {
+  if ($("message-text").textContent === SILENT) say("");
 }
 
 export const isReadOnly = () => document.body.classList.contains("read-only");
@@ -93,10 +110,11 @@ function askForToken() {
 export async function request(path, options = {}) {
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, credentials: "omit" });
+    answer = await fetch(address(path), { ...options, headers: { ...headers(), ...options.headers }, credentials: "omit" });
   } catch {
-    throw new Error("The service does not answer. Is it still running?");
+    throw new Error(SILENT);
   }
+  answers();
   if (answer.status === 401) {
     await askForToken();
     return request(path, options);
@@ -121,7 +139,7 @@ export const post = async (path, content) =>
 export function send(path, form, report) {
   return new Promise((resolve, reject) => {
     const sending = new XMLHttpRequest();
-    sending.open("POST", path);
+    sending.open("POST", address(path));
     for (const [key, value] of Object.entries(headers())) sending.setRequestHeader(key, value);
     sending.upload.addEventListener("progress", (event) => report(event.loaded / Math.max(event.total, 1)));
     sending.addEventListener("load", () => {
@@ -130,7 +148,7 @@ export function send(path, form, report) {
       if (sending.status < 300) resolve(content);
       else reject(new Error(content.error || `The service answered with status ${sending.status}.`));
     });
-    sending.addEventListener("error", () => reject(new Error("The service does not answer. Is it still running?")));
+    sending.addEventListener("error", () => reject(new Error(SILENT)));
     sending.send(form);
   });
 }
@@ -144,13 +162,13 @@ async function ended(job, report) {
   return job;
 }
 
-/** Ask before something is done; gives "yes", "instead" or "no". */
-export function sure(text, yes, instead = null) {
+/** Ask before something is done: `choices` are buttons {value, text, kind}; gives the value of one, or "no". */
+export function sure(text, choices) {
   const dialog = $("sure");
   $("sure-text").textContent = text;
-  $("sure-yes").textContent = yes;
-  $("sure-instead").textContent = instead ?? "";
-  $("sure-instead").hidden = !instead;
+  const cancel = { value: "no", text: "Cancel" };
+  $("sure-choices").replaceChildren(...[...choices, cancel].map(({ value, text: textContent, kind }) =>
+    make("button", { value, textContent, class: kind ?? "" })));
   dialog.returnValue = "no";
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue || "no"), { once: true });
@@ -159,13 +177,17 @@ export function sure(text, yes, instead = null) {
 }
 
 /** Wait for the end of a change. One that may be a mistake is asked about, and made where it is meant.
- * `begin` asks for it and gives a job; it gets {anyway}, or {instead} with the class that is meant.
- * `report` gets what is known of it meanwhile.
+ * `begin` asks for it and gives a job; it gets {anyway}, or {instead} with the names that are meant for those given.
+ * `report` gets what is known of it meanwhile; `labels` are other words for the two ways out.
  */
-export async function finished(begin, report = () => {}) {
+export async function finished(begin, report = () => {}, labels = {}) {
   let job = await ended(await begin({}), report);
-  if (job.may_be_asked_for) {
-    const choice = await sure(`${job.error}.`, "Do it anyway", job.instead && `Use “${job.instead}”`);
+  const names = Object.values(job.instead ?? {});
+  if (job.may_be_asked_for || names.length) {
+    const use = names.length === 1 ? `Use “${names[0]}”` : `Use the ${names.length} existing names`;
+    const choices = names.length ? [{ value: "instead", text: labels.instead ?? use, kind: "main" }] : [];
+    if (job.may_be_asked_for) choices.push({ value: "yes", text: labels.yes ?? "Do it anyway", kind: "danger" });
+    const choice = await sure(`${job.error}.`, choices);
     if (choice === "no") throw new Error("Nothing was changed.");
     job = await ended(await begin(choice === "yes" ? { anyway: true } : { instead: job.instead }), report);
   }
@@ -210,12 +232,15 @@ export async function cutOut(shown, x, y, width, height, name, scale = 1) {
   return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
 }
 
-/** What is said of one photo that the service does not keep. */
-export async function answerTo({ file, path }) {
+/** The answer about one photo that the service does not keep. */
+export async function classified({ file, path }) {
   const form = new FormData();
   form.append("files", file, path);
-  return verdict((await post("/classify?top=3", form)).images[0]);
+  return (await post("/classify?top=3", form)).images[0];
 }
+
+/** What is said of one photo that the service does not keep. */
+export const answerTo = async (photo) => verdict(await classified(photo));
 
 const urls = new Map(); // of photos that were fetched, by their names
 
@@ -311,16 +336,27 @@ export async function changed(text, act = null) {
   say(text, true, act);
 }
 
+/** What is said of a change that is made. */
+export const progressOf = (job) => (job.place ? waits(job) : job.total ? `At work: ${job.done} of ${count(job.total, "photo")}…` : "At work…");
+
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
 export async function change(path, content, act = null, done = () => {}) {
-  const begin = ({ anyway, instead }) => (instead ? post("/move?wait=false", { name: content.old, ...content, into: instead })
+  const begin = ({ anyway, instead }) => (instead
+    ? post("/move?wait=false", { name: content.old, ...content, into: Object.values(instead)[0] })
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
-  const job = await finished(begin, (now) => {
-    if (now.place) say(waits(now), true);
-  });
+  const labels = path === "/rename" ? { instead: "Join both", yes: "Keep both" } : {};
+  const job = await finished(begin, (now) => say(progressOf(now), true), labels);
   done();
   const text = job.change.message;
   await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.change.version} is served.`, act);
+}
+
+/** Delete photos and other versions for good, once someone has seen how many. */
+export async function purge(images) {
+  const { learned, taken_away: away, versions } = await get(`/purge?images=${images}`);
+  const parts = [count(learned, "photo"), away ? `${count(away, "photo")} that you took away` : "", count(versions, "other version")];
+  const what = `Delete ${parts.filter(Boolean).join(" and ")} for good? There is no Undo then.`;
+  if (await sure(what, [{ value: "yes", text: "Delete for good", kind: "danger" }]) === "yes") await change("/purge", { images });
 }
 
 /** A button at the end of a message that takes the last change back. */

@@ -1,6 +1,6 @@
 // Versions: every change, to go back to and download.
 
-import { $, action, change, ENOUGH, get, isReadOnly, make, named, request, save, say, sure, table } from "./page.js";
+import { $, action, change, count, ENOUGH, get, isReadOnly, make, named, purge, request, save, say, table } from "./page.js";
 
 function button(text, label, work) {
   const element = make("button", { type: "button", class: "plain", textContent: text, "aria-label": label });
@@ -47,13 +47,12 @@ function row(version, current) {
 
 export async function show() {
   const { versions, current } = await get("/versions");
+  const removed = versions.filter(({ stored }) => !stored).length;
+  const gone = removed ? ` ${count(removed, "version")} ${removed === 1 ? "was" : "were"} deleted for good.` : "";
+  $("versions-hint").textContent = `Every change makes a version: go back to any that is stored here.${gone}`;
   table($("version-table"), COLUMNS, versions.map((version) => row(version, current)));
 }
 
 export function start() {
-  for (const [photos, text] of [["forgotten", "photos of forgotten classes"], ["all", "all kept photos"]]) {
-    action($(`purge-${photos}`), "click", async () => {
-      if (await sure(`Delete ${text} and all other versions for good?`, "Delete") === "yes") await change("/purge", { images: photos });
-    });
-  }
+  for (const images of ["forgotten", "all"]) action($(`purge-${images}`), "click", () => purge(images));
 }

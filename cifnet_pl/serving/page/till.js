@@ -1,0 +1,170 @@
+// The view for the till: the camera large, the answer large, and tiles to tap when it is not sure.
+
+import { $, action, classified, count, cutOut, get, known, likely, make, named, post, say, send } from "./page.js";
+
+const PAUSE = 400; // milliseconds between two looks of the camera
+const SIDE = 640; // pixels of the longer side of what is looked at
+const STAYS = 3000; // milliseconds that a certain answer stays
+const DAYS = 30;
+
+let stream = null;
+let asked = null; // the photo that is asked about: {file, path}, its answer, and whether it was right
+let readOnly = false;
+
+/** How an answer looks: certain, several are possible, or like nothing that is known. */
+const kindOf = (answer) => (answer.certain ? "certain" : known(answer) ? "unsure" : "unknown");
+
+function showAnswer(answer) {
+  const [best] = answer.classes;
+  $("till-answer").className = kindOf(answer);
+  const text = answer.unreadable ? "Cannot be read" : !best ? "Nothing is known yet" : !known(answer) ? "Not known" : best.name;
+  $("till-answer").replaceChildren(named(text), best && known(answer) ? make("small", { textContent: likely(best.probability) }) : "");
+}
+
+/** Look at what the camera shows until a photo is asked about. */
+async function look() {
+  const video = $("till-video");
+  while (stream && !asked) {
+    if (video.videoWidth && !document.hidden) {
+      const scale = Math.min(1, SIDE / Math.max(video.videoWidth, video.videoHeight));
+      const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "till.jpg", scale);
+      try {
+        const answer = await classified(photo);
+        if (!asked) showAnswer(answer);
+      } catch (error) {
+        say(error.message);
+      }
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
+const counted = async (counts) => (readOnly ? undefined : showDays(await post("/days", counts)));
+
+function showTiles(answer) {
+  const tiles = answer.classes.slice(0, 3).map(({ name }) => {
+    const tile = make("button", { type: "button", "aria-label": `It is ${name}` }, named(name));
+    action(tile, "click", () => decide(name));
+    return tile;
+  });
+  $("till-tiles").replaceChildren(...tiles);
+  $("till-tiles").hidden = $("till-form").hidden = false;
+  $("till-wrong").hidden = true;
+}
+
+/** Ask about one photo, and wait for a tap unless the answer is certain. */
+async function ask(photo) {
+  asked = { photo, answer: null };
+  const own = asked;
+  $("till-photo").src = URL.createObjectURL(photo.file);
+  $("till-photo").hidden = false;
+  $("till-video").hidden = true;
+  const answer = await classified(photo);
+  own.answer = answer;
+  showAnswer(answer);
+  $("till-take").hidden = true;
+  $("till-next").hidden = false;
+  if (answer.certain) {
+    $("till-wrong").hidden = readOnly;
+    setTimeout(() => { if (asked === own && $("till-tiles").hidden) finish(own).catch((error) => say(error.message)); }, STAYS);
+  } else if (!readOnly) showTiles(answer);
+  await counted({ asked: 1, unsure: answer.certain ? 0 : 1 });
+}
+
+/** Keep a photo for the next lesson under a name. */
+async function keep(photo, name) {
+  const form = new FormData();
+  form.append("files", photo.file, photo.path);
+  const { images } = await send("/inbox", form, () => {});
+  if (images.length) await post("/inbox/names", { names: Object.fromEntries(images.map((image) => [image, name])) });
+}
+
+/** A tap says what it is: a wrong answer is corrected, and its photo kept. */
+async function decide(name) {
+  const { photo, answer } = asked;
+  const right = known(answer) && answer.classes[0]?.name === name;
+  if (!right) {
+    await keep(photo, name);
+    await counted({ corrected: 1 });
+    say(`Kept as “${name}”; it is learned with the next lesson.`, true);
+  } else if ($("till-keep").checked) await keep(photo, name);
+  next();
+}
+
+/** Go on after a certain answer that nobody corrected. */
+async function finish({ photo, answer }) {
+  next();
+  if (!readOnly && $("till-keep").checked && answer.classes.length) await keep(photo, answer.classes[0].name);
+}
+
+function next() {
+  asked = null;
+  URL.revokeObjectURL($("till-photo").src);
+  $("till-photo").hidden = $("till-tiles").hidden = $("till-form").hidden = $("till-wrong").hidden = $("till-next").hidden = true;
+  $("till-take").hidden = !stream;
+  $("till-video").hidden = !stream;
+  $("till-name").value = "";
+  if (stream) look();
+  else $("till-answer").replaceChildren("Take a photo");
+}
+
+function showDays(days) {
+  const right = ({ asked: all, corrected }) => (all ? Math.max(0, 1 - corrected / all) : 0);
+  const today = days.at(-1);
+  $("today").textContent = today ? `${today.date}: ${count(today.asked, "photo")} asked, ${today.unsure} unsure, ${today.corrected} corrected: ${Math.round(100 * right(today))} % right` : "";
+  $("till-days").replaceChildren(...days.slice(-DAYS).map((day) => {
+    const bar = make("span", { class: "bar" });
+    bar.style.height = `${100 * right(day)}%`;
+    const label = `${day.date}: ${Math.round(100 * right(day))} % of ${day.asked} right, ${day.unsure} unsure`;
+    return make("span", { class: "day", title: label, role: "img", "aria-label": label }, bar);
+  }));
+}
+
+async function openCamera() {
+  if (!navigator.mediaDevices?.getUserMedia) throw new Error("no camera");
+  stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
+  $("till-video").srcObject = stream;
+}
+
+async function take() {
+  const video = $("till-video");
+  if (asked || !video.videoWidth) return;
+  await ask(await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, `till-${Date.now()}.jpg`));
+}
+
+async function start() {
+  const [state, classes, days] = await Promise.all([get("/summary"), get("/classes"), get("/days")]);
+  readOnly = state.read_only;
+  $("model-name").textContent = state.name;
+  document.title = `Till · ${state.name} · cifnet`;
+  $("class-names").replaceChildren(...classes.map(({ name }) => make("option", { value: name })));
+  showDays(days);
+  try {
+    await openCamera();
+  } catch {
+    $("till-choose").hidden = false; // browsers allow the camera on this machine and over HTTPS only
+  }
+  next();
+}
+
+action($("till-take"), "click", take);
+action($("till-video"), "click", take);
+action($("till-wrong"), "click", () => showTiles(asked.answer));
+action($("till-next"), "click", next);
+action($("till-form"), "submit", () => {
+  const name = $("till-name").value.trim();
+  if (!name) throw new Error("Type a name first.");
+  return decide(name);
+});
+action($("till-file"), "change", async () => {
+  const [file] = $("till-file").files;
+  if (file) await ask({ file, path: file.name });
+  $("till-file").value = "";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("input, button, summary")) return;
+  if (event.key === " ") (asked ? Promise.resolve(next()) : take()).catch((error) => say(error.message));
+  const tile = $("till-tiles").children["123".indexOf(event.key)];
+  if (asked && !$("till-tiles").hidden && tile) tile.click();
+});
+start().catch((error) => say(error.message));

@@ -1,0 +1,156 @@
+"""The view for the till, and the page behind a reverse proxy and on other devices."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import numpy as np
+import pytest
+
+from cifnet_pl.serving.app import Access, public_host
+from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
+from cifnet_pl.serving.serve import network_address
+from cifnet_pl.serving.service import ServiceOptions
+from cifnet_pl.utilities.errors import UsageError
+from tests.serving.browsing import (
+    CONTRAST,
+    WIDTHS,
+    drop,
+    no_wider_than_the_screen,
+    page_of,
+    picture,
+    sync_api,
+)
+from tests.serving.services import ThreadServer, client, image, images
+
+expect = sync_api.expect
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server):
+    """Its photo waits with the name that was typed; what was asked is counted."""
+    scheme = "dark" if width == "tablet" else "light"
+    with page_of(browser, server, width, scheme, "till") as page:
+        answer = page.locator("#till-answer")
+        expect(answer).to_have_class("unknown")
+        expect(answer).to_have_text("Not known")
+        page.get_by_role("button", name="This one").click()
+        expect(page.locator("#till-tiles button")).to_have_count(2)
+        no_wider_than_the_screen(page)
+        assert page.evaluate(CONTRAST) == []
+        picture(page, f"till-{width}")
+        page.locator("#till-name").fill("timer")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator("#message-text")).to_contain_text("Kept as “timer”")
+        expect(page.locator("#today")).to_contain_text("1 photo asked")
+        page.get_by_role("button", name="This one").click()
+        page.locator("#till-tiles button").nth(0).click()
+        expect(page.locator("#today")).to_contain_text("2 photos asked")
+    names = server.get("/inbox")["names"]
+    assert "timer" in names.values()
+    (day,) = server.get("/days")
+    assert (day["asked"], day["unsure"]) == (2, 2)
+
+
+@pytest.mark.system
+def test_a_read_only_till_counts_and_keeps_nothing(browser, tmp_path):
+    options = ServiceOptions(read_only=True)
+    with ThreadServer(tmp_path / "w", options=options) as server:
+        with page_of(browser, server, path="till") as page:
+            expect(page.locator("#till-answer")).to_have_text("Not known")
+            page.get_by_role("button", name="This one").click()
+            expect(page.get_by_role("button", name="Next")).to_be_visible()
+            expect(page.locator("#till-tiles")).to_be_hidden()
+        assert server.get("/days") == []
+
+
+def test_answers_of_a_day_are_counted(http):
+    http.post("/days", json={"asked": 2, "unsure": 1})
+    (day,) = http.post("/days", json={"asked": 1, "corrected": 1}).json()
+    assert (day["asked"], day["unsure"], day["corrected"]) == (3, 1, 1)
+    assert http.post("/days", json={"asked": -1}).status_code == 422
+
+
+# ---------------------------------------------------------------------- other addresses
+
+
+@pytest.mark.system
+def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
+    """Its scripts, photos, requests, and the view for the till."""
+    with ThreadServer(tmp_path / "w", below="/photos") as server:
+        with page_of(browser, server) as page:
+            drop(page, "drop", {"a.png": image("red", 70, 120)})
+            expect(page.locator("#cards .verdict")).to_contain_text("red")
+            expect(page.locator("#cards img").first).to_have_attribute(
+                "src", re.compile("blob:")
+            )
+            page.get_by_role("link", name="For the till").click()
+            expect(page.locator("#till-answer")).to_have_text("Not known")
+        assert httpx.get(f"{server.url}/docs").status_code == 200
+
+
+def test_a_public_address_is_answered_and_others_are_not(tmp_path):
+    hosts = frozenset({"localhost", public_host("https://shop.example/photos/")})
+    with client(tmp_path / "w", Access(hosts=hosts)) as http:
+        for host, status in (("shop.example", 200), ("evil.example", 421)):
+            assert http.get("/classes", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("address", ["shop.example", "ftp://shop.example", "https://"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UsageError, match="address"):
+        public_host(address)
+
+
+@pytest.mark.system
+def test_an_address_with_its_token_opens_the_page(browser, tmp_path):
+    """The token goes out of the address bar, and no one is asked for it."""
+    token = "correct-horse-battery"
+    with (
+        ThreadServer(tmp_path / "w", Access(token=token)) as server,
+        page_of(browser, server, path=f"#token={token}") as page,
+    ):
+        expect(page.locator("#state")).to_contain_text("2 classes")
+        assert token not in page.url
+
+
+def test_the_address_of_this_machine_is_found_without_sending():
+    assert network_address()
+
+
+@pytest.mark.parametrize("text", ["x" * 17, "x" * 32, "x" * 53, "x" * 78, "x" * 106])
+def test_qr_codes_are_read_back(text):
+    """The bits of the data, read as a camera's program does, give the text."""
+    code = QrCode(text)
+    modules = np.array(code.modules)
+    fixed = np.array(code._fixed)
+    assert modules.shape == (code.size, code.size)
+    bits = []
+    columns = [column for column in range(code.size - 1, 0, -1) if column != 6]
+    pairs = list(range(code.size - 1, 6, -2)) + list(range(5, 0, -2))
+    assert len(columns) == code.size - 2
+    for turn, right in enumerate(pairs):
+        rows = range(code.size)[:: -1 if turn % 2 == 0 else 1]
+        for row in rows:
+            for column in (right, right - 1):
+                if not fixed[row, column]:
+                    bits.append(modules[row, column] != ((row + column) % 2 == 0))
+    value = "".join("1" if bit else "0" for bit in bits)
+    assert value[:4] == "0100"
+    length = int(value[4:12], 2)
+    content = bytes(int(value[12 + 8 * i : 20 + 8 * i], 2) for i in range(length))
+    assert content.decode() == text
+
+
+def test_a_text_that_is_too_long_for_a_code_is_refused():
+    with pytest.raises(UsageError, match="too large"):
+        QrCode("x" * (LARGEST_TEXT + 1))
+
+
+def test_images_of_the_till_are_learned_like_others(http):
+    (file,) = http.post("/inbox", files=images("blue", 1)).json()["images"]
+    http.post("/inbox/names", json={"names": {file: "blue"}})
+    names = http.get("/inbox").json()["names"]
+    assert http.post("/inbox/learn", json={"names": names}).status_code == 200
