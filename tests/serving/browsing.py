@@ -73,7 +73,9 @@ def page_of(
         sync_api.expect(page.locator("#state")).to_contain_text("classes")
     yield page
     assert [
-        url for url in asked if not url.startswith((server.url, f"blob:{server.url}"))
+        url
+        for url in asked
+        if not url.startswith((server.url, "blob:http://localhost:"))
     ] == []
     assert faults == []
     context.close()
