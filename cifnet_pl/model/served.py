@@ -48,7 +48,9 @@ class ServedVersion:
         self._model: Classifier | None = None
         if not (workspace / JOURNAL).is_file():
             shown = printable(str(workspace))
-            raise CheckpointError(f"{shown} is no workspace of cifnet serve: {JOURNAL} is missing")
+            raise CheckpointError(
+                f"{shown} is no workspace of cifnet serve: {JOURNAL} is missing"
+            )
 
     def current_number(self) -> int:
         """Return the number of the version that is served now.
@@ -58,11 +60,15 @@ class ServedVersion:
         """
         address = f"{(self.workspace / JOURNAL).resolve().as_uri()}?mode=ro"
         try:
-            with closing(sqlite3.connect(address, READING_SECONDS, uri=True)) as journal:
+            with closing(
+                sqlite3.connect(address, READING_SECONDS, uri=True)
+            ) as journal:
                 ((number,),) = journal.execute(SERVED_VERSION).fetchall()
                 return int(number)
         except (sqlite3.Error, ValueError) as error:
-            raise CifnetError(f"cannot read {self.workspace / JOURNAL}: {error}") from error
+            raise CifnetError(
+                f"cannot read {self.workspace / JOURNAL}: {error}"
+            ) from error
 
     def model(self) -> Classifier:
         """Return the model that is served now; it is read again where that changed.
