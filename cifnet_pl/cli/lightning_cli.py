@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
@@ -238,9 +240,12 @@ class CIFNetCLI(LightningCLI):
             kwargs["default_root_dir"] = str(
                 folder.parent
             )  # where Lightning puts checkpoints that SLURM asks for
-        kwargs["plugins"] = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+        plugins = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+        if is_alone_in_slurm_job():
+            plugins.append(LightningEnvironment())
+        kwargs["plugins"] = plugins
         callbacks = [*_as_list(options.get("callbacks"))]
-        wrong = (ValueError, TypeError, MisconfigurationException)
+        wrong = (ValueError, TypeError, RuntimeError, MisconfigurationException)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
@@ -265,6 +270,17 @@ class CIFNetCLI(LightningCLI):
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
+
+
+def is_alone_in_slurm_job() -> bool:
+    """Return whether SLURM gave the job several tasks, but started this process by itself.
+
+    That is so in a notebook, a shell, and a batch script without ``srun``. Lightning would take the
+    process for one of several, and wait for the others.
+    """
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
+    return tasks.isdecimal() and int(tasks) > 1 and started == "1"
 
 
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:

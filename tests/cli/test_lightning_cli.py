@@ -371,3 +371,30 @@ def test_further_loggers_are_kept(tmp_path):
     learned(tmp_path, *options)
     (metrics,) = (tmp_path / "csv").rglob("metrics.csv")
     assert [float(row["acc/seen"]) for row in rows(metrics) if row["acc/seen"]]
+
+
+SLURM_JOB = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NAME": "jupyter",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_NTASKS_PER_NODE": "8"}]
+)
+def test_one_process_of_an_interactive_slurm_job(more, tmp_path, monkeypatch):
+    """A notebook, a shell or a batch script in a job of eight tasks runs by itself."""
+    for name, value in (SLURM_JOB | more).items():
+        monkeypatch.setenv(name, value)
+    learned(tmp_path, "--data.max_tasks", "1")
+
+
+def test_slurm_tasks_that_do_not_fit_are_one_sentence(tmp_path, monkeypatch, capsys):
+    """A step of eight tasks without --ntasks-per-node, which Lightning refuses."""
+    for name, value in (SLURM_JOB | {"SLURM_STEP_NUM_TASKS": "8"}).items():
+        monkeypatch.setenv(name, value)
+    assert_ends(fit(tmp_path, "--data.max_tasks", "1"), 2, "--ntasks-per-node", capsys)
