@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, cast
 
@@ -63,6 +64,23 @@ def check_country(code: str) -> str:
     if code not in known:
         raise unknown_name("country (three-letter ISO code)", code, known)
     return code
+
+
+@contextmanager
+def outside_settings_ignored() -> Iterator[None]:
+    """Within the block, CodeCarbon reads no ``.codecarbon.config`` and no ``CODECARBON_`` variables.
+
+    A file of the current folder could change every figure without a word, or send data out.
+    """
+    from codecarbon import emissions_tracker
+
+    module = cast(Any, emissions_tracker)
+    read = module.get_hierarchical_config
+    module.get_hierarchical_config = dict
+    try:
+        yield
+    finally:
+        module.get_hierarchical_config = read
 
 
 class EnergyMonitor(Callback):
@@ -185,14 +203,15 @@ class EnergyMonitor(Callback):
         gpus = None
         if trainer.strategy.root_device.type == "cuda":
             gpus = physical_gpus(trainer.device_ids)
-        self._tracker = OfflineEmissionsTracker(
-            country_iso_code=self.country_iso_code,
-            save_to_file=False,
-            allow_multiple_runs=True,
-            log_level=logging.CRITICAL,
-            tracking_mode=self.tracking_mode,
-            gpu_ids=gpus,
-        )
+        with outside_settings_ignored():
+            self._tracker = OfflineEmissionsTracker(
+                country_iso_code=self.country_iso_code,
+                save_to_file=False,
+                allow_multiple_runs=True,
+                log_level=logging.CRITICAL,
+                tracking_mode=self.tracking_mode,
+                gpu_ids=gpus,
+            )
         self._tracker.start()
         hardware = self._tracker._hardware
         if gpus is None:

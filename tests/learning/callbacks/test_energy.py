@@ -281,3 +281,47 @@ def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
     assert monitor._tracker.options["gpu_ids"] == [1]
     assert monitor._tracker.options["tracking_mode"] == "process"
     assert monitor.source == "cpu intel_rapl, gpu nvml, ram estimated"
+
+
+OUTSIDE_SETTINGS = {
+    "force_cpu_power": "5000",
+    "pue": "20",
+    "force_ram_power": "9000",
+    "save_to_api": "true",
+    "save_to_file": "true",
+    "output_dir": "nowhere",
+    "country_iso_code": "FRA",
+}
+
+
+@pytest.mark.parametrize("place", ["folder", "environment", "damaged file"])
+def test_settings_from_outside_change_no_figure(place, tmp_path, monkeypatch):
+    """Neither ``.codecarbon.config`` of the current folder, nor variables of the environment."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{name}={value}" for name, value in OUTSIDE_SETTINGS.items()]
+    if place == "folder":
+        (tmp_path / ".codecarbon.config").write_text(
+            "\n".join(["[codecarbon]", *lines])
+        )
+    elif place == "environment":
+        for name, value in OUTSIDE_SETTINGS.items():
+            monkeypatch.setenv(f"CODECARBON_{name.upper()}", value)
+    else:
+        (tmp_path / ".codecarbon.config").write_bytes(b"\xff[=\n")
+    monitor = EnergyMonitor()
+    device = torch.device("cpu")
+    monitor._start(SimpleNamespace(strategy=SimpleNamespace(root_device=device)))
+    try:
+        tracker = monitor._tracker
+        assert tracker._pue == 1
+        assert not tracker._save_to_api
+        assert not tracker._save_to_file
+        assert tracker._country_iso_code == "USA"
+        assert "nowhere" not in str(tracker._output_dir)
+        assert not any(
+            "constant" in str(part.description()) for part in tracker._hardware
+        )
+        assert not tracker._conf.get("force_cpu_power")
+        assert not tracker._conf.get("force_ram_power")
+    finally:
+        tracker.stop()
