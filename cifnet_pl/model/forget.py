@@ -16,6 +16,7 @@ from cifnet_pl.images.reader import LEFT_OUT, decode_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
+from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import number_of, printable
 
 
@@ -72,7 +73,8 @@ def forget(
         UnsupportedError: ``images`` for a head whose statistics cannot be subtracted.
         DataError: the images are not those that the class was learned from.
     """
-    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    given = [names] if isinstance(names, str) else names
+    names = list(dict.fromkeys(map(class_name, given)))
     old.labels(names)
     model = old.clone()
     counts = old.counts

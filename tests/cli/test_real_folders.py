@@ -1,0 +1,125 @@
+"""Commands over folders as people have them: other images than expected, pipes, broken links."""
+
+import os
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cifnet_pl
+from cifnet_pl.__main__ import main
+from tests.command_line import FAST, learned, make_images, rows
+from tests.data.tree import fill
+
+RIDGE = ["--data.source", "folder", "--model.head", "RidgeHead"]
+COMPOSED = unicodedata.normalize("NFC", "Café")
+DECOMPOSED = unicodedata.normalize("NFD", "Café")
+
+
+def special_entries(folder: Path) -> None:
+    """Add a pipe, a link that leads nowhere, a circle of links and a link to a device."""
+    os.mkfifo(folder / "pipe.png")
+    (folder / "nowhere.png").symlink_to("gone.png")
+    (folder / "circle.png").symlink_to("circle.png")
+    (folder / "device.png").symlink_to("/dev/zero")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two classes, one of which has an accent."""
+    place = tmp_path_factory.mktemp("model")
+    images = make_images(place / "images", ["ant", COMPOSED], 6)
+    run = learned(place, *RIDGE, "--data.root", str(images))
+    assert main(["export", "--model", str(run), "--output", str(place / "m")]) == 0
+    return place / "m"
+
+
+@pytest.mark.timeout(60)
+def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    for channel, name in enumerate(("red", "blue")):
+        (images / name).mkdir(parents=True)
+        for seed in range(8):
+            pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+            pixels[..., channel] //= 8
+            Image.fromarray(pixels).save(images / name / f"{seed}.png")
+    special_entries(images / "blue")
+    given = ["fit", *FAST, *RIDGE, "--logs", str(tmp_path), "--data.root", str(images)]
+    given += ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
+    assert main(given) == 1
+    said = capsys.readouterr().err
+    for name in ("pipe.png", "nowhere.png", "circle.png", "device.png"):
+        assert name in said
+    given += ["--data.on_corrupt", "skip"]
+    for _ in range(2):  # without and with a cache
+        assert main([*given, "--experiment", "skipped"]) == 0
+    run = next((tmp_path / "skipped").glob("version_*"))
+    words = ["audit", "--model", str(run), "--images", str(images)]
+    assert main([*words, "--output", str(tmp_path / "a")]) == 0
+
+
+@pytest.mark.timeout(60)
+def test_classify_waits_for_no_pipe(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_images(tmp_path / "new", ["ant"], 3)
+    special_entries(folder)
+    (folder / "1.jxl").write_bytes(b"x")
+    table = tmp_path / "a.csv"
+    words = ["classify", "--model", str(model), "--images", str(folder)]
+    assert main([*words, "--output", str(table)]) == 0
+    assert len(rows(table)) == 3
+    said = capsys.readouterr()
+    assert "4 unreadable" in said.out
+    assert "1 file is passed over" in said.err
+
+
+@pytest.mark.timeout(60)
+def test_watch_waits_for_no_pipe(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_images(tmp_path / "new", ["ant"], 3)
+    special_entries(folder)
+    words = ["watch", "--model", str(model), "--images", str(folder), "--once"]
+    assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
+    assert len(rows(tmp_path / "a.csv")) == 3
+    assert capsys.readouterr().err.count("left out") == 4
+
+
+def test_extend_knows_a_class_in_another_unicode_form(
+    model: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more"
+    for name, colour in ((DECOMPOSED, (200, 0, 0)), ("elk", (0, 200, 0))):
+        fill(more / name, colour, 4)
+    words = ["extend", "--model", str(model), "--images", str(more), "--more", "true"]
+    assert main([*words, "--output", str(tmp_path / "b")]) == 0
+    extended = cifnet_pl.load(tmp_path / "b")
+    assert extended.class_names == [COMPOSED, "ant", "elk"]
+    words = ["forget", "--model", str(tmp_path / "b"), "--class", DECOMPOSED]
+    assert main([*words, "--output", str(tmp_path / "c")]) == 0
+    assert cifnet_pl.load(tmp_path / "c").class_names == ["ant", "elk"]
+
+
+def test_extend_refuses_folders_that_are_splits(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "unlabeled"):
+        make_images(tmp_path / "new" / split, ["elk", "fox"], 2)
+    words = ["extend", "--model", str(model), "--images", str(tmp_path / "new")]
+    assert main([*words, "--output", str(tmp_path / "b")]) == 1
+    assert "expected train and test" in capsys.readouterr().err
+
+
+def test_extend_takes_the_training_split_whatever_its_case(
+    model: Path, tmp_path: Path
+) -> None:
+    make_images(tmp_path / "new" / "Training", ["elk", "fox"], 4)
+    make_images(tmp_path / "new" / "Testing", ["elk", "fox"], 2)
+    words = ["extend", "--model", str(model), "--images", str(tmp_path / "new")]
+    assert main([*words, "--output", str(tmp_path / "b")]) == 0
+    assert cifnet_pl.load(tmp_path / "b").counts["elk"] == 4
