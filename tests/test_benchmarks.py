@@ -11,7 +11,15 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.svm import LinearSVC
 
-from benchmarks import bare_loop, fit_overhead, gpu, growth, head_update, http_load
+from benchmarks import (
+    bare_loop,
+    fit_overhead,
+    gpu,
+    growth,
+    head_update,
+    http_load,
+    reading,
+)
 from benchmarks.__main__ import PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
 from benchmarks.studies import few_images, trained
@@ -53,6 +61,11 @@ def test_the_table_has_the_rows_that_were_chosen(monkeypatch, capsys):
     assert (
         capsys.readouterr().out.count("(a) something") == 2
     )  # in the table, and below it with its settings
+
+
+def test_reader_against_a_loader() -> None:
+    rows = reading.rows(count=40, repeats=1)
+    assert [row.name[:3] for row in rows] == ["(n)"] * 3
 
 
 def test_training_pass_against_its_rivals() -> None:

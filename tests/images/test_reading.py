@@ -123,7 +123,7 @@ def test_a_image_that_is_compared_with_others_is_opened_once(
     tmp_path: Path, opened: list[str]
 ) -> None:
     """Folders to learn and to test with are not divided, but images of equal sizes are looked at as
-    possible copies.
+    possible duplicates.
     """
     for part in ("train", "val"):
         make_images(tmp_path / "images" / part, ["ant", "bee"])
