@@ -231,8 +231,8 @@ class WatchPredictions:
     def unseen(self, files: Iterable[Path]) -> list[NewImage]:
         """Read those of some images whose content has no row.
 
-        Entries that cannot be read, such as links that lead nowhere and pipes, are named and left
-        out.
+        Files that are gone are left out. Pipes, devices, dangling links and files that cannot be
+        read are named on the screen.
         """
         from cifnet_pl.images.files import read_bytes
         from cifnet_pl.images.image import content_hash
@@ -242,8 +242,9 @@ class WatchPredictions:
             try:
                 content = read_bytes(file)
             except (OSError, DataError) as error:
-                reason = getattr(error, "strerror", None) or error
-                print(f"left out {printable(str(file))}: {reason}", file=sys.stderr)
+                if os.path.lexists(file):
+                    reason = getattr(error, "strerror", None) or str(error)
+                    print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
                 continue
             key = f"{content_hash(content):016x}"
             if key not in self.ids:

@@ -2,6 +2,7 @@
 known.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -355,3 +356,36 @@ def test_too_few_samples_for_the_share(place, capsys):
     shown = capsys.readouterr().out
     assert "6 calibration samples" in shown
     assert "0.14" in shown
+
+
+def test_special_files_are_unreadable_images(place: Path, capsys):
+    """They neither hang the command nor end it."""
+    folder = place / "images" / "ant"
+    os.mkfifo(folder / "live.jpg")
+    (folder / "gone.jpg").symlink_to("nowhere.jpg")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "endless.png").symlink_to("/dev/zero")
+    assert classify(place, place / "images") == 0
+    shown = capsys.readouterr()
+    assert "4 unreadable" in shown.out
+    for name in ("live.jpg", "gone.jpg", "loop.jpg", "endless.png"):
+        assert f"{name}: " in shown.err
+    assert len(table(place)) == 36
+
+
+def test_a_class_name_with_a_semicolon_stays_one_name(place: Path, tmp_path: Path):
+    names = ["bolt; M4", "nut; M4", "back\\slash"]
+    images = make_images(tmp_path / "parts", names, 25)
+    bundle(tmp_path / "model", images, names, 25, 75)
+    words = [
+        "--model",
+        str(tmp_path / "model"),
+        "--images",
+        str(images),
+        "--coverage",
+        "0.9",
+    ]
+    assert main(["classify", *words, "--output", str(tmp_path / "t.csv")]) == 0
+    for row in rows(tmp_path / "t.csv"):
+        assert set(read_list_cell(row["prediction_set"])) <= set(names)
+        assert row["class"] in read_list_cell(row["prediction_set"])

@@ -3,6 +3,7 @@ anywhere else.
 """
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -277,3 +278,18 @@ def test_the_examples_of_the_documentation_work(place):
     assert named
     assert {first or second for first, second in named} <= receiver.got[1][1].keys()
     assert set(receiver.got[0][1]) <= receiver.got[1][1].keys()
+
+
+def test_special_files_are_named_and_end_nothing(place, capsys):
+    """A pipe, a dangling link, a loop, a link to a device without end, a folder named as an image."""
+    folder = place / "images"
+    os.mkfifo(folder / "live.jpg")
+    (folder / "gone.jpg").symlink_to("nowhere.jpg")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "endless.png").symlink_to("/dev/zero")
+    (folder / "folder.png").mkdir()
+    (folder / "zzz.png").write_bytes(image("green", 60))
+    assert watched(place) == 0
+    assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "zzz.png"}
+    named = set(re.findall(r"skipped \S*?(\w+\.\w+): ", capsys.readouterr().err))
+    assert named == {"live.jpg", "gone.jpg", "loop.jpg", "endless.png"}
