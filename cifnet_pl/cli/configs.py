@@ -87,7 +87,7 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         return list(args)
     path = config_files()[RECOMMENDED]
     print(
-        f"cifnet: no --config is given: {RECOMMENDED} is used ({_summary(path)})",
+        f"cifnet: no --config is given: {RECOMMENDED} is used (others: cifnet configs)",
         file=sys.stderr,
     )
     return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
