@@ -14,6 +14,8 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.embedding import LateCheck
+from cifnet_pl.utilities.errors import NonFiniteError
 from tests.command_line import BUFFER, FAST, fit, learned, make_images, measurements
 from tests.simulated_device import simulated_device
 
@@ -252,3 +254,21 @@ def assert_close(one: Classifier, other: Classifier) -> None:
     for key, tensor in one.tensors().items():
         gap = torch.linalg.vector_norm(other.tensors()[key].double() - tensor.double())
         assert gap <= 1e-6 * torch.linalg.vector_norm(tensor.double()), key
+
+
+def test_embeddings_are_checked_one_batch_late(device):
+    """The program does not wait for the device, but no batch stays unchecked."""
+    check = LateCheck()
+    good = torch.ones(3, 4)
+    bad = good.clone()
+    bad[1, 2] = torch.nan
+    check.begin(bad.to(device), lambda row: f"image {row}")
+    with pytest.raises(NonFiniteError, match="image 1"):
+        check.begin(good.to(device), None)
+    check.begin(good[:0].to(device), None)
+    check.begin(good.to(device), None)
+    check.finish()
+    check.begin(bad.to(device), lambda row: f"image {row}")
+    with pytest.raises(NonFiniteError, match="image 1"):
+        check.finish()
+    check.finish()

@@ -249,6 +249,7 @@ class CIFNetModule(TaskModule):
     def abort_task(self, labels: list[int]) -> None:
         """Remove the unfinished task from the model."""
         self._grouped.clear()
+        self._late_check = LateCheck()
         self.model.abort_task()
 
     def embed(self, batch: Batch) -> Tensor:
