@@ -39,15 +39,20 @@ class BufferSamples(NamedTuple):
 
     def at(self, rows: Tensor | slice) -> BufferSamples:
         """Return the samples at some rows, a mask or positions."""
-        return BufferSamples(self.z[rows], self.y[rows], self.key[rows])
+        z = self.z[rows]
+        y = self.y[rows]
+        return BufferSamples(z, y, self.key[rows])
 
 
 def joined(parts: Sequence[BufferSamples]) -> BufferSamples:
     """Join samples; embeddings get the dtype of the last part."""
     last = parts[-1].z
-    z = torch.cat([part.z.to(last) for part in parts])
-    y = torch.cat([part.y for part in parts])
-    key = torch.cat([part.key for part in parts])
+    embeddings = [part.z.to(last) for part in parts]
+    z = torch.cat(embeddings)
+    labels = [part.y for part in parts]
+    y = torch.cat(labels)
+    keys = [part.key for part in parts]
+    key = torch.cat(keys)
     return BufferSamples(z, y, key)
 
 
@@ -96,9 +101,12 @@ class CalibrationBuffer(GrowingModule):
         self.strategy = strategy
         self.seed = seed
         self.oversample = oversample
-        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
-        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        z = torch.zeros(0, 0)
+        self.z: Tensor = nn.Buffer(z)
+        y = torch.zeros(0, dtype=torch.int64)
+        self.y: Tensor = nn.Buffer(y)
+        key = torch.zeros(0, dtype=torch.int64)
+        self.key: Tensor = nn.Buffer(key)
         self._pending: list[BufferSamples] = []
         self._prune_at = CANDIDATES_PER_PLACE * capacity
         self.offered = 0
@@ -156,9 +164,12 @@ class CalibrationBuffer(GrowingModule):
         if not len(z):
             return
         self.offered += len(z)
-        self._pending.append(BufferSamples(z.detach().clone(), y.clone(), key.clone()))
-        in_memory = sum(len(batch.y) for batch in self._pending)
-        if self.strategy in STREAMING and in_memory > self._prune_at:
+        batch = BufferSamples(z.detach().clone(), y.clone(), key.clone())
+        self._pending.append(batch)
+        sizes = [len(batch.y) for batch in self._pending]
+        in_memory = sum(sizes)
+        is_streaming = self.strategy in STREAMING
+        if is_streaming and in_memory > self._prune_at:
             self._prune_pending()
 
     def candidates(self) -> BufferSamples | None:
@@ -176,7 +187,8 @@ class CalibrationBuffer(GrowingModule):
         rows_by_class = list[Tensor]()
         for label in torch.unique(samples.y):
             rows = (samples.y == label).nonzero().flatten()
-            rows_by_class.append(rows[unique_by_key(samples.key[rows]).rows])
+            unique = unique_by_key(samples.key[rows])
+            rows_by_class.append(rows[unique.rows])
         largest = max(len(rows) for rows in rows_by_class)
         if largest <= self.quota(len(rows_by_class)):
             return None
@@ -190,29 +202,30 @@ class CalibrationBuffer(GrowingModule):
             candidates: from :meth:`candidates`.
             groups: (n,) int64, equal for samples of a class that are kept or dropped together.
         """
-        classes = list(dict.fromkeys([*self.classes, *candidates.y.tolist()]))
+        labels = [*self.classes, *candidates.y.tolist()]
+        classes = list(dict.fromkeys(labels))
         quota = self.quota(len(classes))
         hashes = mix_keys(candidates.key, self.seed)
         chosen = list[Tensor]()
         for label in classes:
             rows = (candidates.y == label).nonzero().flatten()
-            chosen.append(rows[whole_groups(hashes[rows], groups[rows], quota)])
-        self._replace(candidates.at(torch.cat(chosen)))
+            selected = whole_groups(hashes[rows], groups[rows], quota)
+            chosen.append(rows[selected])
+        chosen_rows = torch.cat(chosen)
+        self._replace(candidates.at(chosen_rows))
         self.discard_pending()
 
     @torch.no_grad()
     def commit(self) -> None:
         """Select among the samples offered and shrink every class to its quota."""
         offered = self.pending()
-        classes = list(
-            dict.fromkeys([*self.classes, *torch.unique(offered.y).tolist()])
-        )
+        labels = [*self.classes, *torch.unique(offered.y).tolist()]
+        classes = list(dict.fromkeys(labels))
         quota = self.quota(max(1, len(classes)))
         self.discard_pending()
         if classes:
-            self._replace(
-                joined([self._select(label, offered, quota) for label in classes])
-            )
+            parts = [self._select(label, offered, quota) for label in classes]
+            self._replace(joined(parts))
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of past tasks only."""
@@ -239,7 +252,8 @@ class CalibrationBuffer(GrowingModule):
         _, inverse, counts = torch.unique(
             self.y, return_inverse=True, return_counts=True
         )
-        repeats = torch.div(n_max, counts, rounding_mode="floor").clamp_min(1)
+        whole = torch.div(n_max, counts, rounding_mode="floor")
+        repeats = whole.clamp_min(1)
         return repeats.double()[inverse]
 
     @torch.no_grad()
@@ -249,7 +263,8 @@ class CalibrationBuffer(GrowingModule):
         Args:
             labels: of the classes; those that are not in the buffer are ignored.
         """
-        stays = ~torch.isin(self.y, self.y.new_tensor(labels))
+        removed = torch.isin(self.y, self.y.new_tensor(labels))
+        stays = ~removed
         self._replace(self._stored().at(stays))
 
     def relabel(self, labels: Mapping[int, int]) -> None:
@@ -258,7 +273,8 @@ class CalibrationBuffer(GrowingModule):
         Args:
             labels: old label → new one, of every class in the buffer.
         """
-        self.y = self.y.new_tensor([labels[label] for label in self.y.tolist()])
+        renamed = [labels[label] for label in self.y.tolist()]
+        self.y = self.y.new_tensor(renamed)
 
     def state_elements(self) -> int:
         """Return how many values the embeddings have."""
@@ -301,19 +317,21 @@ class CalibrationBuffer(GrowingModule):
         """Select among the offered samples: no class can keep more than its quota of today."""
         offered = self.pending()
         present = torch.unique(offered.y).tolist()
-        quota = self.quota(len({*present, *self.classes}))
-        selected = joined(
-            [self._best(offered.at(offered.y == c), quota) for c in present]
-        )
+        every_class = {*present, *self.classes}
+        quota = self.quota(len(every_class))
+        parts = [self._best(offered.at(offered.y == c), quota) for c in present]
+        selected = joined(parts)
         self._pending = [selected]
-        self._prune_at = max(CANDIDATES_PER_PLACE * self.capacity, 2 * len(selected.y))
+        places = CANDIDATES_PER_PLACE * self.capacity
+        self._prune_at = max(places, 2 * len(selected.y))
 
     def _select(self, label: int, offered: BufferSamples, quota: int) -> BufferSamples:
         """Select among the samples of one class."""
         of_class = offered.at(offered.y == label)
         if len(of_class.y):
             everything = self._with_stored(offered)
-            return self._best(everything.at(everything.y == label), quota)
+            of_class = everything.at(everything.y == label)
+            return self._best(of_class, quota)
         rows = (self.y == label).nonzero().flatten()  # in order of preference already
         return self._stored().at(rows[:quota])
 
@@ -324,4 +342,5 @@ class CalibrationBuffer(GrowingModule):
         """
         distinct = samples.at(unique_by_key(samples.key).rows)
         select = STRATEGIES[self.strategy]
-        return distinct.at(select(distinct.z, distinct.key, self.seed, quota))
+        rows = select(distinct.z, distinct.key, self.seed, quota)
+        return distinct.at(rows)

@@ -44,15 +44,19 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         check_that(
             order >= 0, "class_order", order, "a seed of at least 0, a list, or null"
         )
-        return [names[i] for i in np.random.default_rng(order).permutation(len(names))]
+        generator = np.random.default_rng(order)
+        return [names[i] for i in generator.permutation(len(names))]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
     chosen = []
-    by_position = all(isinstance(item, int) for item in order)
+    are_numbers = [isinstance(item, int) for item in order]
+    by_position = all(are_numbers)
     for item in order:
-        chosen.append(
-            _name_at(names, int(item)) if by_position else class_name(str(item))
-        )
+        if by_position:
+            name = _name_at(names, int(item))
+        else:
+            name = class_name(str(item))
+        chosen.append(name)
     known = set(names)
     for name in chosen:
         if name not in known:
@@ -92,10 +96,19 @@ def task_sizes(
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
-    first = [] if initial is None else [initial]
-    sizes = [*first, *per_task] if isinstance(per_task, list) else [*first, per_task]
+    if initial is None:
+        first = []
+    else:
+        first = [initial]
+    if isinstance(per_task, list):
+        sizes = [*first, *per_task]
+    else:
+        sizes = [*first, per_task]
     if len(sizes) == len(first) or min(sizes) < 1:
-        option = "" if initial is None else f", initial_classes {initial}"
+        if initial is None:
+            option = ""
+        else:
+            option = f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
@@ -110,8 +123,12 @@ def task_sizes(
             f"the first task asks for {sizes[0]} classes, the data has {classes}: lower"
             " classes_per_task"
         )
-    full, rest = divmod(classes - sum(first), per_task)
-    last = [rest] if rest else []
+    left = classes - sum(first)
+    full, rest = divmod(left, per_task)
+    if rest:
+        last = [rest]
+    else:
+        last = []
     return first + [per_task] * full + last
 
 
@@ -164,7 +181,8 @@ class TaskStream:
                 f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
             )
         new = [name for name in ordered if name not in known]
-        sizes = _remaining_sizes(len(new), per_task, initial, len(past))
+        n_new = len(new)
+        sizes = _remaining_sizes(n_new, per_task, initial, len(past))
         left = iter(new)
         return cls(past + tuple(tuple(islice(left, size)) for size in sizes))
 
@@ -189,10 +207,17 @@ def _remaining_sizes(
     if not learned_tasks:
         return task_sizes(classes, per_task, initial)
     if isinstance(per_task, list):
-        planned = [initial, *per_task] if initial else per_task
+        if initial:
+            planned = [initial, *per_task]
+        else:
+            planned = per_task
         to_come = planned[learned_tasks:]
-        return task_sizes(classes, to_come) if to_come else []
-    return task_sizes(classes, min(per_task, classes)) if classes else []
+        if to_come:
+            return task_sizes(classes, to_come)
+        return []
+    if classes:
+        return task_sizes(classes, min(per_task, classes))
+    return []
 
 
 class TaskLearner(Protocol):
@@ -291,7 +316,8 @@ class Plan:
         rows = tasks[task]
         if self.left_out is None:
             return rows
-        remaining: np.ndarray = rows[~self.left_out[rows]]
+        stays = ~self.left_out[rows]
+        remaining: np.ndarray = rows[stays]
         return remaining
 
     def all_rows(self, learned: Sequence[Sequence[str]]) -> list[np.ndarray]:
@@ -310,14 +336,18 @@ class Plan:
 
     def _divide(self, past: Tasks) -> PlannedTasks:
         names = self.source.class_names
-        fixed = () if self.kind.samples_return else past
+        fixed = past
+        if self.kind.samples_return:
+            fixed = ()
         stream = TaskStream.plan(
             names, self._order, self._per_task, self._initial, fixed
         )
         sequence = []
         for task in stream.tasks:
-            sequence.append(tuple(self.position[name] for name in task))
-        rows = self.kind.divide(Classes(self.source, tuple(sequence)))
+            positions = tuple(self.position[name] for name in task)
+            sequence.append(positions)
+        classes = Classes(self.source, tuple(sequence))
+        rows = self.kind.divide(classes)
         tasks = stream.tasks
         if self.kind.samples_return:
             tasks = self._first_seen(rows, stream.classes())
@@ -326,8 +356,10 @@ class Plan:
                 "the tasks learned before are not those of this stream: use the same data and"
                 " settings"
             )
-        count = max(self.max_tasks or len(rows), len(past))
-        return PlannedTasks(past, TaskStream(tasks[:count]), rows[:count])
+        planned = self.max_tasks or len(rows)
+        count = max(planned, len(past))
+        stream = TaskStream(tasks[:count])
+        return PlannedTasks(past, stream, rows[:count])
 
     def _first_seen(self, rows: Sequence[np.ndarray], order: Sequence[str]) -> Tasks:
         """Return the names of the classes that each task is the first to bring.
@@ -340,10 +372,12 @@ class Plan:
         seen: set[int] = set()
         tasks = []
         for task_rows in rows:
-            unseen = set(self.source.train.labels[task_rows].tolist()) - seen
+            labels = self.source.train.labels[task_rows]
+            unseen = set(labels.tolist()) - seen
             new = [label for label in labels_in_order if label in unseen]
             seen |= unseen
-            tasks.append(tuple(self.source.class_names[label] for label in new))
+            names = [self.source.class_names[label] for label in new]
+            tasks.append(tuple(names))
         return tuple(tasks)
 
     @cached_property
@@ -375,7 +409,8 @@ class Plan:
             tested &= ~self.untested
         groups = self.evaluated
         if groups is not None:
-            to_come = np.intersect1d(np.arange(tasks, len(groups.names)), groups.train)
+            later = np.arange(tasks, len(groups.names))
+            to_come = np.intersect1d(later, groups.train)
             tested &= ~np.isin(groups.val, to_come)
         none = np.zeros(0, dtype=np.int64)
         test_rows = []
@@ -384,7 +419,8 @@ class Plan:
                 raise DataError(
                     f"class '{name}' was learned, but the data does not have it"
                 )
-            rows = val.rows_of.get(self.position[name], none)
+            position = self.position[name]
+            rows = val.rows_of.get(position, none)
             test_rows.append(rows[tested[rows]])
         return test_rows
 
@@ -408,9 +444,10 @@ def without_test_images(source: Source, fraction: float, seed: int) -> Source:
     train = source.train
     domains = _training_groups(source.domains)
     tasks = _training_groups(source.tasks)
-    numbers = (
-        np.zeros(len(train), dtype=np.int64) if domains is None else domains.numbers
-    )
+    if domains is None:
+        numbers = np.zeros(len(train), dtype=np.int64)
+    else:
+        numbers = domains.numbers
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
     chosen = held_out_rows(train, numbers, fraction, seed + 1)

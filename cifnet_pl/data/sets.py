@@ -62,7 +62,8 @@ class SampleSet(ABC):
 
     def mark(self, index: int) -> tuple[int, ...] | int:
         """Return a cheap value that changes with the content; by default the content's hash."""
-        return int(self.hashes(np.array([index]))[0])
+        row = np.array([index])
+        return int(self.hashes(row)[0])
 
     def size(self, index: int) -> int:
         """Return the size of the content in bytes; -1 if that is unknown before it is read."""
@@ -73,7 +74,8 @@ class SampleSet(ABC):
         """Class position → positions of its samples, ascending."""
         order = np.argsort(self.labels, kind="stable")
         classes, starts = np.unique(self.labels[order], return_index=True)
-        return dict(zip(classes.tolist(), np.split(order, starts)[1:], strict=True))
+        rows_by_class = np.split(order, starts)[1:]
+        return dict(zip(classes.tolist(), rows_by_class, strict=True))
 
     # ------------------------------------------------------------------ identity
 
@@ -91,7 +93,8 @@ class SampleSet(ABC):
         Returns:
             (n,) int64.
         """
-        for row in rows[self._hashes[rows] < 0].tolist():
+        unread = rows[self._hashes[rows] < 0]
+        for row in unread.tolist():
             self._hashes[row] = self.content_hash(row)
         known: np.ndarray = self._hashes[rows]
         return known
@@ -157,7 +160,9 @@ class SampleGroups(NamedTuple):
 
     def divided(self, train_rows: np.ndarray, val_rows: np.ndarray) -> Grouping:
         """Return the groups of the training and of the validation samples."""
-        return Grouping(self.names, self.numbers[train_rows], self.numbers[val_rows])
+        train = self.numbers[train_rows]
+        val = self.numbers[val_rows]
+        return Grouping(self.names, train, val)
 
 
 @dataclass
@@ -193,9 +198,8 @@ class Source:
         names = [*train.names, *val.names]
         labels = [*train.labels, *val.labels]
         whole = FileSet(train.root, names, labels, train.contents)
-        return Source(
-            self.class_names, whole, whole.subset(np.arange(0)), notes=self.notes
-        )
+        no_rows = np.arange(0)
+        return Source(self.class_names, whole, whole.subset(no_rows), notes=self.notes)
 
 
 class FileSet(ImageSet):
@@ -232,9 +236,11 @@ class FileSet(ImageSet):
 
     def look(self, rows: np.ndarray) -> list[Look]:
         """Read hash, time and thumbnail of files ``rows`` (n,), and keep their contents."""
-        looks = look_at_images([self.given(row) for row in rows], self.contents.read)
+        given = [self.given(row) for row in rows]
+        looks = look_at_images(given, self.contents.read)
         hashes = [look.hash for look in looks]
-        self.note_hashes(rows, np.array(hashes, dtype=np.int64))
+        content = np.array(hashes, dtype=np.int64)
+        self.note_hashes(rows, content)
         return looks
 
     def given(self, index: int) -> Path:
@@ -248,8 +254,10 @@ class FileSet(ImageSet):
     def subset(self, rows: np.ndarray) -> FileSet:
         """Return the files at positions ``rows``, with their hashes as far as they are known."""
         names = [self.names[i] for i in rows]
-        files = FileSet(self.root, names, self.labels[rows].tolist(), self.contents)
-        files.note_hashes(np.arange(len(rows)), self._hashes[rows])
+        labels = self.labels[rows].tolist()
+        files = FileSet(self.root, names, labels, self.contents)
+        every_row = np.arange(len(rows))
+        files.note_hashes(every_row, self._hashes[rows])
         return files
 
     def mark(self, index: int) -> tuple[int, ...]:
@@ -296,8 +304,9 @@ class ArraySet(ImageSet):
         self.where = where
         self.sequential = sequential
         self.labels = np.asarray(labels, dtype=np.int64)
-        positions = range(len(self.labels)) if rows is None else rows
-        self.rows = np.asarray(positions, dtype=np.int64)
+        if rows is None:
+            rows = range(len(self.labels))
+        self.rows = np.asarray(rows, dtype=np.int64)
         self.names = [str(i) for i in self.rows.tolist()] if names is None else names
 
     def given(self, index: int) -> Image.Image | bytes:
@@ -316,7 +325,8 @@ class ArraySet(ImageSet):
 
     def place(self, index: int) -> str:
         """Return where the image is, for messages."""
-        return printable(f"{self.where}{self.names[index]}")
+        name = self.names[index]
+        return printable(f"{self.where}{name}")
 
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
@@ -357,7 +367,8 @@ def pillow_image(image: Any, where: str) -> Image.Image:
 
 def dataset_image(dataset: Any, index: int) -> Image.Image:
     """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
-    return pillow_image(dataset[index][0], f"item {index}")
+    item = dataset[index][0]
+    return pillow_image(item, f"item {index}")
 
 
 def array_image(pixels: np.ndarray, index: int) -> Image.Image:
@@ -408,7 +419,9 @@ def classes_of(
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             that no class can have, or of two classes.
     """
-    read = [_label(label, row, where) for row, label in enumerate(labels)]
+    read = []
+    for row, label in enumerate(labels):
+        read.append(_label(label, row, where))
     distinct = sorted(set(read), key=_label_order)
     class_names = []
     for label in distinct:
@@ -423,7 +436,8 @@ def classes_of(
             )
     require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
-    return class_names, np.array([position[label] for label in read], dtype=np.int64)
+    positions = [position[label] for label in read]
+    return class_names, np.array(positions, dtype=np.int64)
 
 
 def require_class_names(names: Sequence[str], where: str) -> None:
@@ -453,7 +467,8 @@ def _label(label: Any, row: int, where: str) -> int | str:
     if label is None:
         found = "missing"
     else:
-        found = f"{printable(str(label)[:60])} ({type(label).__name__})"
+        text = printable(str(label)[:60])
+        found = f"{text} ({type(label).__name__})"
     raise DataError(
         f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
     )
@@ -496,10 +511,14 @@ def choose_splits(splits: Sequence[Split], where: str) -> SplitChoice:
     val = split_of_sample == "val"
     everything = np.ones(len(splits), dtype=bool)
     if not test.any():
-        return SplitChoice(val if val.any() else None, everything, None)
+        tested = None
+        if val.any():
+            tested = val
+        return SplitChoice(tested, everything, None)
     if not val.any():
         return SplitChoice(test, everything, None)
-    return SplitChoice(test, ~val, unused_split_message(where, int(val.sum())))
+    message = unused_split_message(where, int(val.sum()))
+    return SplitChoice(test, ~val, message)
 
 
 def unused_split_message(where: str, count: int) -> str:
@@ -534,7 +553,8 @@ def source_with_split(
     """
     if not len(whole):
         raise DataError(f"{where}: there is no {whole.noun} in it")
-    choice = choose_splits(splits or ["train"] * len(whole), where)
+    given = splits or ["train"] * len(whole)
+    choice = choose_splits(given, where)
     if choice.test is None:
         if splits is not None:
             raise DataError(f"{where}: the test split has no {whole.noun}")
@@ -587,14 +607,14 @@ def source_of_splits(
     Raises:
         DataError: as :func:`classes_of` and :func:`checked_source`.
     """
-    class_names, positions = classes_of(list(chain.from_iterable(labels)), where, names)
+    every_label = list(chain.from_iterable(labels))
+    class_names, positions = classes_of(every_label, where, names)
     train_count = len(labels[0])
     train = make(0, positions[:train_count])
     if len(labels) == 1:
         return split_by_seed(class_names, train, options)
-    return checked_source(
-        Source(class_names, train, make(1, positions[train_count:])), where
-    )
+    test = make(1, positions[train_count:])
+    return checked_source(Source(class_names, train, test), where)
 
 
 def checked_source(source: Source, where: str) -> Source:
@@ -630,7 +650,10 @@ def source_by_mask(
         domains, tasks: groups of the samples, where the data have them.
         used: (n,) bool, which samples are used; None for all.
     """
-    every = np.ones(len(whole), dtype=bool) if used is None else used
+    if used is None:
+        every = np.ones(len(whole), dtype=bool)
+    else:
+        every = used
     train_rows = np.flatnonzero(every & ~val)
     val_rows = np.flatnonzero(every & val)
     return Source(

@@ -37,12 +37,17 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     Returns:
         (n, count) float64 in [0, 1).
     """
-    state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
-    start = split_mix(keys.astype(np.uint64) ^ state)
+    sequence = np.random.SeedSequence(list(seed))
+    state = sequence.generate_state(1, np.uint64)
+    mixed = keys.astype(np.uint64) ^ state
+    start = split_mix(mixed)
     with np.errstate(over="ignore"):
-        offsets = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
-        hashes = split_mix(start[:, None] + offsets)
-    return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
+        steps = np.arange(1, count + 1, dtype=np.uint64)
+        offsets = steps * GOLDEN
+        positions = start[:, None] + offsets
+        hashes = split_mix(positions)
+    bits = (hashes >> np.uint64(11)).astype(np.float64)
+    return bits / 2**53
 
 
 def _one_by_one(
@@ -59,7 +64,8 @@ def _one_by_one(
         keys: (n,) int64.
         seed: any number of integers.
     """
-    numbers = (uniform(keys, seed, 1)[:, 0] * 2**53).astype(np.int64)
+    first = uniform(keys, seed, 1)[:, 0]
+    numbers = (first * 2**53).astype(np.int64)
     changed = torch.empty_like(images)
     with torch.random.fork_rng(devices=[]):
         for i, number in enumerate(numbers.tolist()):
@@ -118,32 +124,44 @@ class Augmentation:
                 and the view.
         """
         identity = keys.cpu().numpy()
-        draws = torch.from_numpy(uniform(identity, seed, DRAWS)).to(images.device)
+        numbers = uniform(identity, seed, DRAWS)
+        draws = torch.from_numpy(numbers).to(images.device)
         if self.resized_crop:
             crop = RandomResizedCrop(images.shape[2], antialias=True)
-            images = _one_by_one(crop, images, identity, (*seed, 1))
+            crop_seed = (*seed, 1)
+            images = _one_by_one(crop, images, identity, crop_seed)
         if self.flip:
             flipped = draws[:, 0] < 0.5
             images = images.clone()
             images[flipped] = images[flipped].flip(3)
         if self.crop_padding:
-            images = self._crop(images, draws[:, 1:3])
+            places = draws[:, 1:3]
+            images = self._crop(images, places)
         if self.brightness or self.contrast or self.saturation:
-            images = self._jitter(images, draws[:, 3:6])
+            strengths = draws[:, 3:6]
+            images = self._jitter(images, strengths)
         if self.autoaugment is not None:
-            policy = AutoAugment(AutoAugmentPolicy(self.autoaugment), fill=[128.0] * 3)
-            images = _one_by_one(policy, images, identity, (*seed, 2))
+            grey = [128.0] * 3
+            named_policy = AutoAugmentPolicy(self.autoaugment)
+            policy = AutoAugment(named_policy, fill=grey)
+            policy_seed = (*seed, 2)
+            images = _one_by_one(policy, images, identity, policy_seed)
         if self.cutout:
-            images = self._cut_out(images, draws[:, 6:])
+            places = draws[:, 6:]
+            images = self._cut_out(images, places)
         return images
 
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
         n, channels, height, width = images.shape
-        padded = functional.pad(images, [self.crop_padding] * 4)
+        padding = [self.crop_padding] * 4
+        padded = functional.pad(images, padding)
         positions = 2 * self.crop_padding + 1
-        top, left = (draws * positions).long().unbind(1)
-        rows = top[:, None] + torch.arange(height, device=images.device)
-        columns = left[:, None] + torch.arange(width, device=images.device)
+        corners = (draws * positions).long()
+        top, left = corners.unbind(1)
+        row_offsets = torch.arange(height, device=images.device)
+        rows = top[:, None] + row_offsets
+        column_offsets = torch.arange(width, device=images.device)
+        columns = left[:, None] + column_offsets
         rows = rows[:, None, :, None].expand(n, channels, height, padded.shape[3])
         columns = columns[:, None, None, :].expand(n, channels, height, width)
         return padded.gather(2, rows).gather(3, columns)
@@ -154,20 +172,23 @@ class Augmentation:
         centre = (draws * side).long()
         start = centre[:, :, None] - half
         place = torch.arange(side, device=images.device)
-        inside = (place >= start) & (place < start + 2 * half)
+        end = start + 2 * half
+        inside = (place >= start) & (place < end)
         rows, columns = inside.unbind(1)
         square = rows[:, :, None] & columns[:, None, :]
         return images.masked_fill(square[:, None], 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
-        strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
+        limits = [self.brightness, self.contrast, self.saturation]
+        strength = draws.new_tensor(limits)
         change = strength * (2 * draws - 1)
         factors = (1 + change).clamp_min(0).float()
         factors = factors[:, :, None, None, None]
         brightness, contrast, saturation = factors.unbind(1)
         x = images.float() * brightness
         x = x.clamp(0, 255)
-        luma = x.new_tensor(LUMA)[None, :, None, None]
+        weights = x.new_tensor(LUMA)
+        luma = weights[None, :, None, None]
         grey = (x * luma).sum(1, keepdim=True)
         mean = grey.mean((2, 3), keepdim=True)
         x = mean + (x - mean) * contrast
@@ -191,9 +212,8 @@ def augmentation_of(options: Mapping[str, Any]) -> Augmentation:
     padding = chosen["crop_padding"]
     check_that(padding >= 0, "crop_padding", padding, "at least 0")
     for name in ("brightness", "contrast", "saturation", "cutout"):
-        check_that(
-            0 <= chosen[name] <= 1, name, chosen[name], "a number between 0 and 1"
-        )
+        share = chosen[name]
+        check_that(0 <= share <= 1, name, share, "a number between 0 and 1")
     if chosen["autoaugment"] is not None:
         check_choice("autoaugment", chosen["autoaugment"], Policy)
     return Augmentation(**chosen)

@@ -81,10 +81,13 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
     """
     drops = []
     for j in range(len(matrix) - 1):
-        column = [row[j] for row in matrix[j:]]
+        column = []
+        for row in matrix[j:]:
+            column.append(row[j])
         known = [a for a in column if a is not None]
         if known and column[-1] is not None:
-            drops.append(max(known) - column[-1])
+            fall = max(known) - column[-1]
+            drops.append(fall)
     if drops:
         return sum(drops) / len(drops)
     return None
@@ -129,7 +132,10 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
         6.0
     """
     pairs = itertools.pairwise(trajectory)
-    drops = [a - b for a, b in pairs if a is not None and b is not None]
+    drops = []
+    for a, b in pairs:
+        if a is not None and b is not None:
+            drops.append(a - b)
     if drops:
         return max(drops)
     return None
@@ -151,7 +157,8 @@ def raise_predicted(probabilities: Tensor) -> tuple[Tensor, Tensor]:
         The changed probabilities (n, C), and the predicted columns (n,).
     """
     predicted = probabilities.argmax(dim=1)
-    return probabilities.scatter(1, predicted[:, None], float("inf")), predicted
+    column = predicted[:, None]
+    return probabilities.scatter(1, column, float("inf")), predicted
 
 
 def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +171,8 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
         (n, min(5, C)) int64 columns and their (n, min(5, C)) probabilities, in falling order.
     """
     raised, _ = raise_predicted(probabilities)
-    columns = raised.argsort(dim=1, descending=True, stable=True)[:, :TOP_K]
+    ranked = raised.argsort(dim=1, descending=True, stable=True)
+    columns = ranked[:, :TOP_K]
     return columns, probabilities.gather(1, columns)
 
 
@@ -191,9 +199,8 @@ def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
     edges = torch.linspace(0, 1, ECE_BINS + 1, device=confidence.device)
     position = torch.bucketize(confidence, edges, right=True) - 1
     # Sums of float32 values in float64 are the same in any order and in any batches.
-    counts = torch.stack(
-        [torch.ones_like(confidence), confidence, correct.float()], dim=1
-    ).double()
+    ones = torch.ones_like(confidence)
+    counts = torch.stack([ones, confidence, correct.float()], dim=1).double()
     bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
     return bins.index_add_(0, position, counts)
 
@@ -213,7 +220,8 @@ def binned_calibration_error(bins: Tensor) -> float | None:
     total = float(predictions.sum())
     if not total:
         return None
-    return 100 * float((confidence - correct).abs().sum()) / total
+    gaps = (confidence - correct).abs()
+    return 100 * float(gaps.sum()) / total
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float | None:
@@ -230,7 +238,8 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float | No
         >>> calibration_error(np.array([0.75, 0.75]), np.array([True, False]))
         25.0
     """
-    bins = confidence_bins(torch.from_numpy(confidence), torch.from_numpy(correct))
+    confidences = torch.from_numpy(confidence)
+    bins = confidence_bins(confidences, torch.from_numpy(correct))
     return binned_calibration_error(bins)
 
 
@@ -251,7 +260,8 @@ def rarely_predicted(correct: np.ndarray, images: np.ndarray) -> np.ndarray:
         (m,) their positions.
     """
     enough = images >= MIN_TEST_IMAGES
-    return np.flatnonzero(enough & (100 * correct < RARELY_PREDICTED * images))
+    is_rare = 100 * correct < RARELY_PREDICTED * images
+    return np.flatnonzero(enough & is_rare)
 
 
 class LeftOutPredictions(NamedTuple):
@@ -282,7 +292,8 @@ def left_out_predictions(model: Classifier) -> LeftOutPredictions | None:
     scores = samples.scores()
     known = scores.isfinite().all(dim=1)
     predicted = scores[known].argmax(dim=1)
-    return LeftOutPredictions(samples.columns[known].cpu(), predicted.cpu())
+    columns = samples.columns[known]
+    return LeftOutPredictions(columns.cpu(), predicted.cpu())
 
 
 def rarely_predicted_by(model: Classifier) -> list[str]:
@@ -292,7 +303,8 @@ def rarely_predicted_by(model: Classifier) -> list[str]:
         return []
     size = len(model.class_names)
     images = found.target.bincount(minlength=size)
-    correct = found.target[found.target == found.predicted].bincount(minlength=size)
+    is_correct = found.target == found.predicted
+    correct = found.target[is_correct].bincount(minlength=size)
     columns = rarely_predicted(correct.numpy(), images.numpy())
     return [model.class_names[column] for column in columns]
 
@@ -332,7 +344,9 @@ def wilson_interval(correct: int, total: int) -> Interval:
     from scipy.stats import binomtest  # imported here: to classify needs none of it
 
     bounds = binomtest(correct, total).proportion_ci(0.95, "wilson")
-    return Interval(100 * float(bounds.low), 100 * float(bounds.high))
+    low = 100 * float(bounds.low)
+    high = 100 * float(bounds.high)
+    return Interval(low, high)
 
 
 @dataclass(frozen=True)
@@ -421,7 +435,8 @@ class Evaluation:
     @property
     def interval(self) -> Interval:
         """Wilson's 95 % interval around the accuracy, in percent."""
-        return wilson_interval(int(self.correct.sum()), len(self.correct))
+        correct = int(self.correct.sum())
+        return wilson_interval(correct, len(self.correct))
 
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
@@ -444,13 +459,15 @@ class Evaluation:
         )
         if len(others) < MIN_TEST_IMAGES:
             return f"{message} not known (fewer than {MIN_TEST_IMAGES})"
-        return f"{message} {100 * float(others.mean()):.1f} %"
+        accuracy = 100 * float(others.mean())
+        return f"{message} {accuracy:.1f} %"
 
     def confusion(self) -> np.ndarray:
         """Return the (C, C) int64 confusion matrix, true classes in rows."""
         size = len(self.class_names)
         cells = self.target * size + self.predicted
-        return np.bincount(cells, minlength=size**2).reshape(size, size)
+        counts = np.bincount(cells, minlength=size**2)
+        return counts.reshape(size, size)
 
     def class_scores(self) -> list[ClassScore]:
         """Return the score of each class that has an image, the worst first, untested ones last."""
@@ -465,9 +482,10 @@ class Evaluation:
             name = self.class_names[column]
             if counts[other]:
                 confused_with = self.class_names[other]
-                scores.append(
-                    ClassScore(name, images, correct, confused_with, int(counts[other]))
+                score = ClassScore(
+                    name, images, correct, confused_with, int(counts[other])
                 )
+                scores.append(score)
             else:
                 scores.append(ClassScore(name, images, correct))
         return sorted(
@@ -483,14 +501,18 @@ class Evaluation:
     def rarely_predicted(self) -> list[str]:
         """Classes that are rarely predicted for their images."""
         matrix = self.confusion()
-        columns = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1))
+        images = matrix.sum(axis=1)
+        columns = rarely_predicted(matrix.diagonal(), images)
         return [self.class_names[column] for column in columns]
 
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion()
         images = matrix.sum(axis=1)
-        cells = [(i, j) for i, j in np.argwhere(matrix).tolist() if i != j]
+        cells = []
+        for i, j in np.argwhere(matrix).tolist():
+            if i != j:
+                cells.append((i, j))
         cells.sort(
             key=lambda cell: (-matrix[cell], -matrix[cell] / images[cell[0]], cell)
         )
@@ -498,9 +520,8 @@ class Evaluation:
         for i, j in cells:
             target = self.class_names[i]
             predicted = self.class_names[j]
-            pairs.append(
-                ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i]))
-            )
+            pair = ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i]))
+            pairs.append(pair)
         return pairs
 
 
@@ -522,13 +543,15 @@ def evaluate(
         DataError: no image can be read.
     """
     position = {name: column for column, name in enumerate(model.class_names)}
-    columns = np.array([position[name] for name in images.class_names], dtype=np.int64)
+    positions = [position[name] for name in images.class_names]
+    columns = np.array(positions, dtype=np.int64)
     row_batches = [np.zeros(0, dtype=np.int64)]
     predicted_batches = [np.zeros(0, dtype=np.int64)]
     confidence_batches = [np.zeros(0)]
     for rows, z in images.embedded(model, "evaluating", unreadable, progress):
         if len(rows):
-            confidence, predicted = model.head.probabilities(z).max(dim=1)
+            probabilities = model.head.probabilities(z)
+            confidence, predicted = probabilities.max(dim=1)
             row_batches.append(rows)
             predicted_batches.append(predicted.cpu().numpy())
             confidence_batches.append(confidence.cpu().numpy())

@@ -72,9 +72,10 @@ def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = [
-        name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
-    ]
+    names = []
+    for name in datasets.__all__:
+        if inspect.isclass(getattr(datasets, name)):
+            names.append(name)
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
@@ -83,7 +84,8 @@ def digits(options: SourceOptions) -> Source:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = (pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    squares = pixels.reshape(-1, 8, 8)
+    images = (squares * (255 / 16)).round().astype(np.uint8)
     class_names = [str(digit) for digit in range(10)]
     return split_by_seed(
         class_names, ArraySet(partial(array_image, images), labels), options
@@ -104,7 +106,9 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         UsageError: the set is not one of images with one class each.
         DataError: it is not on this machine, or damaged.
     """
-    opened = [_open(name, options, arguments) for arguments in _split_arguments(name)]
+    opened = []
+    for arguments in _split_arguments(name):
+        opened.append(_open(name, options, arguments))
     train_classes = getattr(opened[0], "classes", None)
     test_classes = getattr(opened[-1], "classes", None)
     if train_classes != test_classes:
@@ -116,9 +120,8 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         return ArraySet(partial(dataset_image, opened[part]), labels)
 
     labels = [_labels(part) for part in opened]
-    return source_of_splits(
-        labels, make, options, f"torchvision's {name}", _class_names(opened[0])
-    )
+    class_names = _class_names(opened[0])
+    return source_of_splits(labels, make, options, f"torchvision's {name}", class_names)
 
 
 def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
@@ -205,12 +208,18 @@ def _class_names(dataset: Any) -> list[str]:
 
     A name that occurs twice (ImageNet has two cranes) gets its label behind it.
     """
-    declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
+    class_list = getattr(dataset, "classes", None)
+    declared = class_list or getattr(dataset, "categories", None)
     if declared is None:
-        return [str(label) for label in range(max(_labels(dataset)) + 1)]
+        largest = max(_labels(dataset))
+        return [str(label) for label in range(largest + 1)]
     names = []
     for name in declared:
-        names.append(", ".join(name) if isinstance(name, tuple) else str(name))
+        if isinstance(name, tuple):
+            text = ", ".join(name)
+        else:
+            text = str(name)
+        names.append(text)
     counts = Counter(names)
     return [
         name if counts[name] == 1 else f"{name} ({label})"
@@ -258,10 +267,10 @@ def imagenet100(options: SourceOptions) -> Source:
         names = list(folders)
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
-            rows = np.random.RandomState(USUAL_SEED).permutation(IMAGENET_CLASSES)[
-                :CLASSES
-            ]
-            names = sorted(names[i] for i in rows)
+            generator = np.random.RandomState(USUAL_SEED)
+            rows = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
+            usual = [names[i] for i in rows]
+            names = sorted(usual)
         if len(names) != CLASSES:
             raise DataError(
                 f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
@@ -275,13 +284,12 @@ def imagenet100(options: SourceOptions) -> Source:
                     f" {IMAGENET}"
                 )
         passed_over = PassedOver()
-        train_set = file_set(
-            train, {name: folders[name] for name in names}, passed_over
-        )
-        val_set = file_set(
-            val, {name: val_folders[name] for name in names}, passed_over
-        )
-        return Source(names, train_set, val_set, notes=tuple(passed_over.notes()))
+        train_folders = {name: folders[name] for name in names}
+        train_set = file_set(train, train_folders, passed_over)
+        tested_folders = {name: val_folders[name] for name in names}
+        val_set = file_set(val, tested_folders, passed_over)
+        notes = tuple(passed_over.notes())
+        return Source(names, train_set, val_set, notes=notes)
 
 
 def tinyimagenet(options: SourceOptions) -> Source:
@@ -307,9 +315,8 @@ def tinyimagenet(options: SourceOptions) -> Source:
         passed_over = PassedOver()
         train_set = file_set(root / "train", folders, passed_over)
         val_set = _validation(annotations, list(folders))
-        return Source(
-            list(folders), train_set, val_set, notes=tuple(passed_over.notes())
-        )
+        notes = tuple(passed_over.notes())
+        return Source(list(folders), train_set, val_set, notes=notes)
 
 
 def _inner_folder(root: Path, name: str) -> Path:
@@ -392,7 +399,8 @@ def core50(options: SourceOptions) -> Source:
         frames = _frames(root)
     sessions = sorted({frame.session for frame in frames})
     if not set(sessions) > TEST_SESSIONS:
-        present = ", ".join(f"s{session}" for session in sessions) or "no frame"
+        numbers = [f"s{session}" for session in sessions]
+        present = ", ".join(numbers) or "no frame"
         raise DataError(
             f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to"
             f" {WHAT_CORE50}"
@@ -401,14 +409,17 @@ def core50(options: SourceOptions) -> Source:
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
     frames = frames[stride - 1 :: stride]
     labels = [objects.index(frame.object) for frame in frames]
-    whole = FileSet(root, [frame.path for frame in frames], labels)
+    paths = [frame.path for frame in frames]
+    whole = FileSet(root, paths, labels)
     session_numbers = [sessions.index(frame.session) for frame in frames]
     domains = SampleGroups(
         [f"s{session}" for session in sessions],
         np.array(session_numbers, dtype=np.int64),
     )
-    test = np.array([frame.session in TEST_SESSIONS for frame in frames], dtype=bool)
-    source = source_by_mask([f"o{number}" for number in objects], whole, test, domains)
+    is_test = [frame.session in TEST_SESSIONS for frame in frames]
+    test = np.array(is_test, dtype=bool)
+    names = [f"o{number}" for number in objects]
+    source = source_by_mask(names, whole, test, domains)
     return checked_source(source, f"{shown_path(root)} with stride {stride}")
 
 
@@ -465,7 +476,8 @@ def domains(options: SourceOptions) -> Source:
             labels += [class_names.index(classes[label]) for label in images.labels]
             numbers += [number] * len(images)
     whole = FileSet(root, names, labels)
-    groups = SampleGroups(list(domain_folders), np.array(numbers))
+    of_samples = np.array(numbers)
+    groups = SampleGroups(list(domain_folders), of_samples)
     held = held_out_rows(
         whole, groups.numbers, options.val_fraction, options.split_seed
     )
@@ -494,7 +506,10 @@ def cifar100(options: SourceOptions) -> Source:
     """
     root = expanded(options.root or DEFAULT_ROOT)
     files = [root / name for name in PARQUET]
-    missing = [file.name for file in files if not file.is_file()]
+    missing = []
+    for file in files:
+        if not file.is_file():
+            missing.append(file.name)
     if len(missing) == 1:
         raise DataError(
             f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file:"
@@ -507,7 +522,8 @@ def cifar100(options: SourceOptions) -> Source:
     parts = [ParquetImages(file) for file in files]
 
     def make(part: int, positions: np.ndarray) -> ArraySet:
-        return ArraySet(parts[part], positions, where=f"{shown_path(files[part])}#")
+        where = f"{shown_path(files[part])}#"
+        return ArraySet(parts[part], positions, where=where)
 
     labels = [part.labels for part in parts]
     return source_of_splits(
@@ -540,7 +556,9 @@ class ParquetImages:
     def __call__(self, row: int) -> bytes:
         """Return the content of an image's file; DataError if there is none."""
         cell = self._images[row]
-        content = cell.get("bytes") if isinstance(cell, dict) else None
+        content = None
+        if isinstance(cell, dict):
+            content = cell.get("bytes")
         if not isinstance(content, bytes):
             raise DataError(
                 f"{shown_path(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no"

@@ -71,7 +71,8 @@ def folder(options: SourceOptions) -> Source:
             )
         else:
             source = _train_and_test(splits.train, splits.test)
-        return replace(source, notes=(*splits.notes, *source.notes))
+        notes = (*splits.notes, *source.notes)
+        return replace(source, notes=notes)
 
 
 def _held_out_source(root: Path, options: SourceOptions) -> Source:
@@ -109,7 +110,8 @@ def class_folders(home: Path) -> dict[str, list[Path]]:
     """
     folders: dict[str, list[Path]] = {}
     for path in sub_folders(home):
-        folders.setdefault(class_name(path.name), []).append(path)
+        of_class = folders.setdefault(class_name(path.name), [])
+        of_class.append(path)
     if not folders:
         raise DataError(
             f"{shown_path(home)} has no sub-folders: expected one folder of images per class"
@@ -161,7 +163,8 @@ def find_splits(root: Path) -> SplitFolders | None:
         splits[split] = path
     if not splits or not _are_splits(folders, splits):
         return None
-    named = ", ".join(printable(path.name) for path in folders)
+    names = [printable(path.name) for path in folders]
+    named = ", ".join(names)
     if "train" not in splits:
         raise DataError(
             f"{shown_path(root)} has {named}, but no train: expected train and test"
@@ -196,7 +199,8 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     class folders or nothing; or if all of several hold the same sub-folders, whatever their names.
     """
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        has_classes = any(sub_folders(path) for path in splits.values())
+        with_classes = [sub_folders(path) for path in splits.values()]
+        has_classes = any(with_classes)
         return has_classes or not _images_beside(splits["train"])
     inner = [{sub_folder.name for sub_folder in sub_folders(path)} for path in folders]
     return len(folders) > 1 and _all_equal(inner)
@@ -225,7 +229,8 @@ def _train_and_test(train: Path, test: Path) -> Source:
     notes = passed_over.notes()
     if note:
         notes.append(note)
-    return Source(list(folders), train_set, test_set, notes=tuple(notes))
+    notes_of_source = tuple(notes)
+    return Source(list(folders), train_set, test_set, notes=notes_of_source)
 
 
 # ---------------------------------------------------------------------- held-out images
@@ -278,9 +283,12 @@ def _split_by_group(
     notes = []
     # A single image may be a burst of its own.
     if single_images and (kind != "burst" or single_images == len(whole)):
-        notes.append(_single_images_message(kind, single_images, len(whole)))
+        message = _single_images_message(kind, single_images, len(whole))
+        notes.append(message)
     if whole_classes:
-        noun = "class" if len(whole_classes) == 1 else "each of the classes"
+        noun = "each of the classes"
+        if len(whole_classes) == 1:
+            noun = "class"
         notes.append(
             f"note: all images of {noun} {listed(whole_classes)} are one group by --data.group"
             f" {kind}, so that none is held out"
@@ -304,11 +312,10 @@ WITHOUT_GROUP = {
 
 def _single_images_message(kind: str, count: int, total: int) -> str:
     """Say how many images are in no group: if most are, the split is a random one."""
-    images = (
-        f"all {total} images"
-        if count == total
-        else f"{number_of(count, 'image')} of {total}"
-    )
+    if count == total:
+        images = f"all {total} images"
+    else:
+        images = f"{number_of(count, 'image')} of {total}"
     reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
     return f"note: {images} {reason}: held out one by one"
 
@@ -350,7 +357,9 @@ def strays_message(*folders: Path) -> str | None:
     if not strays:
         return None
     count = len(strays)
-    them = "it" if count == 1 else "each"
+    them = "each"
+    if count == 1:
+        them = "it"
     return (
         f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
         f" over, the first is {shown_path(strays[0])}: move {them} into the folder of its class"
@@ -361,11 +370,11 @@ def _images_beside(home: Path) -> list[Path]:
     """Return the images right in a folder or archive, beside its sub-folders."""
     part = archive_part(home)
     entries = sorted(home.iterdir()) if part is None else archived_files(part)
-    return [
-        path
-        for path in entries
-        if path.parent == home and is_image(path) and not is_folder(path)
-    ]
+    found = []
+    for path in entries:
+        if path.parent == home and is_image(path) and not is_folder(path):
+            found.append(path)
+    return found
 
 
 def file_set(

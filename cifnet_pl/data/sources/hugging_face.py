@@ -77,10 +77,12 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     label_names = getattr(train.features[label], "names", None)
     class_names, positions = classes_of(labels, described, label_names)
     reader = row_reader(read, image, where)
-    whole = ArraySet(reader, positions, names, where=f"{where}#", sequential=True)
+    where_read = f"{where}#"
+    whole = ArraySet(reader, positions, names, where=where_read, sequential=True)
     given = splits if len(read) > 1 else None
     source = source_with_split(class_names, whole, given, options, where)
-    return replace(source, notes=(*notes, *source.notes))
+    all_notes = (*notes, *source.notes)
+    return replace(source, notes=all_notes)
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -100,7 +102,9 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
     ):
         if not name:
             return dict(_local(datasets, expanded(options.root or Path()), config))
-        cache = str(expanded(options.root)) if options.root is not None else None
+        cache = None
+        if options.root is not None:
+            cache = str(expanded(options.root))
         return dict(datasets.load_dataset(name, config, cache_dir=cache))
 
 
@@ -172,7 +176,10 @@ def _named_splits(
 
 def _has_labels(part: Any, label: str) -> bool:
     """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    labels = part.select_columns([label])[label] if label in part.column_names else []
+    if label in part.column_names:
+        labels = part.select_columns([label])[label]
+    else:
+        labels = []
     return any(value not in (None, -1) for value in labels)
 
 
@@ -185,7 +192,8 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
+    kinds = [f"{printable(name)} ({kind})" for name, kind in features.items()]
+    known = ", ".join(kinds)
     column = options.own.get(meaning)
     if column is not None:
         if column not in features:
@@ -217,7 +225,8 @@ def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], byt
     """
     from datasets import Image, concatenate_datasets
 
-    rows = concatenate_datasets([part.select_columns([column]) for part in parts])
+    columns = [part.select_columns([column]) for part in parts]
+    rows = concatenate_datasets(columns)
     if type(rows.features[column]).__name__ == "Image":
         rows = rows.cast_column(column, Image(decode=False))
 
@@ -228,8 +237,9 @@ def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], byt
         if isinstance(cell, str) and Path(cell).is_file():
             return Path(cell).read_bytes()
         if not isinstance(cell, bytes):
+            kind = type(cell).__name__
             raise DataError(
-                f"{where}: row {row} of '{printable(column)}' is no image but {type(cell).__name__}"
+                f"{where}: row {row} of '{printable(column)}' is no image but {kind}"
             )
         return cell
 

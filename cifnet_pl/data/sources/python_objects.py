@@ -117,7 +117,8 @@ def _read_arrays(samples: Any, labels: Any) -> LabelledObject:
             f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3)"
             " uint8"
         )
-    return LabelledObject(y.tolist(), None, partial(ArraySet, partial(array_image, x)))
+    read = partial(array_image, x)
+    return LabelledObject(y.tolist(), None, partial(ArraySet, read))
 
 
 def _read_data_set(dataset: Any) -> LabelledObject:

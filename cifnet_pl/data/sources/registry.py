@@ -123,7 +123,10 @@ def _check_options(name: str, options: SourceOptions) -> None:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
-    kind = "hf" if name.startswith(HUB_PREFIX) else name
+    if name.startswith(HUB_PREFIX):
+        kind = "hf"
+    else:
+        kind = name
     known = OWN_OPTIONS.get(kind, ())
     unknown = [option for option in options.own if option not in known]
     if unknown and known:
@@ -140,11 +143,15 @@ def _torchvision_class(name: str) -> str:
     Raises:
         UsageError: there is no such class.
     """
-    prefix = TORCHVISION_PREFIX if name.startswith(TORCHVISION_PREFIX) else ""
+    prefix = ""
+    if name.startswith(TORCHVISION_PREFIX):
+        prefix = TORCHVISION_PREFIX
     classes = {plain.lower(): plain for plain in set_names()}
     plain = classes.get(name.removeprefix(prefix).lower())
     if plain is None:
-        torchvision_names = [prefix + class_name for class_name in classes.values()]
+        torchvision_names = []
+        for class_name in classes.values():
+            torchvision_names.append(prefix + class_name)
         raise unknown_name(
             "data source", name, [*SOURCES, *offered("sources"), *torchvision_names]
         )

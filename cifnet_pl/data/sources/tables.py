@@ -61,9 +61,13 @@ class SampleTable:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = name if name in self.columns else ALIASES.get(name, name)
+        if name in self.columns:
+            column = name
+        else:
+            column = ALIASES.get(name, name)
         if column not in self.columns:
-            known = ", ".join(map(printable, self.columns)) or "nothing"
+            known_columns = ", ".join(map(printable, self.columns))
+            known = known_columns or "nothing"
             raise DataError(
                 f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
             )
@@ -112,12 +116,14 @@ class SampleTable:
         Raises:
             DataError: two samples have the same identity.
         """
-        if ids is None and not {"ids", "id"} & set(self.columns):
+        id_columns = {"ids", "id"} & set(self.columns)
+        if ids is None and not id_columns:
             return EmbeddingSet(z, labels, self.path)
         identities = self.vector(ids or "ids", len(z))
         values, counts = np.unique(identities, return_counts=True)
         if len(values) < len(z):
-            duplicate = printable(str(values[counts.argmax()]))
+            repeated = values[counts.argmax()]
+            duplicate = printable(str(repeated))
             raise DataError(
                 f"{shown_path(self.path)}: id '{duplicate}' stands there twice, expected one per"
                 " sample"
@@ -139,15 +145,15 @@ class SampleTable:
             DataError: arrays that are missing or do not fit.
         """
         z = self.matrix(embeddings)
-        class_names, positions = classes_of(
-            self.vector(labels, len(z)).tolist(), shown_path(self.path)
-        )
+        cells = self.vector(labels, len(z)).tolist()
+        class_names, positions = classes_of(cells, shown_path(self.path))
         return class_names, self.samples(z, positions, ids)
 
     def unlabelled(self) -> EmbeddingSet:
         """Return all embeddings without their labels."""
         z = self.matrix("embeddings")
-        return self.samples(z, np.zeros(len(z), dtype=np.int64))
+        zeros = np.zeros(len(z), dtype=np.int64)
+        return self.samples(z, zeros)
 
 
 def readable(path: Path) -> Any:
@@ -186,7 +192,8 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     with path.open("rb") as file:
         file.seek(offset + 26)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
-        file.seek(offset + 30 + name_length + extra_length)
+        header_length = 30 + name_length + extra_length
+        file.seek(offset + header_length)
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -200,14 +207,17 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         )
     if 0 in shape:
         return None
-    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
+    if fortran:
+        return np.memmap(path, dtype, "r", start, shape, "F")
+    return np.memmap(path, dtype, "r", start, shape, "C")
 
 
 def _parquet(path: Path) -> SampleTable:
     parquet = import_pyarrow().parquet
 
     def read(name: str) -> np.ndarray:
-        return _column(parquet.read_table(path, columns=[name])[name], path, name)
+        table = parquet.read_table(path, columns=[name])
+        return _column(table[name], path, name)
 
     return SampleTable(path, parquet.read_schema(path).names, read)
 
@@ -246,7 +256,8 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
     if isinstance(whole, pyarrow.ChunkedArray):
         whole = whole.chunk(0)
     values = whole.flatten()
-    lengths = set(pyarrow.compute.list_value_length(whole).to_pylist())
+    list_lengths = pyarrow.compute.list_value_length(whole)
+    lengths = set(list_lengths.to_pylist())
     if (
         len(lengths) > 1
         or values.null_count
@@ -256,7 +267,8 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
             f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number"
             " in each row"
         )
-    return np.asarray(values.to_numpy()).reshape(len(whole), -1)
+    flat = np.asarray(values.to_numpy())
+    return flat.reshape(len(whole), -1)
 
 
 READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
@@ -295,8 +307,14 @@ class EmbeddingSet(SampleSet):
         self.labels = labels
         self.ids = ids
         self.file = file
-        self.rows = np.arange(len(labels)) if rows is None else rows
-        identities = self.rows if ids is None else ids[self.rows]
+        if rows is None:
+            self.rows = np.arange(len(labels))
+        else:
+            self.rows = rows
+        if ids is None:
+            identities = self.rows
+        else:
+            identities = ids[self.rows]
         self.names = [str(name) for name in identities.tolist()]
 
     @property
@@ -322,10 +340,14 @@ class EmbeddingSet(SampleSet):
         else:
             part = self.embeddings[file_rows]
         with np.errstate(over="ignore"):  # values too large become infinity
-            z = torch.from_numpy(np.array(part, dtype=np.float32, order="C"))
-        finite = torch.isfinite(z).all(dim=1).numpy()
+            in_order = np.array(part, dtype=np.float32, order="C")
+            z = torch.from_numpy(in_order)
+        is_finite = torch.isfinite(z).all(dim=1)
+        finite = is_finite.numpy()
         if not finite.all():
-            broken = [str(row) for row in file_rows[~finite]]
+            broken = []
+            for row in file_rows[~finite]:
+                broken.append(str(row))
             raise DataError(
                 f"{shown_path(self.file)}: no finite float32 in row {listed(broken)} of the"
                 " embeddings (counted from 0): repair or remove them"
@@ -338,15 +360,15 @@ class EmbeddingSet(SampleSet):
 
     def subset(self, rows: np.ndarray) -> EmbeddingSet:
         """Return the samples at positions ``rows``."""
+        own_rows = self.rows[rows]
         return EmbeddingSet(
-            self.embeddings, self.labels[rows], self.file, self.rows[rows], self.ids
+            self.embeddings, self.labels[rows], self.file, own_rows, self.ids
         )
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the embedding's bytes."""
-        return content_hash(
-            np.ascontiguousarray(self.embeddings[self.rows[index]]).tobytes()
-        )
+        row = np.ascontiguousarray(self.embeddings[self.rows[index]])
+        return content_hash(row.tobytes())
 
 
 def embeddings(options: SourceOptions) -> Source:
@@ -366,12 +388,18 @@ def embeddings(options: SourceOptions) -> Source:
     """
     table = open_table(options.root)
     where = shown_path(table.path)
-    names = {key: str(value) for key, value in options.own.items()}
-    split_column = names.pop("split", "split" if "split" in table.columns else None)
+    names = {}
+    for key, value in options.own.items():
+        names[key] = str(value)
+    default = None
+    if "split" in table.columns:
+        default = "split"
+    split_column = names.pop("split", default)
     class_names, whole = table.labelled(**names)
     splits = None
     if split_column is not None:
-        words = table.vector(split_column, len(whole)).tolist()
+        cells = table.vector(split_column, len(whole))
+        words = cells.tolist()
         splits = [read_split(word, where) for word in words]
     return source_with_split(class_names, whole, splits, options, where)
 
@@ -422,10 +450,12 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         root: the file.
         options: of the source :func:`embeddings`.
     """
-    table = open_table(Path(root) if root else None)
-    return int(
-        table.matrix(str((options or {}).get("embeddings", "embeddings"))).shape[1]
-    )
+    path = None
+    if root:
+        path = Path(root)
+    table = open_table(path)
+    column = (options or {}).get("embeddings", "embeddings")
+    return int(table.matrix(str(column)).shape[1])
 
 
 # ---------------------------------------------------------------------- lists of image files
@@ -468,7 +498,9 @@ def manifest(options: SourceOptions) -> Source:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
     where = shown_path(options.root)
-    names = {meaning: str(options.own.get(meaning, meaning)) for meaning in MEANINGS}
+    names = {}
+    for meaning in MEANINGS:
+        names[meaning] = str(options.own.get(meaning, meaning))
     table = _read_table(file, names)
     cells = _manifest_cells(table, names, options, where)
     if not cells["path"]:
@@ -479,9 +511,15 @@ def manifest(options: SourceOptions) -> Source:
     whole = FileSet(file.parent, paths, labels.tolist())
     splits = None
     if "split" in cells:
-        splits = [read_split(word, where) for word in cells["split"]]
-    domains = _groups(cells["domain"]) if "domain" in cells else None
-    tasks = _groups(cells["task"]) if "task" in cells else None
+        splits = []
+        for word in cells["split"]:
+            splits.append(read_split(word, where))
+    domains = None
+    if "domain" in cells:
+        domains = _groups(cells["domain"])
+    tasks = None
+    if "task" in cells:
+        tasks = _groups(cells["task"])
     source = source_with_split(
         class_names, whole, splits, options, where, domains, tasks
     )
@@ -520,13 +558,18 @@ def _manifest_cells(
         DataError: the table lacks ``path`` or ``label``, or a column that was named.
     """
     cells = {}
-    folded = {name.casefold(): name for name in table.columns}
+    folded = {}
+    for name in table.columns:
+        folded[name.casefold()] = name
     for meaning, name in names.items():
-        column = name if name in table.columns else folded.get(name.casefold())
+        column: str | None = name
+        if name not in table.columns:
+            column = folded.get(name.casefold())
         if column is not None:
             cells[meaning] = table.columns[column]
         elif meaning in ("path", "label") or meaning in options.own:
-            known = ", ".join(map(printable, table.header)) or "none"
+            known_columns = ", ".join(map(printable, table.header))
+            known = known_columns or "none"
             raise DataError(
                 f"{where} has no column '{printable(name)}', it has {known}"
             )
@@ -597,7 +640,10 @@ def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
         rows = []
         for line in lines:
             rows.append([cell.strip() for cell in line])
-    header = rows[0] if rows else []
+    if rows:
+        header = rows[0]
+    else:
+        header = []
     columns: dict[str, list[Any]] = {}
     for name in filter(None, header):
         if name in columns:
@@ -612,7 +658,8 @@ def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
             continue
         if len(row) != len(header):
             cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
-            raise DataError(f"{shown_path(path)}: {cells}: {printable(row[0])}")
+            name = printable(row[0])
+            raise DataError(f"{shown_path(path)}: {cells}: {name}")
         for name, cell in zip(header, row, strict=True):
             if name:
                 columns[name].append(cell)
@@ -624,8 +671,10 @@ def _delimiter(text: str, names: dict[str, str]) -> str:
     wanted = {name.casefold() for name in names.values()}
 
     def columns_found(delimiter: str) -> int:
-        header = next(csv.reader(text.splitlines(True)[:1], delimiter=delimiter), [])
-        return len(wanted & {name.strip().casefold() for name in header})
+        first_line = text.splitlines(True)[:1]
+        header = next(csv.reader(first_line, delimiter=delimiter), [])
+        names = {name.strip().casefold() for name in header}
+        return len(wanted & names)
 
     return max(DELIMITERS, key=columns_found)
 
@@ -679,7 +728,8 @@ def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
             f"{where} lists {len(missing)} files that are not there, the first is"
             f" {shown_path(root / missing[0])}: paths are relative to the table's folder"
         )
-    name, times = Counter(found).most_common(1)[0]
+    counts = Counter(found)
+    name, times = counts.most_common(1)[0]
     if times > 1:
         raise DataError(
             f"{where} lists an image twice ({printable(name)}): an image has one row"
@@ -692,9 +742,8 @@ def _groups(column: list[Any]) -> SampleGroups:
     cells = [str(cell) for cell in column]
     names = sorted(set(cells), key=_number_order)
     position = {name: i for i, name in enumerate(names)}
-    return SampleGroups(
-        names, np.array([position[cell] for cell in cells], dtype=np.int64)
-    )
+    numbers = [position[cell] for cell in cells]
+    return SampleGroups(names, np.array(numbers, dtype=np.int64))
 
 
 def _number_order(name: str) -> tuple[bool, int, str]:

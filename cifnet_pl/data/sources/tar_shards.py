@@ -59,9 +59,11 @@ def webdataset(options: SourceOptions) -> Source:
     """
     names_of_numbers = _class_list(options)
     label_name = str(options.own.get("label", "label"))
-    reader = ShardReader(find_shards(options), label_name, names_of_numbers is not None)
+    has_names = names_of_numbers is not None
+    reader = ShardReader(find_shards(options), label_name, has_names)
     where = printable(str(options.root))
-    name, times = Counter(reader.names).most_common(1)[0]
+    counts = Counter(reader.names)
+    name, times = counts.most_common(1)[0]
     if times > 1:
         raise DataError(
             f"{where}: sample {printable(name)} stands there twice: give each sample a name of"
@@ -71,8 +73,11 @@ def webdataset(options: SourceOptions) -> Source:
     whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
     split_of_shards = [split_of_shard(shard) for shard in reader.shards]
     splits: list[Split] | None = None
-    if "train" in split_of_shards and {"test", "val"} & set(split_of_shards):
-        splits = [split_of_shards[number] or "train" for number in reader.shard]
+    tested = {"test", "val"} & set(split_of_shards)
+    if "train" in split_of_shards and tested:
+        splits = []
+        for number in reader.shard:
+            splits.append(split_of_shards[number] or "train")
     return source_with_split(class_names, whole, splits, options, where)
 
 
@@ -91,7 +96,10 @@ def find_shards(options: SourceOptions) -> list[str]:
             "no shards were given: set --data.root to a folder of .tar files or a pattern"
         )
     path = expanded(options.root)
-    pattern = str(path / "**" / "*.tar") if path.is_dir() else str(path)
+    if path.is_dir():
+        pattern = str(path / "**" / "*.tar")
+    else:
+        pattern = str(path)
     files = glob.glob(pattern, recursive=True)
     if not files:
         raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
@@ -112,7 +120,8 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     if path is None:
         return None
     with explained(DataError, "cannot read the names of the classes"):
-        return expanded(Path(str(path))).read_text(encoding="utf-8-sig").splitlines()
+        path_of_file = expanded(Path(str(path)))
+        return path_of_file.read_text(encoding="utf-8-sig").splitlines()
 
 
 # ---------------------------------------------------------------------- reading
@@ -134,7 +143,8 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
             if member.isreg() and not is_hidden(member.name.removeprefix("./")):
                 _add_member(samples, member, shard)
         file.seek(archive.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        block = file.read(tarfile.BLOCKSIZE)
+        if block != bytes(tarfile.BLOCKSIZE):
             raise DataError(f"shard {shard} is cut off: it has no end mark")
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
@@ -185,7 +195,8 @@ def _label(
     with explained(
         DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"
     ):
-        text = file.read(member.size).decode("utf-8").strip()
+        content = file.read(member.size)
+        text = content.decode("utf-8").strip()
         if ending == "json":
             return json.loads(text)[name]
     if (numbered or ending == "cls") and re.fullmatch(r"-?\d+", text):
@@ -221,7 +232,9 @@ class ShardReader:
 
     def __init__(self, shards: list[str], label: str, numbered: bool = False):
         self.shards = shards
-        self.marks = [file_identity(Path(shard)) for shard in shards]
+        self.marks = []
+        for shard in shards:
+            self.marks.append(file_identity(Path(shard)))
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
@@ -242,9 +255,12 @@ class ShardReader:
                         )
                     image = members[ending]
                     self.labels.append(_label(file, members, label, numbered, where))
-                    self.names.append(f"{Path(shard).name}/{key}")
-                    places.append((number, image.offset_data, image.size))
-        self.shard, self.offset, self.size = np.array(places, dtype=np.int64).T
+                    name = f"{Path(shard).name}/{key}"
+                    self.names.append(name)
+                    place = (number, image.offset_data, image.size)
+                    places.append(place)
+        columns = np.array(places, dtype=np.int64)
+        self.shard, self.offset, self.size = columns.T
 
     def __call__(self, row: int) -> bytes:
         """Return the bytes of an image.
