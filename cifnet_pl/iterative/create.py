@@ -46,7 +46,8 @@ class AutoEncoders(nn.Module):
                 .uniform_(-bound, bound)
                 .to(old.device)
             )
-            setattr(self, name, nn.Parameter(torch.cat([old.detach(), new])))
+            joined = torch.cat([old.detach(), new])
+            setattr(self, name, nn.Parameter(joined))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Reconstruct embeddings.
@@ -57,10 +58,14 @@ class AutoEncoders(nn.Module):
         Returns:
             (n, C) scores ``−γ ‖reconstruction − z‖₁``, and (n, C, latent) codes.
         """
-        codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
-        rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
-        distance = (rebuilt - z[:, None]).abs().sum(dim=2)
-        return (-self.gamma * distance).clamp(-500, 500), codes
+        projected = torch.einsum("nd,cld->ncl", z, self.encode)
+        codes = projected.tanh()
+        decoded = torch.einsum("ncl,cdl->ncd", codes, self.decode)
+        rebuilt = decoded.tanh()
+        errors = (rebuilt - z[:, None]).abs()
+        distance = errors.sum(dim=2)
+        logits = -self.gamma * distance
+        return logits.clamp(-500, 500), codes
 
 
 class CREATEModule(IterativeModule):
@@ -133,16 +138,19 @@ class CREATEModule(IterativeModule):
         scores, codes = self.encoders(self.features(x).float())
         scores = scores.float()
         probabilities = scores.softmax(dim=1) + SMALLEST
-        classification = -probabilities.gather(1, labels[:, None]).log().mean()
+        own = probabilities.gather(1, labels[:, None])
+        classification = -own.log().mean()
         separated = self._separation(scores, codes.float(), labels)
-        loss: Tensor = classification + self.options["separation_weight"] * separated
+        weight: float = self.options["separation_weight"]
+        loss: Tensor = classification + weight * separated
         if self.is_first_task:
             return loss
         network, encoders = self.teacher
         with torch.no_grad():
             old_scores = encoders(network(x))[0].float()
-        distilled = distillation(scores[:, : self.old_classes], old_scores, scale=True)
-        weight: float = self.options["distillation_weight"]
+        known = scores[:, : self.old_classes]
+        distilled = distillation(known, old_scores, scale=True)
+        weight = self.options["distillation_weight"]
         return loss + weight * distilled
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:

@@ -120,12 +120,15 @@ class Descent:
         for p in self.weights:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        shared = [cast(Tensor, p.grad) for p in self.weights] + self._running
-        flat = torch.cat([loss.detach().reshape(1), *[t.reshape(-1) for t in shared]])
+        gradients = [cast(Tensor, p.grad) for p in self.weights]
+        shared = gradients + self._running
+        flattened = [t.reshape(-1) for t in shared]
+        flat = torch.cat([loss.detach().reshape(1), *flattened])
         flat = flat.float()
         torch.distributed.all_reduce(flat)
         flat /= self._module.trainer.world_size
-        means = torch.split(flat[1:], [t.numel() for t in shared])
+        sizes = [t.numel() for t in shared]
+        means = torch.split(flat[1:], sizes)
         for tensor, mean in zip(shared, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
         return float(flat[0])
@@ -187,19 +190,21 @@ class Regime:
     """
 
     def __init__(self, options: Mapping[str, Any]):
-        self.epochs: tuple[int, int] = first_and_later("epochs", options["epochs"])
+        given = options["epochs"]
+        self.epochs: tuple[int, int] = first_and_later("epochs", given)
+        given = options["learning_rate"]
         self.learning_rates: tuple[float, float] = first_and_later(
-            "learning_rate", options["learning_rate"]
+            "learning_rate", given
         )
-        self.weight_decays: tuple[float, float] = first_and_later(
-            "weight_decay", options["weight_decay"]
-        )
+        given = options["weight_decay"]
+        self.weight_decays: tuple[float, float] = first_and_later("weight_decay", given)
         self.momentum: float = options["momentum"]
         self.schedule: Schedule = options["schedule"]
         self.milestones = _milestones(options["milestones"])
         self.decay: float = options["decay"]
         self._check()
-        check_that(options["seed"] >= 0, "seed", options["seed"], "at least 0")
+        seed = options["seed"]
+        check_that(seed >= 0, "seed", seed, "at least 0")
         check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
         self.augmentation = augmentation_of(options)
 
@@ -218,7 +223,8 @@ class Regime:
         check_choice("schedule", self.schedule, Schedule)
         expected = "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6"
         for shares in self.milestones:
-            inside = all(0 < share < 1 for share in shares)
+            inside_each = [0 < share < 1 for share in shares]
+            inside = all(inside_each)
             rising = shares == sorted(set(shares))
             check_that(inside and rising, "milestones", shares, expected)
         check_that(0 < self.decay < 1, "decay", self.decay, "a factor between 0 and 1")
@@ -231,9 +237,14 @@ class Regime:
             first: whether this is the first task.
         """
         if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        milestones = self.milestones[0 if first else 1]
-        passed = sum(progress >= share for share in milestones)
+            cosine = math.cos(math.pi * progress)
+            return 0.5 * (1 + cosine)
+        which = 1
+        if first:
+            which = 0
+        milestones = self.milestones[which]
+        passed_shares = [progress >= share for share in milestones]
+        passed = sum(passed_shares)
         return float(self.decay**passed)
 
 

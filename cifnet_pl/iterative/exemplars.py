@@ -30,10 +30,14 @@ class ExemplarSet(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.image: Tensor = nn.Buffer(torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
-        self.label: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.mean: Tensor = nn.Buffer(torch.zeros(0, 0))
+        image = torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
+        self.image: Tensor = nn.Buffer(image)
+        label = torch.zeros(0, dtype=torch.int64)
+        self.label: Tensor = nn.Buffer(label)
+        key = torch.zeros(0, dtype=torch.int64)
+        self.key: Tensor = nn.Buffer(key)
+        mean = torch.zeros(0, 0)
+        self.mean: Tensor = nn.Buffer(mean)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -69,13 +73,16 @@ class ExemplarSet(GrowingModule):
             self.image = torch.cat([self.image, image])
         else:
             self.image = image
-        self.label = torch.cat([self.label, self.label.new_full((len(image),), label)])
+        labels = self.label.new_full((len(image),), label)
+        self.label = torch.cat([self.label, labels])
         self.key = torch.cat([self.key, key])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the images, labels and keys of the exemplars at ``positions``."""
         positions = positions.to(self.label.device)
-        return self.image[positions], self.label[positions], self.key[positions]
+        images = self.image[positions]
+        labels = self.label[positions]
+        return images, labels, self.key[positions]
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of embeddings (n, d) by the nearest mean.
@@ -135,9 +142,12 @@ class Candidates(NamedTuple):
             count: number of exemplars, at most.
         """
         own = (self.label == label).nonzero().flatten()
-        own = own[self.key[own].argsort()]
-        z = functional.normalize(self.z[own], dim=1)
-        chosen = own[select_herding(z, self.key[own], 0, count)]
+        order = self.key[own].argsort()
+        own = own[order]
+        embeddings = self.z[own]
+        z = functional.normalize(embeddings, dim=1)
+        picked = select_herding(z, self.key[own], 0, count)
+        chosen = own[picked]
         return Candidates(*(column[chosen] for column in self))
 
 
@@ -156,7 +166,8 @@ def decode_squares(
         (n, 3, s, s) uint8.
     """
     squares = [images.image(row).square(size, crop_ratio) for row in rows.tolist()]
-    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+    stacked = torch.from_numpy(np.stack(squares))
+    return stacked.permute(0, 3, 1, 2)
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

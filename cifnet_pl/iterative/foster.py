@@ -110,7 +110,8 @@ class FOSTERModule(IterativeModule):
             images: number of the task's images.
             task: number of the task, from 0.
         """
-        rate = self._rates[min(max(task - 1, 0), len(self._rates) - 1)]
+        last = len(self._rates) - 1
+        rate = self._rates[min(max(task - 1, 0), last)]
         if rate is None:
             return None
         return self.capacity + round(rate * images)
@@ -133,10 +134,13 @@ class FOSTERModule(IterativeModule):
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
         if places >= len(rows):
             return rows
-        shuffled = np.random.default_rng([self.seed, task, 6]).permutation(len(rows))
+        generator = np.random.default_rng([self.seed, task, 6])
+        shuffled = generator.permutation(len(rows))
         order = rows[shuffled]
         labels = self.data.source.train.labels[order]
-        by_class = [order[labels == label] for label in np.unique(labels)]
+        by_class = []
+        for label in np.unique(labels):
+            by_class.append(order[labels == label])
         # One of each class in turn, so that each class keeps as many.
         selected: list[int] = []
         for turn in zip_longest(*by_class):
@@ -150,11 +154,11 @@ class FOSTERModule(IterativeModule):
         if self.old_classes:
             self._compress()
             self.branches.requires_grad_(False)
-            self.branches.append(copy.deepcopy(self.branches[0]).requires_grad_(True))
+            first = self.branches[0]
+            self.branches.append(copy.deepcopy(first).requires_grad_(True))
             self.expansion = grown(None, self.width, self.n_classes)
-        self.classifier = grown(
-            self.classifier, self.width * len(self.branches), self.n_classes
-        )
+        inputs = self.width * len(self.branches)
+        self.classifier = grown(self.classifier, inputs, self.n_classes)
         if self.old_classes and not self.options["new_on_old"]:
             with torch.no_grad():
                 self.classifier.weight[self.old_classes :, : self.width] = 0
@@ -163,7 +167,8 @@ class FOSTERModule(IterativeModule):
         """Keep only the student, where there is one."""
         if self.student is not None:
             self.branches = Branches([self.student[0]])
-            self.classifier = cast(nn.Linear, self.student[1])
+            layer = self.student[1]
+            self.classifier = cast(nn.Linear, layer)
             self.student = None
 
     def teachers(self) -> list[nn.Module]:
@@ -177,18 +182,19 @@ class FOSTERModule(IterativeModule):
         self.n_classes = sum(sizes)
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
+            network = self.fresh_network()
             self.student = nn.ModuleList(
-                [self.fresh_network(), grown(None, self.width, self.n_classes)]
+                [network, grown(None, self.width, self.n_classes)]
             )
         if sizes:
-            self.classifier = grown(
-                None, self.width * len(self.branches), self.n_classes
-            )
+            inputs = self.width * len(self.branches)
+            self.classifier = grown(None, inputs, self.n_classes)
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        self.branches = Branches([self.branches[0].requires_grad_(True)])
+        first = self.branches[0]
+        self.branches = Branches([first.requires_grad_(True)])
         self.expansion = None
         self.student = None
 
@@ -234,19 +240,24 @@ class FOSTERModule(IterativeModule):
 
     def _images(self) -> Tensor:
         """Return (C,) images of each class that the task learns from."""
-        rows = np.unique(np.concatenate([step.rows for step in self.plan.steps]))
+        rows_of_steps = [step.rows for step in self.plan.steps]
+        rows = np.unique(np.concatenate(rows_of_steps))
         source = self.data.source
-        names = [source.class_names[label] for label in source.train.labels[rows]]
+        labels = source.train.labels[rows]
+        names = [source.class_names[label] for label in labels]
         new = Counter(names)
-        counts = torch.tensor([new[name] for name in self.class_names])
-        counts += self.exemplars.label.cpu().bincount(minlength=self.n_classes)
+        counts_of_classes = [new[name] for name in self.class_names]
+        counts = torch.tensor(counts_of_classes)
+        exemplar_labels = self.exemplars.label.cpu()
+        counts += exemplar_labels.bincount(minlength=self.n_classes)
         return counts.clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
-        parts = [self.branches[-1], self.output_layer]
+        newest = self.branches[-1]
+        parts = [newest, self.output_layer]
         if self.expansion is not None:
             parts.append(self.expansion)
         return parts
@@ -263,7 +274,8 @@ class FOSTERModule(IterativeModule):
             return super().logits(z)
         mask = torch.ones_like(head.weight)
         mask[self.old_classes :, : self.width] = 0
-        return functional.linear(z, head.weight * mask, head.bias).float()
+        masked = head.weight * mask
+        return functional.linear(z, masked, head.bias).float()
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy in the first task, then the loss of the phase."""
@@ -279,12 +291,13 @@ class FOSTERModule(IterativeModule):
             )
         z = self.features(x)
         with torch.no_grad():
-            old = self.teacher[0](z[:, : self.width]).float()
+            old_z = z[:, : self.width]
+            old = self.teacher[0](old_z).float()
         assert self.expansion is not None
-        expansion_scores = self.expansion(z[:, self.width :]).float()
-        return boosting(
-            self.logits(z), expansion_scores, old, batch.labels, self._weights
-        )
+        new_z = z[:, self.width :]
+        expansion_scores = self.expansion(new_z).float()
+        scores = self.logits(z)
+        return boosting(scores, expansion_scores, old, batch.labels, self._weights)
 
     def after_learning(self) -> None:
         """Remove what does not predict from here on."""

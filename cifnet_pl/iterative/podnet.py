@@ -56,7 +56,8 @@ class CosineClassifier(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d)."""
-        return proxy_scores(z, torch.cat(list(self.proxies)), self.count, self.sigma)
+        proxies = torch.cat(list(self.proxies))
+        return proxy_scores(z, proxies, self.count, self.sigma)
 
 
 class PODNetModule(IterativeModule):
@@ -138,22 +139,31 @@ class PODNetModule(IterativeModule):
         """
         from sklearn.cluster import KMeans
 
-        rows = self.data.task_rows(len(self.learned_tasks) - 1)
+        task = len(self.learned_tasks) - 1
+        rows = self.data.task_rows(task)
         source = self.data.source
-        batches = torch.split(torch.from_numpy(rows), self.data.batch_size)
-        embedded = [self.embed(self.decode(batch).to(self.device)) for batch in batches]
-        z = normalize(torch.cat(embedded), dim=1).cpu().numpy()
+        every_row = torch.from_numpy(rows)
+        batches = torch.split(every_row, self.data.batch_size)
+        embedded = []
+        for batch in batches:
+            embedded.append(self.embed(self.decode(batch).to(self.device)))
+        joined = torch.cat(embedded)
+        z = normalize(joined, dim=1).cpu().numpy()
         labels = source.train.labels[rows]
         count = self.cosine.count
         centres = []
         for name in names:
-            own = z[labels == source.class_names.index(name)]
-            clusters = KMeans(min(count, len(own)), n_init=4, random_state=self.seed)
+            of_class = labels == source.class_names.index(name)
+            own = z[of_class]
+            count_of_clusters = min(count, len(own))
+            clusters = KMeans(count_of_clusters, n_init=4, random_state=self.seed)
             found = clusters.fit(own).cluster_centers_
             # Repeated if the class has fewer images than proxies.
-            centres.append(np.resize(found, (count, self.width)))
+            repeated = np.resize(found, (count, self.width))
+            centres.append(repeated)
         *old, new = self.cosine.proxies
-        length = torch.cat(list(old)).norm(dim=1).mean()
+        old_proxies = torch.cat(list(old))
+        length = old_proxies.norm(dim=1).mean()
         directions = torch.from_numpy(np.concatenate(centres)).to(new)
         start = length * normalize(directions, dim=1)
         with torch.no_grad():
@@ -189,9 +199,12 @@ class PODNetModule(IterativeModule):
             old_maps, old = with_maps(self.teacher[0], x)
         maps = [stage.float() for stage in maps]
         old_maps = [stage.float() for stage in old_maps]
-        spatial: Tensor = self.options["spatial"] * pooled_maps_distance(maps, old_maps)
-        flat: Tensor = self.options["flat"] * cosine_distance(z.float(), old.float())
-        factor = pod_factor(self.n_classes, self.n_classes - self.old_classes)
+        maps_distance = pooled_maps_distance(maps, old_maps)
+        spatial: Tensor = self.options["spatial"] * maps_distance
+        z_distance = cosine_distance(z.float(), old.float())
+        flat: Tensor = self.options["flat"] * z_distance
+        n_new = self.n_classes - self.old_classes
+        factor = pod_factor(self.n_classes, n_new)
         return loss + factor * (spatial + flat)
 
     def after_exemplar_selection(self) -> None:
@@ -203,4 +216,5 @@ class PODNetModule(IterativeModule):
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        self.cosine = CosineClassifier(self.width, self.options["proxies"])
+        proxies = self.options["proxies"]
+        self.cosine = CosineClassifier(self.width, proxies)

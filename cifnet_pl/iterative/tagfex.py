@@ -51,17 +51,21 @@ class MergeAttention(nn.Module):
         s = self.norm_specific(specific)
         a = self.norm_agnostic(agnostic)
         w = cast(Any, self)
-        key = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
-        value = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
+        keys = [s @ w.key_specific, a @ w.key_agnostic]
+        key = torch.cat(keys, dim=1)
+        values = [s @ w.value_specific, a @ w.value_agnostic]
+        value = torch.cat(values, dim=1)
+        query = self._by_head(s @ w.query)
         merged = functional.scaled_dot_product_attention(
-            self._by_head(s @ w.query), self._by_head(key), self._by_head(value)
+            query, self._by_head(key), self._by_head(value)
         )
         return merged.transpose(1, 2).flatten(2).mean(dim=1)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Return (n, heads, positions, d / heads) parts of (n, positions, d)."""
         n, positions, width = x.shape
-        return x.view(n, positions, self.heads, width // self.heads).transpose(1, 2)
+        by_head = x.view(n, positions, self.heads, width // self.heads)
+        return by_head.transpose(1, 2)
 
 
 class TagFexModule(DERModule):
@@ -108,7 +112,8 @@ class TagFexModule(DERModule):
         super().__init__(auxiliary=auxiliary, **options)
         if projection is None:
             projection = [2048, 1024]
-        two_widths = len(projection) == 2 and min(projection) >= 1
+        smallest = min(projection)
+        two_widths = len(projection) == 2 and smallest >= 1
         check_that(two_widths, "projection", projection, "two widths")
         inside = 0 <= interpolation <= 1
         check_that(inside, "interpolation", interpolation, "a number between 0 and 1")
@@ -127,9 +132,9 @@ class TagFexModule(DERModule):
         with self.seeded(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
-            self.projector = nn.Sequential(
-                grown(None, self.width, hidden), nn.ReLU(), grown(None, hidden, output)
-            )
+            first = grown(None, self.width, hidden)
+            second = grown(None, hidden, output)
+            self.projector = nn.Sequential(first, nn.ReLU(), second)
         self.attention: nn.Module | None = None
         self.predictor: nn.Linear | None = None
         self.merged_classifier: nn.Linear | None = None
@@ -145,7 +150,8 @@ class TagFexModule(DERModule):
         with torch.no_grad():
             self.classifier.weight[: self.old_classes, -self.width :] = 0
         # New in each task.
-        self.attention = MergeAttention(self.width, self.options["attention_heads"])
+        heads = self.options["attention_heads"]
+        self.attention = MergeAttention(self.width, heads)
         if self.predictor is None:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
@@ -164,7 +170,8 @@ class TagFexModule(DERModule):
                 self.agnostic.parameters(),
                 strict=True,
             ):
-                new.copy_(share * last + (1 - share) * agnostic)
+                kept = share * last
+                new.copy_(kept + (1 - share) * agnostic)
         return branch
 
     def teachers(self) -> list[nn.Module]:
@@ -192,11 +199,14 @@ class TagFexModule(DERModule):
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute all losses of the task, on two views."""
-        x = torch.cat([batch.inputs(0), batch.inputs(1)])
+        first_view = batch.inputs(0)
+        second_view = batch.inputs(1)
+        x = torch.cat([first_view, second_view])
         labels = torch.cat([batch.labels, batch.labels])
         maps, newest = with_maps(self.branches[-1], x)
         with torch.no_grad():
-            older = [branch(x) for branch in list(self.branches)[:-1]]
+            older_branches = list(self.branches)[:-1]
+            older = [branch(x) for branch in older_branches]
         z = torch.cat([*older, newest], dim=1)
         scores = self.logits(z)
         classification: Tensor = functional.cross_entropy(scores, labels)
@@ -208,15 +218,17 @@ class TagFexModule(DERModule):
             return classification + weight * contrast
         share = self.old_classes / self.n_classes
         distilled: float = self.options["contrast_distillation"] * share
-        contrast = (1 - share) * contrast + distilled * self._distilled(x, agnostic)
+        from_teacher = distilled * self._distilled(x, agnostic)
+        contrast = (1 - share) * contrast + from_teacher
         auxiliary: float = self.options["auxiliary"]
         loss = (
             classification
             + auxiliary * self.auxiliary_loss(z, labels)
             + weight * contrast
         )
+        agnostic_map = agnostic_maps[-1].detach()
         return loss + self._guidance(
-            maps[-1], agnostic_maps[-1].detach(), scores, labels, classification
+            maps[-1], agnostic_map, scores, labels, classification
         )
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
@@ -227,7 +239,8 @@ class TagFexModule(DERModule):
             return info_nce(a, b, CONTRAST_TEMPERATURE) / self.processes.share
 
     def _all_views(self, local: Tensor) -> Tensor:
-        return torch.cat([self.processes.gather(view) for view in local.chunk(2)])
+        views = [self.processes.gather(view) for view in local.chunk(2)]
+        return torch.cat(views)
 
     def _distilled(self, x: Tensor, agnostic: Tensor) -> Tensor:
         """Compute InfoNCE between predicted and old features, projected.
@@ -240,7 +253,8 @@ class TagFexModule(DERModule):
         assert self.predictor is not None
         with torch.no_grad():
             before = projector(network(x))
-        return self._contrast(projector(self.predictor(agnostic)), before)
+        predicted = projector(self.predictor(agnostic))
+        return self._contrast(predicted, before)
 
     def _guidance(
         self,
@@ -262,16 +276,18 @@ class TagFexModule(DERModule):
         assert self.merged_classifier is not None
         specific = specific.flatten(2).transpose(1, 2)
         agnostic = agnostic.flatten(2).transpose(1, 2)
-        merged = self.merged_classifier(self.attention(specific, agnostic)).float()
+        features = self.attention(specific, agnostic)
+        merged = self.merged_classifier(features).float()
         new = labels >= self.old_classes
         errors = functional.cross_entropy(
             merged, (labels - self.old_classes).clamp_min(0), reduction="none"
         )
         learned = self.processes.mean_where(errors, new)
         loss: Tensor = self.options["merged"] * learned
-        if self.processes.mean_loss(learned) < self.processes.mean_loss(classification):
-            divergence = transfer(scores[:, self.old_classes :], merged)
-            loss = loss + self.options["transfer"] * self.processes.mean_where(
-                divergence, new
-            )
+        network_loss = self.processes.mean_loss(classification)
+        if self.processes.mean_loss(learned) < network_loss:
+            new_scores = scores[:, self.old_classes :]
+            divergence = transfer(new_scores, merged)
+            mean = self.processes.mean_where(divergence, new)
+            loss = loss + self.options["transfer"] * mean
         return loss

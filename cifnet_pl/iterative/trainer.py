@@ -248,9 +248,8 @@ class IterativeModule(TaskModule):
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Return the mean loss over a process's part of a step, by default the cross-entropy."""
-        return functional.cross_entropy(
-            self.logits(self.features(batch.inputs())), batch.labels
-        )
+        scores = self.logits(self.features(batch.inputs()))
+        return functional.cross_entropy(scores, batch.labels)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the modules that learn in the current phase, by default all."""
@@ -346,12 +345,14 @@ class IterativeModule(TaskModule):
             decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
-        epochs = max(1, round(share * self.regime.epochs[later]))
+        count = round(share * self.regime.epochs[later])
+        epochs = max(1, count)
         if decay is None:
             decay = self.regime.weight_decays[later]
         if tuning_rate is not None:
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
-        return Phase(name, epochs, self.regime.learning_rates[later], decay)
+        rate = self.regime.learning_rates[later]
+        return Phase(name, epochs, rate, decay)
 
     def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
         """Learn from exemplars alone (balanced fine-tuning), and select new exemplars again.
@@ -372,15 +373,16 @@ class IterativeModule(TaskModule):
         check_processes(steps, self.processes.count, task - 1)
         self.learner.begin_phase(parts, phase)
         for step in steps:
-            own = np.array_split(step.rows, self.processes.count)[self.processes.rank]
+            shares = np.array_split(step.rows, self.processes.count)
+            own = shares[self.processes.rank]
             images, labels, keys = self.exemplars.at(torch.from_numpy(own))
             seed = (self.seed, task, TUNING_EPOCH, step.epoch)
-            self.learner.step(
-                StepBatch(images, labels, keys, seed, self), step.progress
-            )
+            samples = StepBatch(images, labels, keys, seed, self)
+            self.learner.step(samples, step.progress)
         self.learner.pause()
         for i, candidates in enumerate(self._candidates):
-            z = self.embed(self.decode(candidates.row).to(self.device))
+            images = self.decode(candidates.row)
+            z = self.embed(images.to(self.device))
             self._candidates[i] = candidates._replace(z=z)
         self._select_exemplars()
 
@@ -401,7 +403,8 @@ class IterativeModule(TaskModule):
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
         if self.old_classes and self.classifier is not None:
             new = self.n_classes - self.old_classes
-            self.classifier.weight.copy_(align_weights(self.classifier.weight, new))
+            aligned = align_weights(self.classifier.weight, new)
+            self.classifier.weight.copy_(aligned)
 
     def fresh_network(self) -> nn.Module:
         """Return a network as it was before the first task; random weights are drawn anew."""
@@ -428,19 +431,20 @@ class IterativeModule(TaskModule):
         Returns:
             (n, 3, s, s) float32.
         """
-        return self.normalised(self.regime.augmentation(images, keys, seed))
+        augmented = self.regime.augmentation(images, keys, seed)
+        return self.normalised(augmented)
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,)."""
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
-        return decode_squares(
-            cast(ImageSet, self.data.source.train), rows, size, crop_ratio
-        )
+        samples = cast(ImageSet, self.data.source.train)
+        return decode_squares(samples, rows, size, crop_ratio)
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
         """Within the block, torch's random numbers depend on the seed and on ``purpose`` alone."""
-        state = np.random.SeedSequence([self.seed, *purpose]).generate_state(1)
+        sequence = np.random.SeedSequence([self.seed, *purpose])
+        state = sequence.generate_state(1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(state[0]))
             yield
@@ -496,9 +500,11 @@ class IterativeModule(TaskModule):
         """
         rows = self.select_rows(rows, task)
         # The phases of a task depend on it.
-        self.old_classes = sum(len(names) for names in self.learned_tasks[:task])
+        sizes = [len(names) for names in self.learned_tasks[:task]]
+        self.old_classes = sum(sizes)
         count = self.processes.count
-        random = np.random.default_rng([self.seed, task])
+        seed = [self.seed, task]
+        random = np.random.default_rng(seed)
         self.plan.make(
             task,
             rows,
@@ -509,7 +515,8 @@ class IterativeModule(TaskModule):
         )
         check_processes(self.plan.steps, count, task)
         self.resume.check_plan()
-        passes = [step.rows for step in self.plan.steps[self.plan.skipped :]]
+        remaining = self.plan.steps[self.plan.skipped :]
+        passes = [step.rows for step in remaining]
         if self.capacity:
             passes.append(rows)
         return passes
@@ -522,7 +529,8 @@ class IterativeModule(TaskModule):
         self.n_classes = labels[-1] + 1
         self.teacher = ()
         if self.old_classes:
-            self.teacher = tuple(frozen(module) for module in self.teachers())
+            networks = [frozen(module) for module in self.teachers()]
+            self.teacher = tuple(networks)
         with self.seeded(1, len(self.learned_tasks)):
             self.expand(len(names))
         self.to(self.device)
@@ -550,7 +558,8 @@ class IterativeModule(TaskModule):
         self._end_learning()
         if len(batch.label):
             z = self.embed(batch.image)
-            self._candidates.append(Candidates(z, batch.label, batch.key, batch.row))
+            embedded = Candidates(z, batch.label, batch.key, batch.row)
+            self._candidates.append(embedded)
         self.plan.done += 1
 
     def _take_step(self, batch: ImageBatch) -> None:
@@ -566,13 +575,16 @@ class IterativeModule(TaskModule):
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
-            own = parts[self.processes.count - 1 - self.processes.rank]
-            old_images, old_labels, old_keys = self.exemplars.at(torch.from_numpy(own))
+            position = self.processes.count - 1 - self.processes.rank
+            own = parts[position]
+            positions = torch.from_numpy(own)
+            old_images, old_labels, old_keys = self.exemplars.at(positions)
             images = torch.cat([images, old_images])
             labels = torch.cat([labels, old_labels])
             keys = torch.cat([keys, old_keys])
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
-        self.learner.step(StepBatch(images, labels, keys, seed, self), step.progress)
+        samples = StepBatch(images, labels, keys, seed, self)
+        self.learner.step(samples, step.progress)
         self.plan.done += 1
 
     def enter_phase(self, number: int) -> None:
@@ -614,13 +626,11 @@ class IterativeModule(TaskModule):
             CifnetError: the last step led to weights that are NaN or infinite.
         """
         self._end_learning()
-        counts = self.processes.sum(self.image_counts.clone()).tolist()[
-            self.old_classes :
-        ]
+        summed = self.processes.sum(self.image_counts.clone())
+        counts = summed.tolist()[self.old_classes :]
         names = self.learned_tasks[-1]
-        self.require_images(
-            [name for name, n in zip(names, counts, strict=True) if not n]
-        )
+        missing = [name for name, n in zip(names, counts, strict=True) if not n]
+        self.require_images(missing)
         self.learner.descent = None
         self.plan.clear()
         if self.capacity:
@@ -637,12 +647,14 @@ class IterativeModule(TaskModule):
 
     def _select_exemplars(self) -> None:
         """Select the exemplars of the new classes, the same in all processes."""
-        per_class = quota(self.exemplar_capacity(), self.per_class, self.n_classes)
+        capacity = self.exemplar_capacity()
+        per_class = quota(capacity, self.per_class, self.n_classes)
         self.exemplars.shrink(per_class, self.old_classes)
         candidates = Candidates.gather(self._candidates)
         for label in range(self.old_classes, self.n_classes):
             chosen = candidates.select(label, per_class)
-            self.exemplars.add(self.decode(chosen.row), label, chosen.key)
+            images = self.decode(chosen.row)
+            self.exemplars.add(images, label, chosen.key)
 
     # ------------------------------------------------------------------ prediction
 
@@ -656,7 +668,8 @@ class IterativeModule(TaskModule):
         if not len(self.exemplars):
             return self.exemplars.mean
         batches = torch.split(self.exemplars.image, self.data.batch_size)
-        return torch.cat([self.embed(images) for images in batches])
+        embeddings = [self.embed(images) for images in batches]
+        return torch.cat(embeddings)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
@@ -664,7 +677,8 @@ class IterativeModule(TaskModule):
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probabilities of an evaluation batch."""
-        return cast(Tensor, self(cast(ImageBatch, batch).image))
+        images = cast(ImageBatch, batch).image
+        return cast(Tensor, self(images))
 
     def probabilities_by_classifier(
         self, batch: Batch
@@ -719,9 +733,8 @@ class IterativeModule(TaskModule):
         if self.prediction == "classifier" and isinstance(self.output_layer, nn.Linear):
             linear = self.output_layer
         z = self.embed_exemplars().cpu()
-        exemplars = EmbeddedExemplars(
-            z, self.exemplars.label.cpu(), self.exemplars.key.cpu()
-        )
+        labels = self.exemplars.label.cpu()
+        exemplars = EmbeddedExemplars(z, labels, self.exemplars.key.cpu())
         structure, network = self.learned_network()
         backbone = frozen_backbone(structure, network, self.backbone, self.embed)
         return learned_model(self, backbone, linear, exemplars)
@@ -729,7 +742,8 @@ class IterativeModule(TaskModule):
     def on_train_end(self) -> None:
         """Store the model of a run that has learned all its tasks beside the checkpoints."""
         folder = run_folder(self.trainer)
-        if folder is None or self.tasks_finished < (self.trainer.max_epochs or 0):
+        planned = self.trainer.max_epochs or 0
+        if folder is None or self.tasks_finished < planned:
             return
         try:
             model = self.learned_model()
@@ -754,7 +768,8 @@ class IterativeModule(TaskModule):
         """
         parameters = 0
         for module in self.counted_modules():
-            parameters += sum(p.numel() for p in module.parameters())
+            sizes = [p.numel() for p in module.parameters()]
+            parameters += sum(sizes)
         return {
             **super().describe(),
             "preset": self.preset,
@@ -805,7 +820,8 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        self.resume.load(checkpoint, checkpoint["cifnet"]["under_way"])
+        under_way = checkpoint["cifnet"]["under_way"]
+        self.resume.load(checkpoint, under_way)
         finished = self.learned_tasks[: self.tasks_finished]
         self.build_structure([len(names) for names in finished])
 

@@ -76,7 +76,8 @@ def assemble(
     record = parse(Description, stored.description, where)
     names = class_names(record.class_names, where)
     tasks = record.task_sizes
-    sizes_problem = f"its task_sizes are of {sum(tasks)} classes, not {len(names)}"
+    n_classes = sum(tasks)
+    sizes_problem = f"its task_sizes are of {n_classes} classes, not {len(names)}"
     _require(sum(tasks) == len(names), where, sizes_problem)
     if not trust:
         _refuse_plugins(record, where)
@@ -133,7 +134,8 @@ def _refuse_plugins(record: Description, where: str) -> None:
         record.head.get("class"), record.backbone.name, record.backbone.architecture
     )
     if imports:
-        listed = " and ".join(printable(name)[:200] for name in imports)
+        printed = [printable(name)[:200] for name in imports]
+        listed = " and ".join(printed)
         raise CheckpointError(
             f"{where} needs code from outside cifnet_pl, loading it would import {listed}: "
             "add --trust (Python: trust=True) if you know that code and trust it"
@@ -173,7 +175,8 @@ def _check_setting_types(
 ) -> None:
     """Raise CheckpointError unless settings that are whole numbers or flags have their types."""
     types: dict[str, type] = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
+    parameters = inspect.signature(kind).parameters
+    for name, parameter in parameters.items():
         if isinstance(parameter.default, bool | int):
             types[name] = type(parameter.default)
     types["in_features"] = int
@@ -195,8 +198,10 @@ def _check_width(
     if isinstance(products, float) and 0 <= products < math.inf:
         width += int(features * products)
     width = max(width, settings.get("width", 0))
-    stored_bytes = 8 * sum(math.prod(shape) for shape in stored.shapes.values())
-    is_small = 8 * width**2 <= max(FREE_BYTES, 4 * stored_bytes)
+    sizes = [math.prod(shape) for shape in stored.shapes.values()]
+    stored_bytes = 8 * sum(sizes)
+    limit = max(FREE_BYTES, 4 * stored_bytes)
+    is_small = 8 * width**2 <= limit
     problem = (
         f"it declares a head of width {width}, but stores only {stored_bytes} bytes"
     )
@@ -227,14 +232,16 @@ def _check_shapes(model: Classifier, tasks: Sequence[int], stored: StoredModel) 
     shapes: Shapes = stored.shapes
     expected_names = {name for name in model.tensors() if not name.startswith("head.")}
     head = model.head
-    size = f"{sum(tasks)} classes in {len(tasks)} tasks and embeddings of width {head.in_features}"
+    n_classes = sum(tasks)
+    size = f"{n_classes} classes in {len(tasks)} tasks and embeddings of width {head.in_features}"
     for key, sizes in head.expected_shapes(tasks).items():
         name = f"head.{key}"
         expected_names.add(name)
         problem = (
             f"tensor {name} has shape {shapes.get(name)}, which does not fit {size}"
         )
-        _require(fits(shapes.get(name, (-1,)), sizes), stored.where, problem)
+        shape = shapes.get(name, (-1,))
+        _require(fits(shape, sizes), stored.where, problem)
     others = sorted(set(shapes) - expected_names)
     problem = f"it holds tensors that its head does not have: {shown(others[:1])}"
     _require(not others, stored.where, problem)
@@ -258,8 +265,10 @@ def _load_tensors(
     ):
         module.load_state_dict(state, strict=True)
     for key, value in module.state_dict().items():
-        problem = f"'{key}' is in {state[key].dtype}, expected {value.dtype}"
-        _require(value.dtype == state[key].dtype, where, problem)
+        dtype = state[key].dtype
+        problem = f"'{key}' is in {dtype}, expected {value.dtype}"
+        same = value.dtype == state[key].dtype
+        _require(same, where, problem)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -271,7 +280,8 @@ def _is_plain(tensor: Tensor) -> bool:
         return False
     if tensor.dtype not in PLAIN_DTYPES:
         return False
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    needed = tensor.numel() * tensor.element_size()
+    if needed > tensor.untyped_storage().nbytes():
         return False
     return bool(torch.isfinite(tensor).all())
 
@@ -282,12 +292,14 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     task_of = []
     for task, size in enumerate(tasks):
         task_of += [task] * size
-    in_order = head.task_of.tolist() == task_of and len(set(head.classes)) == classes
+    distinct = len(set(head.classes))
+    in_order = head.task_of.tolist() == task_of and distinct == classes
     _require(in_order, where, "the labels or tasks of its classes are not in order")
     temperature = float(head.temperature)
     power = float(head.odds_power)
     problem = f"its temperature is {temperature:g}, its odds power {power:g}"
-    _require(temperature > 0 and 0 < power <= 1, where, problem)
+    plausible = temperature > 0 and 0 < power <= 1
+    _require(plausible, where, problem)
     scores = torch.zeros(1, classes)
     with explained(
         CheckpointError, f"{where} is damaged: its tensors do not go together"
@@ -297,7 +309,8 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
             scores = head(torch.zeros(1, head.in_features))
     # Partial sums may have classes without images.
     _require(fewest >= solved, where, "it has a class without images")
-    finite = scores.shape == (1, classes) and bool(torch.isfinite(scores).all())
+    is_finite = bool(torch.isfinite(scores).all())
+    finite = scores.shape == (1, classes) and is_finite
     _require(finite, where, f"its head does not give {classes} finite scores")
 
 
@@ -340,7 +353,8 @@ def _check_samples(model: Classifier, where: str) -> None:
                 CheckedSamples("samples", module.z, module.y, module.weight, None)
             )
     new = model.calibration
-    sets.append(CheckedSamples("calibration", new.z, new.y, new.key, head.in_features))
+    given = CheckedSamples("calibration", new.z, new.y, new.key, head.in_features)
+    sets.append(given)
     stored = model.buffer
     if stored is not None:
         sets.append(
@@ -348,7 +362,8 @@ def _check_samples(model: Classifier, where: str) -> None:
         )
     classes = set(head.classes)
     for samples in sets:
-        fit = samples.is_whole() and set(samples.y.tolist()) <= classes
+        labels = set(samples.y.tolist())
+        fit = samples.is_whole() and labels <= classes
         _require(
             fit, where, f"its {samples.name} does not go together, or with its classes"
         )
@@ -357,7 +372,10 @@ def _check_samples(model: Classifier, where: str) -> None:
 def _check_calibration(model: Classifier, where: str) -> None:
     """Raise CheckpointError unless groups and accuracies fit the samples."""
     calibration = model.calibration
-    buffer_size = 0 if model.buffer is None else len(model.buffer.y)
+    if model.buffer is None:
+        buffer_size = 0
+    else:
+        buffer_size = len(model.buffer.y)
     fit = (
         len(calibration.given) == len(calibration.given_key)
         and len(calibration.groups) in (0, buffer_size)
@@ -374,6 +392,9 @@ def _check_image_hashes(model: Classifier, where: str) -> None:
     if fit:
         hashed = dict(zip(labels, counts, strict=True))
         class_counts = model.head.class_counts().items()
-        learned = {label: count for label, count in class_counts if count}
+        learned = {}
+        for label, count in class_counts:
+            if count:
+                learned[label] = count
         fit = sum(counts) == len(model.images.content) and hashed == learned
     _require(fit, where, "its content hashes do not go together with its classes")

@@ -61,11 +61,14 @@ def merge(
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     if names is None:
-        names = [f"model {i + 1}" for i in range(len(models))]
+        names = []
+        for i in range(len(models)):
+            names.append(f"model {i + 1}")
     name_of_identity = {models[0].identity: names[0]}
     merged = models[0].clone()
     warnings: list[str] = []
-    for name, other in zip(names[1:], models[1:], strict=True):
+    others = zip(names[1:], models[1:], strict=True)
+    for name, other in others:
         warnings += merged.class_name_warnings(other.class_names)
         warnings += other.class_name_warnings(merged.class_names)
         first = name_of_identity.setdefault(other.identity, name)
@@ -73,12 +76,15 @@ def merge(
         with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
             # What is wrong with one of two equal models is more helpful than that they are equal.
-            common = (
-                Counter() if is_same else learned_images(merged) & learned_images(other)
-            )
+            common: LearnedImages = Counter()
+            if not is_same:
+                common = learned_images(merged) & learned_images(other)
             if common:
                 check_base(common, base)
-            _add_without(merged, other, base if common else None)
+            shared = None
+            if common:
+                shared = base
+            _add_without(merged, other, shared)
         if is_same:
             raise UsageError(
                 f"{name} holds the same model as {first}: its images would count twice"
@@ -93,7 +99,9 @@ def merge(
         class_names=list(merged.class_names),
         parents=parents,
     )
-    return Merger(merged, sum(merged.counts.values()), list(dict.fromkeys(warnings)))
+    images = sum(merged.counts.values())
+    distinct = list(dict.fromkeys(warnings))
+    return Merger(merged, images, distinct)
 
 
 def learned_images(model: Classifier) -> LearnedImages:
@@ -133,7 +141,9 @@ def check_base(common: LearnedImages, base: Classifier | None) -> None:
 
 def _common_images_message(common: LearnedImages, name: str) -> str:
     count = sum(common.values())
-    once = "counts once" if count == 1 else "count once"
+    once = "count once"
+    if count == 1:
+        once = "counts once"
     images = number_of(count, "image")
     return f"note: {images} that {name} has in common with the models before it {once}"
 
@@ -158,7 +168,8 @@ def subtract_base(model: Classifier, base: Classifier) -> None:
         UsageError: a class of the base that the model does not know.
     """
     model.head.require("subtracts")
-    labels = dict(zip(base.head.classes, model.labels(base.class_names), strict=True))
+    base_labels = model.labels(base.class_names)
+    labels = dict(zip(base.head.classes, base_labels, strict=True))
     shared = base.clone()
     shared.head.relabel(labels)
     model.head.subtract_(shared.head)
@@ -182,17 +193,24 @@ def absorb(model: Classifier, other: Classifier) -> None:
     _check_same_kind(model, other)
     images = sum(other.counts.values())
     label_of = model.label_of
-    new = [name for name in other.class_names if name not in label_of]
-    next_label = max(label_of.values(), default=-1) + 1
+    new = []
+    for name in other.class_names:
+        if name not in label_of:
+            new.append(name)
+    largest = max(label_of.values(), default=-1)
+    next_label = largest + 1
     for label, name in enumerate(new, next_label):
         label_of[name] = label
-    labels = {label: label_of[name] for label, name in other.name_of.items()}
+    labels = {}
+    for label, name in other.name_of.items():
+        labels[label] = label_of[name]
     other.head.relabel(labels)
     model.head.merge_(other.head)
     model.class_names += new
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(labels)
-        model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
+        buffer = other.buffer
+        model.buffer.add(buffer.z, buffer.y, buffer.key)
         model.buffer.commit()
         model.calibration.add_given_groups(
             other.calibration.given_key, other.calibration.given
@@ -201,13 +219,15 @@ def absorb(model: Classifier, other: Classifier) -> None:
             model.calibration.exclude_selected(other.calibration.chosen)
     before = model.images.duplicates + other.images.duplicates
     for label, hashes in other.images.by_label().items():
-        model.images.add(np.full(len(hashes), labels[label]), hashes)
+        repeated = np.full(len(hashes), labels[label])
+        model.images.add(repeated, hashes)
     model.count_duplicates(before)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    model.history.append(_merge_event(len(model.class_names), images, other.history))
+    event = _merge_event(len(model.class_names), images, other.history)
+    model.history.append(event)
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:
@@ -255,7 +275,8 @@ def _shown_buffer(buffer: CalibrationBuffer | None) -> str:
     if buffer is None:
         return "none"
     settings = buffer.settings().items()
-    return ", ".join(f"{name} {value}" for name, value in settings)
+    texts = [f"{name} {value}" for name, value in settings]
+    return ", ".join(texts)
 
 
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:

@@ -65,21 +65,25 @@ class NewSamples:
             embedding_batches.append(batch_z)
         rows = np.concatenate(row_batches)
         hashes, first = np.unique(images.files.hashes(rows), return_index=True)
-        learned = np.isin(hashes, model.images.content.cpu().numpy())
+        known_hashes = model.images.content.cpu().numpy()
+        learned = np.isin(hashes, known_hashes)
         first = first[~learned]
         selected = rows[first]
         fold = np.zeros(len(images.files), dtype=bool)
         for class_rows in images.files.rows_of.values():
             fold[class_rows] = images.held_out(class_rows, 0.5)
-        labels = np.array(model.labels(images.class_names), dtype=np.int64)
+        class_labels = model.labels(images.class_names)
+        labels = np.array(class_labels, dtype=np.int64)
         device = model.device
-        z = torch.cat(embedding_batches)[torch.from_numpy(first).to(device)]
-        y = torch.from_numpy(labels[images.files.labels[selected]])
+        rows_of_first = torch.from_numpy(first).to(device)
+        embeddings = torch.cat(embedding_batches)
+        z = embeddings[rows_of_first]
+        own = labels[images.files.labels[selected]]
+        y = torch.from_numpy(own)
         key = torch.from_numpy(hashes[~learned])
         samples = BufferSamples(z, y.to(device), key.to(device))
-        return cls(
-            samples, torch.from_numpy(fold[selected]).to(device), int(learned.sum())
-        )
+        selected_fold = torch.from_numpy(fold[selected])
+        return cls(samples, selected_fold.to(device), int(learned.sum()))
 
 
 class Outcomes(NamedTuple):
@@ -104,20 +108,24 @@ class Outcomes(NamedTuple):
         """Predict samples by a model."""
         probabilities = model.head.probabilities(samples.z)
         confidence, predicted = probabilities.max(dim=1)
-        correct = model.head.labels[predicted] == samples.y
+        predicted_labels = model.head.labels[predicted]
+        correct = predicted_labels == samples.y
         not_known = torch.full((len(samples.y),), torch.nan, dtype=torch.float64)
         outcomes = cls(confidence.cpu(), correct.cpu(), not_known, not_known, not_known)
-        judge = model.judge(*model.available_shares(UNKNOWN_SHARE, COVERAGE))
+        shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
+        judge = model.judge(*shares)
         if judge.sets is not None:
             members = judge.sets.of_probabilities(probabilities)
-            is_true = samples.y[:, None] == model.head.labels
+            own = samples.y[:, None]
+            is_true = own == model.head.labels
             covered = (members & is_true).any(dim=1)
             set_size = members.sum(dim=1)
             outcomes = outcomes._replace(
                 covered=covered.double().cpu(), set_size=set_size.double().cpu()
             )
         if judge.reference is not None:
-            p_values = judge.reference.p_values(model.head.novelty(samples.z))
+            novelty = model.head.novelty(samples.z)
+            p_values = judge.reference.p_values(novelty)
             outcomes = outcomes._replace(
                 unknown=(p_values <= UNKNOWN_SHARE).double().cpu()
             )
@@ -135,12 +143,14 @@ class Outcomes(NamedTuple):
     @property
     def ece(self) -> float:
         """Expected calibration error in percent."""
-        return calibration_error(self.confidence.numpy(), self.correct.numpy()) or 0.0
+        confidence = self.confidence.numpy()
+        return calibration_error(confidence, self.correct.numpy()) or 0.0
 
     @property
     def confident_errors(self) -> int:
         """Number of wrong predictions with a confidence above ``HIGH_CONFIDENCE``."""
-        return int(((self.confidence > HIGH_CONFIDENCE) & ~self.correct).sum())
+        confident = self.confidence > HIGH_CONFIDENCE
+        return int((confident & ~self.correct).sum())
 
     @property
     def set_coverage(self) -> float | None:
@@ -203,8 +213,11 @@ def recalibrate(
     after = None
     first = new.samples.at(new.fold)
     second = new.samples.at(~new.fold)
-    if min(len(first.y), len(second.y)) >= MIN_NEW_IMAGES:
-        of_first = Outcomes.measure(model.recalibrated(*second), first)
-        of_second = Outcomes.measure(model.recalibrated(*first), second)
+    fewest = min(len(first.y), len(second.y))
+    if fewest >= MIN_NEW_IMAGES:
+        other_model = model.recalibrated(*second)
+        of_first = Outcomes.measure(other_model, first)
+        first_model = model.recalibrated(*first)
+        of_second = Outcomes.measure(first_model, second)
         after = of_first.join(of_second)
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -90,14 +90,17 @@ def shares_of_independent_error(
     all_distinct = ErrorShares(torch.ones_like(energy), 1.0)
     if len(energy) < FEWEST_DIRECTIONS:
         return all_distinct
-    width = max(SMALLEST_WINDOW, round(WINDOW_SHARE * len(energy)))
+    share = round(WINDOW_SHARE * len(energy))
+    width = max(SMALLEST_WINDOW, share)
     local = _moving_mean(energy, width)
     level = _median_energy(local)
     live = local > EMPTY_ENERGY * level
     beyond = 1.0
     if 0 < spare <= LARGEST_BEYOND * len(energy):
-        last = max(1, int(live.sum()) // 20)
-        tail = energy[live][-last:].mean()
+        twentieth = int(live.sum()) // 20
+        last = max(1, twentieth)
+        smallest = energy[live][-last:]
+        tail = smallest.mean()
         beyond = (unexplained / spare / tail).item()
     if beyond >= EMPTY_ENERGY_BEYOND:
         if live.all():
@@ -110,7 +113,8 @@ def _moving_mean(values: Tensor, width: int) -> Tensor:
     """Return (m,) mean of the ``width`` values around each, or of the first or last ones."""
     means = values.unfold(0, width, 1).mean(dim=1)
     positions = torch.arange(len(values), device=values.device)
-    first = (positions - width // 2).clamp(0, len(means) - 1)
+    shifted = positions - width // 2
+    first = shifted.clamp(0, len(means) - 1)
     return means[first]
 
 
@@ -169,13 +173,18 @@ def gcv_ridge(
         unexplained = (target_energy - explained.sum()).clamp_min(0)
     share, beyond = shares_of_independent_error(explained, spare, unexplained)
     grid = GCV_GRID.to(eigenvalues) * mean
-    left = grid[:, None] / (eigenvalues + grid[:, None])
-    rss = unexplained + (explained * left.square()).sum(1)
-    freedom = beyond * spare + (share * left).sum(1)  # n − df
+    column = grid[:, None]
+    left = column / (eigenvalues + column)
+    remaining = (explained * left.square()).sum(1)
+    rss = unexplained + remaining
+    used = (share * left).sum(1)
+    freedom = beyond * spare + used  # n − df
     score = rss / freedom.square()
     rounding = torch.finfo(grid.dtype).eps
-    too_small = grid < SMALLEST_RIDGE * rounding * eigenvalues.max()
-    score[(freedom <= 0) | too_small] = torch.inf
+    limit = SMALLEST_RIDGE * rounding * eigenvalues.max()
+    too_small = grid < limit
+    hopeless = (freedom <= 0) | too_small
+    score[hopeless] = torch.inf
     effective_samples = free + share.sum() + beyond * spare
     too_free = freedom < (1 - LARGEST_FREEDOM) * effective_samples
     best = _last_smallest(score.masked_fill(too_free, torch.inf))
@@ -191,7 +200,8 @@ def _position(score: Tensor, best: int) -> Position:
         return "cap"
     if best == len(score) - 1:
         return "largest"
-    if best == int(score.isfinite().int().argmax()):
+    first_finite = int(score.isfinite().int().argmax())
+    if best == first_finite:
         return "smallest"
     return "inside"
 
@@ -201,4 +211,5 @@ def _last_smallest(score: Tensor) -> int:
 
     With nothing to fit (one class so far) all are equal, and the simplest solution is right.
     """
-    return len(score) - 1 - int(score.flip(0).argmin())
+    from_end = int(score.flip(0).argmin())
+    return len(score) - 1 - from_end

@@ -41,8 +41,10 @@ class LogOdds(NamedTuple):
 def log_odds(logits: Tensor) -> LogOdds:
     """Compute the log odds of the largest logit of each row of (n, C) float logits."""
     first = logits.argmax(dim=1, keepdim=True)
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    others = logits.masked_fill(columns == first, -torch.inf)
+    classes = logits.shape[1]
+    columns = torch.arange(classes, device=logits.device)
+    is_first = columns == first
+    others = logits.masked_fill(is_first, -torch.inf)
     together = others.logsumexp(dim=1, keepdim=True)
     odds = logits.gather(1, first) - together
     return LogOdds(first, odds, others - together)
@@ -70,9 +72,12 @@ def to_probabilities(
         >>> to_probabilities(scores, 1.0, 0.5)[0].round(decimals=3).tolist()
         [0.76, 0.12, 0.12]
     """
-    first, odds, others = log_odds(scores / temperature)
-    rest = torch.sigmoid(-power * odds) * others.exp()
-    return rest.scatter(1, first, torch.sigmoid(power * odds))
+    scaled = scores / temperature
+    first, odds, others = log_odds(scaled)
+    other_share = torch.sigmoid(-power * odds)
+    rest = other_share * others.exp()
+    first_share = torch.sigmoid(power * odds)
+    return rest.scatter(1, first, first_share)
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
@@ -136,7 +141,8 @@ def fit_probabilities(scores: Tensor, columns: Tensor) -> ProbabilityFit:
         return _best_power(scores / temperature, true).loss
 
     temperature = _best_temperature(scores, loss)
-    return ProbabilityFit(temperature, _best_power(scores / temperature, true).power)
+    fit = _best_power(scores / temperature, true)
+    return ProbabilityFit(temperature, fit.power)
 
 
 def _best_power(logits: Tensor, true: Tensor) -> _PowerFit:
@@ -148,15 +154,19 @@ def _best_power(logits: Tensor, true: Tensor) -> _PowerFit:
     smoothing = 1 / (n + 2)  # as in `fit_temperature`
     first, odds, others = log_odds(logits)
     is_first = first == true
-    target = (1 - smoothing) * is_first + smoothing / classes
-    own = (1 - smoothing) * others.gather(1, true).where(~is_first, 0)
-    spread = others.where(others.isfinite(), 0).sum(dim=1, keepdim=True)
+    kept_share = 1 - smoothing
+    target = kept_share * is_first + smoothing / classes
+    of_true = others.gather(1, true)
+    own = (1 - smoothing) * of_true.where(~is_first, 0)
+    finite = others.where(others.isfinite(), 0)
+    spread = finite.sum(dim=1, keepdim=True)
     constant = own + smoothing / classes * spread
 
     def loss(power: float) -> float:
         log_first = logsigmoid(power * odds)
         log_rest = logsigmoid(-power * odds)
-        likelihood = target * log_first + (1 - target) * log_rest + constant
+        of_first = target * log_first
+        likelihood = of_first + (1 - target) * log_rest + constant
         return -likelihood.mean().item()
 
     # The search never reaches its bounds.
@@ -178,7 +188,8 @@ def _best_temperature(scores: Tensor, loss: Callable[[float], float]) -> float:
     middle = math.log(spread)
     low = middle - TEMPERATURE_RANGE
     high = middle + TEMPERATURE_RANGE
-    return math.exp(_minimum(lambda exponent: loss(math.exp(exponent)), low, high))
+    exponent = _minimum(lambda exponent: loss(math.exp(exponent)), low, high)
+    return math.exp(exponent)
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:

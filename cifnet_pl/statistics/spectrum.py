@@ -49,7 +49,8 @@ def _routine(name: str, arguments: int) -> Callable[..., None]:
     signature = interface.PyCapsule_GetName(capsule)
     address = interface.PyCapsule_GetPointer(capsule, signature)
     pointers = [ctypes.c_void_p] * arguments
-    routine: Callable[..., None] = ctypes.CFUNCTYPE(None, *pointers)(address)
+    prototype = ctypes.CFUNCTYPE(None, *pointers)
+    routine: Callable[..., None] = prototype(address)
     return routine
 
 
@@ -66,8 +67,10 @@ def _call(name: str, dtype: np.dtype[Any], *arguments: bytes | int | np.ndarray)
             pointers.append(ctypes.addressof(held[-1]))
         else:
             held.append(ctypes.c_char_p(argument))
-            pointers.append(ctypes.cast(held[-1], ctypes.c_void_p))
-    routine = _routine(LAPACK_PREFIX[dtype] + name, len(pointers) + 1)
+            last = held[-1]
+            pointers.append(ctypes.cast(last, ctypes.c_void_p))
+    symbol = LAPACK_PREFIX[dtype] + name
+    routine = _routine(symbol, len(pointers) + 1)
     routine(*pointers, ctypes.addressof(info))
     return info.value
 
@@ -99,16 +102,19 @@ def sytrd(matrix: np.ndarray) -> Tridiagonal:
     dtype = matrix.dtype
     packed = np.array(matrix, order="F")
     diagonal = np.empty(max(1, p), dtype)
-    below = np.empty(max(1, p - 1), dtype)
+    off_diagonal = max(1, p - 1)
+    below = np.empty(off_diagonal, dtype)
     scales = np.empty(max(1, p - 1), dtype)
     size = np.empty(1, dtype)
     _call("sytrd", dtype, b"L", p, packed, p, diagonal, below, scales, size, -1)
-    work = np.empty(max(1, int(size[0])), dtype)
+    length = max(1, int(size[0]))
+    work = np.empty(length, dtype)
     with _few_threads(p):
         _call(
             "sytrd", dtype, b"L", p, packed, p, diagonal, below, scales, work, len(work)
         )
-    return Tridiagonal(packed, diagonal, below[: p - 1], scales[: p - 1])
+    off_diagonal_values = below[: p - 1]
+    return Tridiagonal(packed, diagonal, off_diagonal_values, scales[: p - 1])
 
 
 def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +130,8 @@ def stevd(diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarr
     p = len(diagonal)
     dtype = diagonal.dtype
     values = diagonal.copy()
-    rest = np.append(below, np.zeros(1, dtype))
+    zero = np.zeros(1, dtype)
+    rest = np.append(below, zero)
     vectors = np.empty((p, p), dtype, order="F")
     # Sizes as LAPACK's documentation gives them for jobz = "V".
     work = np.empty(1 + 4 * p + p**2, dtype)
@@ -188,7 +195,8 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     values.sub_(shift)
     beyond_rank = max(0, len(gram) - rank)
     values[:beyond_rank] = 0
-    rounding = torch.finfo(gram.dtype).eps * values[-1]
+    epsilon = torch.finfo(gram.dtype).eps
+    rounding = epsilon * values[-1]
     values[values <= rounding] = 0
     return result
 
@@ -196,7 +204,8 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
 def _decomposed(gram: Tensor, columns: int) -> Spectrum:
     # Factors rotate there and back in 8p²C operations instead of 4p²C, and save the 2p³ of their
     # product.
-    if gram.device.type == "cpu" and len(gram) >= max(WIDTH_FOR_FACTORS, 2 * columns):
+    narrowest = max(WIDTH_FOR_FACTORS, 2 * columns)
+    if gram.device.type == "cpu" and len(gram) >= narrowest:
         return _factored(gram)
     values, vectors = torch.linalg.eigh(gram)
     return Spectrum(values, lambda x: vectors.T @ x, lambda x: vectors @ x)
@@ -211,7 +220,8 @@ def _factored(gram: Tensor) -> Spectrum:
     """
     form = sytrd(gram.numpy().T)
     values, vectors = stevd(form.diagonal, form.below)
-    reflectors = torch.from_numpy(form.reflectors)[1:, :-1]
+    lower = torch.from_numpy(form.reflectors)
+    reflectors = lower[1:, :-1]
     scales = torch.from_numpy(form.scales)
     inner = torch.from_numpy(vectors)
 
