@@ -64,7 +64,9 @@ class CheckTask:
 
     def part(self, rows: Tensor) -> CheckTask:
         """Return the same task with some of its samples, in the order of ``rows``."""
-        return CheckTask(self.classes, self.z[rows], self.y[rows])
+        z = self.z[rows]
+        y = self.y[rows]
+        return CheckTask(self.classes, z, y)
 
 
 Tasks = Sequence[CheckTask]
@@ -87,11 +89,13 @@ def stream(
         z = []
         y = []
         for label in classes:
-            count = int(torch.randint(5, 17, (), generator=generator))
+            drawn = torch.randint(5, 17, (), generator=generator)
+            count = int(drawn)
             centre = 4 * torch.randn(width, **options)
             noise = torch.randn(count, width, **options)
             z.append(centre + 0.5 * noise)
-            y.append(torch.full((count,), label))
+            labels_of_class = torch.full((count,), label)
+            y.append(labels_of_class)
         task = CheckTask(list(classes), torch.cat(z), torch.cat(y))
         order = torch.randperm(len(task.y), generator=generator)
         tasks.append(task.part(order))
@@ -120,10 +124,12 @@ def memory(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
     y = []
     for task in tasks:
         for label in task.classes:
-            z.append(task.z[task.y == label][:3])
+            of_class = task.y == label
+            z.append(task.z[of_class][:3])
             y.append(task.y[task.y == label][:3])
     labels = torch.cat(y)
-    weights = torch.full((len(labels),), 2.0, dtype=torch.float64, device=labels.device)
+    count = len(labels)
+    weights = torch.full((count,), 2.0, dtype=torch.float64, device=labels.device)
     return torch.cat(z), labels, weights
 
 
@@ -150,8 +156,11 @@ def learn(
     for k, task in enumerate(tasks):
         head.begin_task(task.classes, task.counts)
         rows = torch.arange(len(task.y))
-        for part in torch.split(rows, batch or len(rows)):
-            head.observe(task.z[part], task.y[part])
+        size = batch or len(rows)
+        for part in torch.split(rows, size):
+            z = task.z[part]
+            y = task.y[part]
+            head.observe(z, y)
         seen = [*earlier, *tasks[:k]]
         show_past(head, seen)
         head.solve()
@@ -163,7 +172,9 @@ def halves(task: CheckTask) -> tuple[CheckTask, CheckTask]:
     order = torch.argsort(task.y, stable=True)
     even = order[::2]
     odd = order[1::2]
-    return task.part(even), task.part(odd)
+    first = task.part(even)
+    second = task.part(odd)
+    return first, second
 
 
 def snapshot(head: Head) -> dict[str, Tensor]:
@@ -179,8 +190,11 @@ def assert_same_state(head: Head, before: dict[str, Tensor]) -> None:
         before: an earlier :func:`snapshot`.
     """
     after = head.state_dict()
-    names = f"the state has {sorted(after)}, before it had {sorted(before)}"
-    _must(after.keys() == before.keys(), names)
+    keys = sorted(after)
+    keys_before = sorted(before)
+    names = f"the state has {keys}, before it had {keys_before}"
+    same_keys = after.keys() == before.keys()
+    _must(same_keys, names)
     for key, value in before.items():
         same = torch.equal(after[key], value)
         _must(same, f"'{key}' has changed")
@@ -299,8 +313,9 @@ def tells_classes_apart(case: Case, tasks: Tasks) -> None:
 
 def _must_be_accurate(predicted: Tensor, y: Tensor, origin: str) -> None:
     correct = int((predicted == y).sum())
+    is_accurate = correct > 0.9 * len(y)
     _must(
-        correct > 0.9 * len(y),
+        is_accurate,
         f"it predicts {correct} of {len(y)} samples of {origin} correctly",
     )
 
@@ -317,11 +332,11 @@ def scores_are_float64(case: Case, tasks: Tasks) -> None:
             scores.dtype == torch.float64,
             f"scores are {scores.dtype}, expected float64",
         )
-        _must(shape == (len(z), columns), f"scores have shape {shape}")
+        expected_shape = (len(z), columns)
+        _must(shape == expected_shape, f"scores have shape {shape}")
         _must(bool(scores.isfinite().all()), "scores are not finite")
-    _must(
-        head(z[:0]).shape == (0, columns), "scores of no embedding have another shape"
-    )
+    no_scores = head(z[:0])
+    _must(no_scores.shape == (0, columns), "scores of no embedding have another shape")
     alone = [head(row[None]) for row in z]
     single = torch.cat(alone)
     error = difference(single, head(z))
@@ -343,7 +358,9 @@ def order_does_not_matter(case: Case, tasks: Tasks) -> None:
             empty = order[:0]
             batches = [empty, *torch.split(order, batch), empty]
             for rows in batches:
-                head.observe(task.z[rows], task.y[rows])
+                z_of_rows = task.z[rows]
+                y_of_rows = task.y[rows]
+                head.observe(z_of_rows, y_of_rows)
             show_past(head, tasks[:k])
             head.solve()
         change = f"another order in batches of {batch}"
@@ -356,7 +373,8 @@ def surroundings_do_not_matter(case: Case, tasks: Tasks) -> None:
     expected = case.learned(tasks)(z)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         head = case.learned(tasks)
-        _must(torch.equal(head(z), expected), "autocast changes scores")
+        same = torch.equal(head(z), expected)
+        _must(same, "autocast changes scores")
     _must(not head(z).requires_grad, "scores have gradients")
     state = head.state_dict()
     types = {key: value.dtype for key, value in state.items()}
@@ -380,7 +398,9 @@ def state_survives_a_file(case: Case, tasks: Tasks) -> None:
             for following in steps[done:]:
                 following(reloaded)
                 following(copied)
-            same = torch.equal(reloaded(z), copied(z))
+            reloaded_scores = reloaded(z)
+            copied_scores = copied(z)
+            same = torch.equal(reloaded_scores, copied_scores)
             _must(same, f"after a reload in task {k + 1} scores have other bits")
 
 
@@ -416,10 +436,12 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
     expected = case.learned(tasks)(z)
     for k in range(len(tasks)):
         width = tasks[0].z.shape[1]
-        head = learn(case.make(width), tasks[:k])
+        earlier = tasks[:k]
+        head = learn(case.make(width), earlier)
         head.refresh()
         before = snapshot(head)
-        other = stream([[50, 51]], 8, head.in_features)[0]
+        others = stream([[50, 51]], 8, head.in_features)
+        other = others[0]
         for reloads in (False, True):
             head.begin_task(other.classes, other.counts)
             head.observe(other.z, other.y)
@@ -439,7 +461,8 @@ def aborted_task_leaves_no_trace(case: Case, tasks: Tasks) -> None:
 def bad_samples_are_refused(case: Case, tasks: Tasks) -> None:
     """NaN, another width and unknown labels change nothing."""
     width = tasks[0].z.shape[1]
-    head = learn(case.make(width), tasks[:1])
+    fresh = case.make(width)
+    head = learn(fresh, tasks[:1])
     task = tasks[1]
     head.begin_task(task.classes, task.counts)
     before = snapshot(head)
@@ -531,7 +554,8 @@ def classes_can_go_and_come_back(case: Case, tasks: Tasks) -> None:
     head.relabel(names)
     renamed = list(names.values())
     _must(head.classes == renamed, f"renamed classes are {head.classes}")
-    _must(torch.equal(head(z), before), "renaming changes scores")
+    same = torch.equal(head(z), before)
+    _must(same, "renaming changes scores")
     head = case.learned(tasks)
     removed = tasks[0].classes
     head.remove_classes(removed)
@@ -539,10 +563,13 @@ def classes_can_go_and_come_back(case: Case, tasks: Tasks) -> None:
     for task in tasks[1:]:
         left += task.classes
     _must(head.classes == left, f"without {removed} its classes are {head.classes}")
-    _must(head(z).shape[1] == len(left), "a removed class has a column")
-    learn(head, tasks[:1], earlier=tasks[1:2])
+    columns = head(z).shape[1]
+    _must(columns == len(left), "a removed class has a column")
+    learned_again = tasks[:1]
+    learn(head, learned_again, earlier=tasks[1:2])
     first = tasks[0]
-    _must_be_accurate(head.predict(first.z), first.y, "a class that comes back")
+    predicted = head.predict(first.z)
+    _must_be_accurate(predicted, first.y, "a class that comes back")
 
 
 HEAD_CHECKS = (
@@ -622,7 +649,8 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
     )
     images = torch.from_numpy(pixels)
     z = backbone(images)
-    _must(z.shape == (3, backbone.features), f"embeddings have shape {tuple(z.shape)}")
+    shape = tuple(z.shape)
+    _must(z.shape == (3, backbone.features), f"embeddings have shape {shape}")
     _must(bool(z.isfinite().all()), "embeddings are not finite")
     _must(
         torch.equal(backbone(images), z),
@@ -659,7 +687,8 @@ def _check_same_samples(first: SampleSet, second: SampleSet) -> None:
     same_names = first.names == second.names
     _must(same_names, "the samples have other names or another order the second time")
     count = min(len(first), 8)
-    spread = np.linspace(0, len(first) - 1, count)
+    last = len(first) - 1
+    spread = np.linspace(0, last, count)
     rows = spread.astype(np.int64)
     first_hashes = first.hashes(rows)
     second_hashes = second.hashes(rows)

@@ -135,9 +135,11 @@ class SourceDuplicates:
             original = val[pair.original]
             rows.append(DuplicateRow(DUPLICATE, duplicate, original))
         for row, label in self.ambiguous.items():
-            rows.append(DuplicateRow(TWO_CLASSES, train[row], classes[label]))
+            class_name = classes[label]
+            rows.append(DuplicateRow(TWO_CLASSES, train[row], class_name))
         for row, label in self.ambiguous_test.items():
-            rows.append(DuplicateRow(TWO_CLASSES, val[row], classes[label]))
+            class_name = classes[label]
+            rows.append(DuplicateRow(TWO_CLASSES, val[row], class_name))
         for pair in self.across:
             duplicate = val[pair.duplicate]
             original = train[pair.original]
@@ -178,7 +180,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     val_sizes = np.array(test_sizes)
     count = len(train)  # test samples are numbered after the training samples
     hashes = _candidate_hashes(train, train_rows, train_sizes, val_sizes)
-    for row, value in _candidate_hashes(val, val_rows, val_sizes, train_sizes):
+    candidates = _candidate_hashes(val, val_rows, val_sizes, train_sizes)
+    for row, value in candidates:
         hashes.append((count + row, value))
     labels = np.concatenate([train.labels, val.labels])
     repeats = find_repeats(hashes, labels)
@@ -186,7 +189,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     tested_as: dict[
         int, int
     ] = {}  # training sample → its first duplicate among the test samples
-    for row, first in sorted(repeats.twice.items()):
+    duplicates = sorted(repeats.twice.items())
+    for row, first in duplicates:
         if row < count:
             found.train.append(DuplicatePair(row, first))
         elif first < count and first not in tested_as:
@@ -195,9 +199,11 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
             tested_as[first] = row
         else:
             original = tested_as.get(first, first)
-            pair = DuplicatePair(row - count, original - count)
+            original_row = original - count
+            pair = DuplicatePair(row - count, original_row)
             found.test.append(pair)
-    for row, label in sorted(repeats.undecided.items()):
+    ambiguous = sorted(repeats.undecided.items())
+    for row, label in ambiguous:
         if row < count:
             found.ambiguous[row] = label
         else:
@@ -225,7 +231,8 @@ def _candidate_hashes(
     all_sizes = np.concatenate([sizes, other_sizes])
     values, counts = np.unique(all_sizes, return_counts=True)
     is_repeated = (counts > 1) | (values < 0)
-    candidates = rows[np.isin(sizes, values[is_repeated])]
+    is_candidate = np.isin(sizes, values[is_repeated])
+    candidates = rows[is_candidate]
     rank, world = rank_and_world()
     share = candidates[rank::world]
     own = samples.hashes(share)

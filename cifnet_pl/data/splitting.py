@@ -81,7 +81,8 @@ def hash_order(names: Sequence[str], seed: int) -> list[int]:
     hashes = []
     for name in names:
         hashes.append(_hash(f"{seed}\0{name}"))
-    return sorted(range(len(names)), key=hashes.__getitem__)
+    positions = range(len(names))
+    return sorted(positions, key=hashes.__getitem__)
 
 
 def number_of_name(name: str) -> int:
@@ -130,7 +131,8 @@ def held_out_together(
         if group < 0:  # unreadable images test nothing
             continue
         larger = count + int(sizes[group])
-        is_closer = abs(larger - wanted) < abs(count - wanted)
+        distance = abs(count - wanted)
+        is_closer = abs(larger - wanted) < distance
         if is_closer and larger < len(names):
             chosen.append(group)
             count = larger
@@ -163,7 +165,8 @@ def held_out_groups(
     chosen: list[str] = []
     for i in order[:-1]:
         larger = count + int(counts[i])
-        is_closer = abs(larger - wanted) < abs(count - wanted)
+        distance = abs(count - wanted)
+        is_closer = abs(larger - wanted) < distance
         if not chosen or is_closer:
             chosen.append(names[i])
             count = larger
@@ -212,7 +215,11 @@ def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
     groups = []
     for name in names:
         parent = PurePosixPath(name).parent
-        groups.append(str(parent) if len(parent.parts) > 1 else name)
+        if len(parent.parts) > 1:
+            group = str(parent)
+        else:
+            group = name
+        groups.append(group)
     return groups
 
 
@@ -220,7 +227,11 @@ def _days(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
     """Return the day on which each image was taken; an image without a date is its own group."""
     groups = []
     for name, look in zip(names, looks, strict=True):
-        groups.append(name if look.taken is None else look.taken.date().isoformat())
+        if look.taken is None:
+            group = name
+        else:
+            group = look.taken.date().isoformat()
+        groups.append(group)
     return groups
 
 

@@ -59,7 +59,8 @@ class Classes:
         """
         class_name = self.source.class_names[label]
         name = class_name.encode("utf-8", "surrogateescape")
-        return np.random.default_rng([seed, crc32(name)])
+        entropy = [seed, crc32(name)]
+        return np.random.default_rng(entropy)
 
 
 class Stream(ABC):
@@ -117,8 +118,10 @@ class Returning(Stream):
                     continue
                 later_count = round(self.share * len(rows))
                 first = max(1, len(rows) - later_count)
-                parts[k].append(np.sort(rows[:first]))
-                chunks = np.array_split(rows[first:], later)
+                early = rows[:first]
+                parts[k].append(np.sort(early))
+                late = rows[first:]
+                chunks = np.array_split(late, later)
                 for i, chunk in enumerate(chunks, k + 1):
                     parts[i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
@@ -158,7 +161,8 @@ class Blurry(Stream):
         tasks = len(classes.tasks)
         generator = np.random.default_rng(self.seed)
         mixed = generator.permutation(order)
-        count = round(self.disjoint / 100 * len(order))
+        share = self.disjoint / 100
+        count = round(share * len(order))
         stay = {int(label) for label in mixed[:count]}
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
@@ -170,7 +174,8 @@ class Blurry(Stream):
                 rows = random.permutation(of_class)
                 share = self.blurry / 100
                 leaving = round(share * len(rows))
-                if label in stay or tasks == 1 or not leaving:
+                is_whole = label in stay or tasks == 1
+                if is_whole or not leaving:
                     parts[k].append(np.sort(rows))
                     continue
                 staying = rows[leaving:]
@@ -221,9 +226,11 @@ def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]
     """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
     shuffled = []
     for k, task in enumerate(tasks):
-        shuffled.append(np.random.default_rng([seed, k]).permutation(task))
+        generator = np.random.default_rng([seed, k])
+        shuffled.append(generator.permutation(task))
     rows = np.concatenate(shuffled)
-    return [rows[start : start + every] for start in range(0, len(rows), every)]
+    starts = range(0, len(rows), every)
+    return [rows[start : start + every] for start in starts]
 
 
 SizeOrder = Literal["shuffled", "descending"]
@@ -259,15 +266,19 @@ class LongTailed(Stream):
         if self.order == "descending":
             ranked = order
         else:
-            ranked = np.random.default_rng(self.seed).permutation(order).tolist()
-        largest = max(len(classes.rows([label])) for label in order)
+            generator = np.random.default_rng(self.seed)
+            ranked = generator.permutation(order).tolist()
+        sizes = [len(classes.rows([label])) for label in order]
+        largest = max(sizes)
         last_rank = max(1, len(order) - 1)
         rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
-            share = self.ratio ** (-rank / last_rank)
+            exponent = -rank / last_rank
+            share = self.ratio**exponent
             size = round(largest * share)
             shuffled = classes.shuffled(self.seed, label)
-            rows_of[label] = np.sort(shuffled[: max(1, size)])
+            kept = shuffled[: max(1, size)]
+            rows_of[label] = np.sort(kept)
         tasks = []
         for task in classes.tasks:
             of_classes = [rows_of[label] for label in task]
@@ -289,7 +300,8 @@ class Domains(Stream):
         """Return the domains in the order of learning, then those that no task learns."""
         domains = _grouping(source.domains, "domains")
         order = self._order(domains)
-        order += [name for name in domains.names if name not in order]
+        untrained = [name for name in domains.names if name not in order]
+        order += untrained
         places = [order.index(name) for name in domains.names]
         position = np.array(places)
         train = position[domains.train]
@@ -346,7 +358,8 @@ def _divided(
     tasks = []
     for name in order:
         number = groups.names.index(name)
-        task = rows[groups.train[rows] == number]
+        group_numbers = groups.train[rows]
+        task = rows[group_numbers == number]
         if not len(task):
             raise DataError(
                 f"no training sample of the chosen classes is in '{name}': leave it out"

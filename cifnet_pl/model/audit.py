@@ -95,10 +95,12 @@ def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
         groups: (n,) int64.
     """
     order = np.argsort(groups, kind="stable")
-    steps = np.diff(groups[order], prepend=-1)
+    sorted_groups = groups[order]
+    steps = np.diff(sorted_groups, prepend=-1)
     first_of_group = np.flatnonzero(steps)
     wanted = np.arange(IMAGES_PER_BATCH, len(order), IMAGES_PER_BATCH)
-    group = np.searchsorted(first_of_group, wanted, side="right") - 1
+    position = np.searchsorted(first_of_group, wanted, side="right")
+    group = position - 1
     ends = np.unique(first_of_group[group])
     for rows in np.split(order, ends):
         if len(rows):
@@ -259,7 +261,9 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         own = probabilities.gather(1, own_column)
         self_confidence[rows] = own[:, 0].numpy()
     correct = predicted == labels
-    ece = calibration_error(confidence[found.judged], correct[found.judged])
+    judged_confidence = confidence[found.judged]
+    judged_correct = correct[found.judged]
+    ece = calibration_error(judged_confidence, judged_correct)
     evaluation = Evaluation(
         class_names=list(class_names),
         rows=np.arange(len(labels)),
@@ -268,7 +272,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         confidence=confidence,
         ece=ece or 0.0,
     )
-    distance = _distances(z, labels, len(class_names), found)
+    n_classes = len(class_names)
+    distance = _distances(z, labels, n_classes, found)
     return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
 
 
@@ -286,7 +291,9 @@ def _calibration(
     is_selected = np.isin(found.groups, selected_groups)
     rows = np.flatnonzero(is_selected)
     scores = torch.zeros(len(rows), len(head.classes), dtype=torch.float64)
-    batches = left_out(head, z[rows], labels[rows], found.groups[rows])
+    selected_labels = labels[rows]
+    groups = found.groups[rows]
+    batches = left_out(head, z[rows], selected_labels, groups)
     for batch, batch_scores in batches:
         scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
@@ -333,21 +340,26 @@ def _distances(
     for rows in whole_groups(found.groups):
         x = _unit(z[rows])
         y = torch.from_numpy(labels[rows])
-        numbers = np.unique(found.groups[rows], return_inverse=True)[1]
+        groups = found.groups[rows]
+        numbers = np.unique(groups, return_inverse=True)[1]
         group = torch.from_numpy(numbers)
         n_groups = int(group.max()) + 1
         group_sums = torch.zeros(n_groups, width, dtype=torch.float64)
         group_sums.index_add_(0, group, x)
         group_size = group.bincount()[group]
-        others = (counts[y] - group_size).clamp_min(1)
-        other_sums = class_sums[y] - group_sums[group]
+        class_size = counts[y]
+        others = (class_size - group_size).clamp_min(1)
+        own_sums = group_sums[group]
+        other_sums = class_sums[y] - own_sums
         mean = other_sums / others[:, None]
         centred = (x - mean).T
         whitened = torch.linalg.solve_triangular(factor, centred, upper=False)
-        distances[rows] = whitened.norm(dim=0).numpy()
+        lengths = whitened.norm(dim=0)
+        distances[rows] = lengths.numpy()
     for label in range(classes):
         of_class = labels == label
-        median = float(np.median(distances[of_class]))
+        own = distances[of_class]
+        median = float(np.median(own))
         distances[of_class] /= max(median, 1e-12)
     distances[~found.judged] = np.nan
     return distances
@@ -412,14 +424,16 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     order = generator.permutation(len(labels))
     rows_of_class = []
     for label in range(classes):
-        rows_of_class.append(order[labels[order] == label])
+        of_class = labels[order] == label
+        rows_of_class.append(order[of_class])
     drawn = []
     found = []
     measured = counts >= sizes[-1]
     for size in sizes:
         first_images = [of_class[:size] for of_class in rows_of_class]
         rows = np.sort(np.concatenate(first_images))
-        duplicates = near_duplicates(z[rows], labels[rows])
+        drawn_labels = labels[rows]
+        duplicates = near_duplicates(z[rows], drawn_labels)
         drawn.append(rows)
         found.append(duplicates)
         alone = rows[~duplicates.judged]
@@ -431,9 +445,11 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
         found = found[-1:]
     points = []
     for size, rows, duplicates in zip(sizes, drawn, found, strict=True):
-        accuracy = _mean_accuracy(z[rows], labels[rows], duplicates.groups, measured)
+        groups = duplicates.groups
+        accuracy = _mean_accuracy(z[rows], labels[rows], groups, measured)
         points.append(CurvePoint(size, accuracy))
-    is_short = 2 * counts < sizes[-1]
+    largest = sizes[-1]
+    is_short = 2 * counts < largest
     short = np.flatnonzero(is_short)
     return LearningCurve(points, tuple(short.tolist()))
 
@@ -447,7 +463,8 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
     halved = []
     for halvings in range(MAX_HALVINGS, 0, -1):
         halved.append(largest >> halvings)
-    return [size for size in halved if size >= MIN_CURVE_IMAGES] + [largest]
+    reached = [size for size in halved if size >= MIN_CURVE_IMAGES]
+    return [*reached, largest]
 
 
 def _mean_accuracy(
@@ -461,9 +478,11 @@ def _mean_accuracy(
         y = labels[rows]
         predicted = scores.argmax(dim=1).numpy()
         is_correct = predicted == y
-        correct += np.bincount(y[is_correct], minlength=classes)
+        predicted_right = y[is_correct]
+        correct += np.bincount(predicted_right, minlength=classes)
     images = np.bincount(labels, minlength=classes)
-    by_class = correct[measured] / images[measured]
+    tested = images[measured]
+    by_class = correct[measured] / tested
     return 100 * float(by_class.mean())
 
 
@@ -521,7 +540,8 @@ def embeddings_of(
     label_batches = []
     hash_batches = []
     files = []
-    for name, samples in (("train", source.train), ("val", source.val)):
+    splits = (("train", source.train), ("val", source.val))
+    for name, samples in splits:
         files_of_split = cast(FileSet, samples)
         images = LabelledImages(source.class_names, files_of_split)
         for rows, z in _embed_with_cache(
@@ -538,13 +558,16 @@ def embeddings_of(
     repeats = find_repeats(enumerate(hashes.tolist()), labels)
     undecided = {}
     decided = np.ones(len(labels), dtype=bool)
-    for row, other in sorted(repeats.undecided.items()):
-        undecided[files[row]] = (int(labels[row]), other)
+    ambiguous = sorted(repeats.undecided.items())
+    for row, other in ambiguous:
+        label = int(labels[row])
+        undecided[files[row]] = (label, other)
         decided[row] = False
     kept_rows = np.flatnonzero(decided)
     kept_files = [files[row] for row in kept_rows.tolist()]
     embeddings = np.concatenate(z_batches)
-    return EmbeddedImages(embeddings[decided], labels[decided], kept_files, undecided)
+    kept_labels = labels[decided]
+    return EmbeddedImages(embeddings[decided], kept_labels, kept_files, undecided)
 
 
 def _embed_with_cache(
@@ -569,5 +592,6 @@ def _embed_with_cache(
     for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
         content = uncached.files.hashes(batch)
         hashes = torch.from_numpy(content)
-        cache.collect(torch.from_numpy(missing[batch]), hashes, z)
+        positions = torch.from_numpy(missing[batch])
+        cache.collect(positions, hashes, z)
         yield missing[batch], z.cpu().numpy()

@@ -171,7 +171,8 @@ def parse(kind: type[T], content: Any, where: str) -> T:
 def _sentence(error: ValidationError) -> str:
     """Describe the first wrong entry: where it is, what it is and what was expected."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(printable(str(key))[:60] for key in first["loc"])
+    parts = [printable(str(key))[:60] for key in first["loc"]]
+    place = ".".join(parts)
     if first["type"] == "missing":
         return f"it has no {place}"
     return (
@@ -222,7 +223,8 @@ def class_names(
                 f"{where}: class name {shown(name)} {problem}: rename the class"
             )
     normalised = [class_name(name) for name in names]
-    name, times = Counter(normalised).most_common(1)[0]
+    counts = Counter(normalised)
+    name, times = counts.most_common(1)[0]
     if times > 1:
         raise error(f"{where} has class {shown(name)} twice")
     return normalised
@@ -305,7 +307,8 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
     with damaged, safe_open(path, framework="pt") as stored:
         shapes = {}
         for key in stored.keys():  # noqa: SIM118, no mapping
-            shapes[key] = tuple(stored.get_slice(key).get_shape())
+            shape = stored.get_slice(key).get_shape()
+            shapes[key] = tuple(shape)
 
         def read() -> dict[str, Tensor]:
             return {key: stored.get_tensor(key) for key in shapes}
@@ -370,7 +373,8 @@ def write_bundle(
     """
     refuse_existing(folder, overwrite)
     content = save(dict(tensors))
-    file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    digest = hashlib.sha256(content).hexdigest()
+    file = TensorsRecord(sha256=digest, bytes=len(content))
     versions = {
         "cifnet_pl": package_version(),
         "python": platform.python_version(),
@@ -385,7 +389,8 @@ def write_bundle(
     is_new = not folder.exists()
     try:
         write_atomic(folder / file.name, lambda target: target.write(content))
-        write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
+        signed = {**config, "sha256": _digest(config)}
+        write_json(folder / CONFIG, signed)
     except BaseException:
         if is_new:
             _remove_leftovers(folder, keep=None)
@@ -484,7 +489,10 @@ def _digest(config: Any) -> str:
     """Hash a ``config.json`` without the hash in it; ValueError for NaN, which is no JSON."""
     hashed = config
     if isinstance(config, dict):
-        hashed = {key: value for key, value in config.items() if key != "sha256"}
+        hashed = {}
+        for key, value in config.items():
+            if key != "sha256":
+                hashed[key] = value
     text = json.dumps(hashed, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

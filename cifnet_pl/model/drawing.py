@@ -151,19 +151,24 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     axes.set_xlabel("predicted class", fontsize=12)
     axes.set_ylabel("true class", fontsize=12)
     axes.set_title(title, parse_math=False, fontsize=12)
-    axes.hlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
-    axes.vlines(edges[:-1], -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    starts = edges[:-1]
+    axes.hlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    axes.vlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
     _write_percentages(axes, percent, cell.number_points)
     bar = figure.colorbar(
         mesh, cax=colour_axes, label="errors (% of the class's images)"
     )
-    bar.set_ticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    ticks = [1, 3, 10, 30, 100]
+    bar.set_ticks(ticks, labels=["1", "3", "10", "30", "100"])
     return figure
 
 
 def _label_ems(label: str) -> float:
     """Return the estimated width of a label in units of its font size."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in label)
+    characters = [
+        unicodedata.east_asian_width(character) in "WF" for character in label
+    ]
+    wide = sum(characters)
     narrow = len(label) - wide
     return 1.05 * wide + 0.62 * narrow
 
@@ -174,10 +179,12 @@ def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, A
     The margins follow from the length of the labels, because matplotlib's own layout takes seconds
     for a hundred labels.
     """
-    longest = max(_label_ems(label) for label in labels)
+    lengths = [_label_ems(label) for label in labels]
+    longest = max(lengths)
     label_inches = longest * cell.label_points / 72
     margin = 0.65 + label_inches
-    side = max(1.6, cell.inches * len(labels))
+    cells = cell.inches * len(labels)
+    side = max(1.6, cells)
     width = margin + side + 1.2
     height = margin + side + 0.5
     if side < LARGE_MATRIX_INCHES:
@@ -201,7 +208,8 @@ def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
     smallest = 5.0
     if len(percent) <= MAX_NUMBERED_CLASSES:
         smallest = 0.5
-    for i, j in np.argwhere(percent >= smallest):
+    shown = np.argwhere(percent >= smallest)
+    for i, j in shown:
         value = percent[i, j]
         # Black can be read on the darkest green, but not on the darkest red.
         if i != j and value > 40:
@@ -238,7 +246,8 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
     correct_counts = np.bincount(bins, weights=correct, minlength=10)
     images = counts[occupied]
     accuracy = correct_counts[occupied] / images
-    centres = 100 * edges[:-1] + 5
+    left = 100 * edges[:-1]
+    centres = left + 5
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
     upper.plot(
@@ -271,7 +280,8 @@ def axis_limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
         >>> axis_limits([93.0, 38.0])
         (30.0, 101.0)
     """
-    lowest = min((a for a in accuracies if a is not None), default=100.0)
+    known = [a for a in accuracies if a is not None]
+    lowest = min(known, default=100.0)
     start = 0.0
     if lowest >= 2:
         tens = math.floor((lowest - 2) / 10)
@@ -314,7 +324,8 @@ def draw_trajectory(
     upper.grid(alpha=0.3)
     upper.legend()
     _draw_accuracy_matrix(lower, colour_axes, matrix)
-    for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
+    integer_axes = (upper.xaxis, lower.xaxis, lower.yaxis)
+    for axis in integer_axes:
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
@@ -332,7 +343,8 @@ def _draw_accuracy_matrix(
     )
     axes.set(xlabel="classes of task", ylabel="after task")
     if size <= MAX_NUMBERED_TASKS:
-        measured = np.argwhere(~np.isnan(grid))
+        is_measured = ~np.isnan(grid)
+        measured = np.argwhere(is_measured)
         for k, j in measured:
             # The colour map is light from about two thirds of its range.
             if grid[k, j] > 65:

@@ -150,7 +150,9 @@ def embed(
         embeddings, files, unreadable = cifnet_pl.embed("images")
     """
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
     if isinstance(backbone, str):
         backbone = build_backbone(backbone)
     backbone = backbone.to(device)

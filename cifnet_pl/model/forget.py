@@ -93,14 +93,17 @@ def forget(
             ignored = len(set.intersection(*others))
     else:
         for name in names:
-            share = model.head.statistics_of_class(model.labels([name])[0])
+            label = model.labels([name])[0]
+            share = model.head.statistics_of_class(label)
             if share is not None:
                 model.head.subtract_(share)
                 recalled.add(name)
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
     learned = {name: counts[name] for name in names}
-    removed = sum(learned.values()) if exact else None
+    removed = None
+    if exact:
+        removed = sum(learned.values())
     model.record_event("forget", removed, class_names=names, parents=[old.identity])
     return Forgetting(
         model=model,
@@ -160,16 +163,19 @@ def _subtract_images(
     label = model.labels([name])[0]
     hashes = model.images.of_label(label).tolist()
     found = _embed_images_of(model, set(hashes), places, unreadable)
-    count = sum(content_hash in found.embeddings for content_hash in hashes)
+    present = [content_hash in found.embeddings for content_hash in hashes]
+    count = sum(present)
     if count < len(hashes):
         raise DataError(
             f"class '{printable(name)}' was learned from {number_of(len(hashes), 'image')},"
             f" {count} of them are there: give all of them, or {hint}"
         )
-    z = torch.stack([found.embeddings[content_hash] for content_hash in hashes])
+    embeddings = [found.embeddings[content_hash] for content_hash in hashes]
+    z = torch.stack(embeddings)
     removed = model.head.fresh()
     removed.begin_task([label], [len(hashes)])
-    removed.observe(z, torch.full((len(hashes),), label).to(model.device))
+    labels = torch.full((len(hashes),), label)
+    removed.observe(z, labels.to(model.device))
     duplicates = model.images.duplicates
     model.images.remove([label])
     removed.count_duplicates(duplicates - model.images.duplicates)

@@ -90,9 +90,10 @@ class LabelledImages:
         with listing():
             splits = find_splits(root)
             if splits is not None:
-                root = (
-                    splits.test if tested and splits.test is not None else splits.train
-                )
+                if tested and splits.test is not None:
+                    root = splits.test
+                else:
+                    root = splits.train
                 notes += splits.notes
                 if splits.test is not None:
                     notes.append(
@@ -110,10 +111,12 @@ class LabelledImages:
 
     def of(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
-        labels = [
-            label for label, name in enumerate(self.class_names) if name in wanted
-        ]
-        return self.select(np.isin(self.files.labels, labels))
+        labels = []
+        for label, name in enumerate(self.class_names):
+            if name in wanted:
+                labels.append(label)
+        selected = np.isin(self.files.labels, labels)
+        return self.select(selected)
 
     def select(self, mask: np.ndarray) -> LabelledImages:
         """Select the images of a mask (n,) bool, and the classes that still have one."""
@@ -145,10 +148,14 @@ class LabelledImages:
         Returns:
             (n,) bool.
         """
-        names = [self.files.names[row] for row in rows]
+        names = []
+        for row in rows:
+            names.append(self.files.names[row])
         if isinstance(self.files, EmbeddingSet):
             return held_out(names, share, 0)
-        looks = [self.looks[row] or UNREAD for row in rows]
+        looks = []
+        for row in rows:
+            looks.append(self.looks[row] or UNREAD)
         return held_out_together(names, looks, share, 0)
 
     def embedded(
@@ -174,13 +181,17 @@ class LabelledImages:
             Rows (m,) of the images and their embeddings (m, d).
         """
         if isinstance(self.files, EmbeddingSet):
-            for rows in pieces(np.arange(len(self.files)), EMBEDDED_BATCH):
+            every_row = np.arange(len(self.files))
+            for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files = [self.path(row) for row in range(len(self.files))]
+        files = []
+        for row in range(len(self.files)):
+            files.append(self.path(row))
         batches = decode_images(files, model.image_size, model.crop_ratio, look, skip)
         if progress:
-            total = -(-len(files) // decoding_batch_size(model.image_size))
+            size = decoding_batch_size(model.image_size)
+            total = -(-len(files) // size)
             batches = counted(batches, title, total)
         self.looks.clear()
         for batch in batches:
@@ -193,7 +204,8 @@ class LabelledImages:
                 for row, reason in enumerate(batch.unreadable, start)
                 if reason is None
             ]
-            yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
+            rows = np.array(readable, dtype=np.int64)
+            yield rows, model.embed_batch(batch)
 
     def _record_hashes(self, start: int) -> None:
         """Record the hashes of the images that were read from row ``start`` on."""
@@ -204,9 +216,9 @@ class LabelledImages:
                 rows.append(row)
                 hashes.append(look.hash)
         files = cast(FileSet, self.files)
-        files.note_hashes(
-            np.array(rows, dtype=np.int64), np.array(hashes, dtype=np.int64)
-        )
+        known_rows = np.array(rows, dtype=np.int64)
+        known_hashes = np.array(hashes, dtype=np.int64)
+        files.note_hashes(known_rows, known_hashes)
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -234,7 +246,8 @@ def samples_of(
     """
     if model.backbone.takes_images:
         return LabelledImages.find(place, option, tested)
-    names, samples = open_table(Path(place)).labelled()
+    table = open_table(Path(place))
+    names, samples = table.labelled()
     width = model.head.in_features
     if samples.features != width:
         raise DataError(
@@ -259,10 +272,13 @@ def find_repeats(
         The positions of duplicates, and how messages name the images that are in another class,
         too.
     """
-    names = list(dict.fromkeys([*images.class_names, *model.class_names]))
-    hashes = images.files.hashes(np.arange(len(images.files)))
+    all_names = [*images.class_names, *model.class_names]
+    names = list(dict.fromkeys(all_names))
+    every_row = np.arange(len(images.files))
+    hashes = images.files.hashes(every_row)
+    numbered = enumerate(hashes.tolist())
     repeats = image_duplicates.find_repeats(
-        enumerate(hashes.tolist()), images.files.labels, classes_of_hashes(model, names)
+        numbered, images.files.labels, classes_of_hashes(model, names)
     )
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
@@ -289,7 +305,8 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
         name = name_of[label]
         if name in position:
             for content_hash in hashes.tolist():
-                classes.setdefault(content_hash, set()).add(position[name])
+                of_hash = classes.setdefault(content_hash, set())
+                of_hash.add(position[name])
     return classes
 
 
@@ -322,15 +339,20 @@ def duplicates_among(
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
-    rows = np.sort(np.array([*repeats.learned, *repeats.twice], dtype=np.int64))
+    left_out = [*repeats.learned, *repeats.twice]
+    rows = np.sort(np.array(left_out, dtype=np.int64))
     if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(
         images.files
     ):
-        also = " or lies in two classes" if in_two_classes else ""
+        also = ""
+        if in_two_classes:
+            also = " or lies in two classes"
         raise DataError(
             f"every image is learned already{also}: there is nothing to learn"
         )
-    names = [_shown(images, row) for row in rows.tolist()]
+    names = []
+    for row in rows.tolist():
+        names.append(_shown(images, row))
     messages = [
         image_duplicates.conflicting_labels_message(
             list(in_two_classes.values()), treatment

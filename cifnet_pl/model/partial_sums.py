@@ -126,10 +126,12 @@ class PartialSums:
         with prefixed(f"cannot add {other.name} to {self.name}"):
             check_same_embeddings(self.model, other.model)
             absorb(self.model, other.model)
-        self.shards = _joined([*self.shards, *other.shards])
+        all_shards = [*self.shards, *other.shards]
+        self.shards = _joined(all_shards)
 
     def _check_positions(self, other: PartialSums) -> None:
-        for shard, another in itertools.product(self.shards, other.shards):
+        pairs = itertools.product(self.shards, other.shards)
+        for shard, another in pairs:
             start = max(shard.start, another.start)
             stop = min(shard.stop, another.stop)
             if shard.set_hash == another.set_hash and start < stop:
@@ -140,7 +142,8 @@ class PartialSums:
 
     def _check_hashes(self, other: PartialSums) -> None:
         known = {shard.set_hash for shard in self.shards}
-        if all(shard.set_hash in known for shard in other.shards):
+        known_sets = [shard.set_hash in known for shard in other.shards]
+        if all(known_sets):
             return
         ours = self.model.images.content.cpu().numpy()
         theirs = other.model.images.content.cpu().numpy()
@@ -158,7 +161,8 @@ class PartialSums:
             UsageError: a shard of a set is missing.
         """
         if self.missing:
-            missing = listed([str(shard) for shard in self.missing])
+            names = [str(shard) for shard in self.missing]
+            missing = listed(names)
             raise UsageError(
                 f"not all sums are there: {missing} are missing; make those shards first"
             )
@@ -170,16 +174,19 @@ class PartialSums:
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
-        self.model.record_event("task", sum(self.model.counts.values()))
+        images = sum(self.model.counts.values())
+        self.model.record_event("task", images)
         return self.model
 
 
 def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
     """Join neighbouring shards, so that a list of many stays short."""
     joined: list[ShardRecord] = []
-    for shard in sorted(shards, key=lambda shard: (shard.set_hash, shard.start)):
+    in_order = sorted(shards, key=lambda shard: (shard.set_hash, shard.start))
+    for shard in in_order:
         if joined and shard.follows(joined[-1]):
-            joined[-1] = joined[-1].model_copy(update={"stop": shard.stop})
+            last = joined[-1]
+            joined[-1] = last.model_copy(update={"stop": shard.stop})
         else:
             joined.append(shard)
     return joined
@@ -199,11 +206,13 @@ def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
     """
     title = repr((list(class_names), len(samples)))
     digest = hashlib.blake2b(title.encode("utf-8", "surrogateescape"), digest_size=16)
-    digest.update(np.ascontiguousarray(samples.labels).tobytes())
+    labels = np.ascontiguousarray(samples.labels)
+    digest.update(labels.tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
     count = min(HASHED_SAMPLES, len(samples))
-    rows = np.linspace(0, len(samples) - 1, count).astype(np.int64)
+    spread = np.linspace(0, len(samples) - 1, count)
+    rows = spread.astype(np.int64)
     digest.update(samples.hashes(rows).tobytes())
     return digest.hexdigest()
 
@@ -232,7 +241,8 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         "sha256": fingerprint("", tensors),
         "model": {**sums.model.describe(), "history": []},
     }
-    content = save(tensors, {METADATA_KEY: json.dumps(header)})
+    metadata = {METADATA_KEY: json.dumps(header)}
+    content = save(tensors, metadata)
     write_atomic(path, lambda file: file.write(content))
 
 
@@ -249,8 +259,10 @@ def _open_sums(path: Path) -> Iterator[OpenSums]:
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     with open_tensors(path) as stored:
         text = stored.metadata.get(METADATA_KEY, "null")
-        header = parse(SumsRecord, json.loads(text), str(path))
-        whole = all(shard.start < shard.stop <= shard.total for shard in header.shards)
+        content = json.loads(text)
+        header = parse(SumsRecord, content, str(path))
+        are_whole = [shard.start < shard.stop <= shard.total for shard in header.shards]
+        whole = all(are_whole)
         if not header.shards or not whole:
             raise CheckpointError(
                 f"{path} is damaged: its shards are not parts of a set"
@@ -325,7 +337,9 @@ class Shard:
         """Return the first position of the shard, and the one after its last, in a set of ``total``
         samples.
         """
-        return (self.index - 1) * total // self.count, self.index * total // self.count
+        start = (self.index - 1) * total // self.count
+        stop = self.index * total // self.count
+        return start, stop
 
     @property
     def name(self) -> str:
@@ -364,7 +378,8 @@ class ShardLearner:
             raise UsageError(
                 f"embeddings of width {features}, expected none:{features} as backbone"
             )
-        self._set_hash = set_hash(self.source.train, self.source.class_names)
+        names = self.source.class_names
+        self._set_hash = set_hash(self.source.train, names)
 
     def record(self, shard: Shard) -> ShardRecord:
         """Return the positions of a shard.
@@ -394,7 +409,10 @@ class ShardLearner:
         names = self.source.class_names
         # The counts of all shards, so that these agree.
         counts = np.bincount(self.source.train.labels, minlength=len(names)).tolist()
-        model.begin_task(names, counts if min(counts) else None)
+        known_counts = None
+        if min(counts):
+            known_counts = counts
+        model.begin_task(names, known_counts)
         model.observe_all(self._batches(model, record))
         model.add_up()
         # A fresh head holds nothing of the task that is under way.

@@ -62,16 +62,20 @@ def load(
         CifnetError: its backbone cannot be built on this machine.
     """
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
     location = Path(path).expanduser()
     if is_hub_name(str(path)):
-        location = fetch(HubName.parse(str(path)), download)
+        name = HubName.parse(str(path))
+        location = fetch(name, download)
     if is_bundle(location):
         return read_bundle(location, download, engine, trust).to(device)
     if _is_zipped_bundle(location):
         with tempfile.TemporaryDirectory() as folder:
             _unpack(location, Path(folder))
-            return read_bundle(Path(folder), download, engine, trust).to(device)
+            model = read_bundle(Path(folder), download, engine, trust)
+            return model.to(device)
     checkpoint = checkpoint_of(location)
     complete = checkpoint.parents[1] / COMPLETE
     if location.is_dir() and is_bundle(complete):
@@ -120,9 +124,13 @@ def _unpack(path: Path, folder: Path) -> None:
         explained(CheckpointError, f"cannot unpack {path}"),
         zipfile.ZipFile(path) as archive,
     ):
-        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        entries = []
+        for entry in archive.infolist():
+            if not entry.is_dir():
+                entries.append(entry)
         for entry in entries:
-            is_in_folder = entry.filename != Path(entry.filename).name
+            last_name = Path(entry.filename).name
+            is_in_folder = entry.filename != last_name
             if is_in_folder or unsafe_entry_message(entry):
                 raise CheckpointError(
                     f"{path} holds more than a model: unpack it, and give the model's folder"

@@ -107,7 +107,8 @@ class Judge:
         if self.reference is None or self.unknown is None:
             return None
         scores = self.reference.scores
-        smallest = float(self.reference.p_values(scores.new_tensor([torch.inf])))
+        infinite = scores.new_tensor([torch.inf])
+        smallest = float(self.reference.p_values(infinite))
         if smallest <= self.unknown:
             return None
         return (
@@ -135,10 +136,13 @@ class Judge:
             known = (shares > self.unknown).tolist()
         if self.sets is not None:
             order = torch.argsort(probabilities, dim=1, descending=True)
-            members = self.sets.of_probabilities(probabilities).gather(1, order)
+            sets_of_samples = self.sets.of_probabilities(probabilities)
+            members = sets_of_samples.gather(1, order)
             for row in range(count):
-                columns = order[row][members[row]].tolist()
-                sets[row] = tuple(self.class_names[column] for column in columns)
+                own_order = order[row]
+                columns = own_order[members[row]].tolist()
+                names = [self.class_names[column] for column in columns]
+                sets[row] = tuple(names)
         return [
             Verdict(*columns)
             for columns in zip(known, novelty, p_values, sets, strict=True)
@@ -176,8 +180,12 @@ def detection(known: Tensor, unknown: Tensor) -> Detection:
     # their sigmoid.
     novelty = torch.cat([known, unknown])
     ranks = torch.unique(-novelty, return_inverse=True)[1]
-    likelihood = ranks.double() / max(1, int(ranks.max()))
-    target = torch.cat([torch.ones(len(known)), torch.zeros(len(unknown))]).to(ranks)
+    largest = max(1, int(ranks.max()))
+    likelihood = ranks.double() / largest
+    is_known = torch.ones(len(known))
+    is_unknown = torch.zeros(len(unknown))
+    target = torch.cat([is_known, is_unknown]).to(ranks)
     false_positives, true_positives, _ = binary_roc(likelihood, target)
     fpr95 = false_positives[true_positives >= KNOWN_SHARE].min()
-    return Detection(100 * float(binary_auroc(likelihood, target)), 100 * float(fpr95))
+    auroc = 100 * float(binary_auroc(likelihood, target))
+    return Detection(auroc, 100 * float(fpr95))

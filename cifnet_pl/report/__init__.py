@@ -126,7 +126,8 @@ def write_report(
         for p in pictures.get(section, ()):
             drawn.append(_write_picture(p, folder / "figures"))
         parts.append({"name": section, "tables": section_tables, "pictures": drawn})
-    settings = "; ".join(setting.title for setting in study.settings)
+    titles = [setting.title for setting in study.settings]
+    settings = "; ".join(titles)
     notes = report_notes(study)
     content = {
         "title": TITLE,
@@ -135,9 +136,8 @@ def write_report(
         "parts": parts,
         "notes": notes,
     }
-    write_text(
-        folder / "tables" / "notes.tex", "".join(f"{latex(note)}\n\n" for note in notes)
-    )
+    notes_in_latex = [f"{latex(note)}\n\n" for note in notes]
+    write_text(folder / "tables" / "notes.tex", "".join(notes_in_latex))
     write_text(folder / "report.md", report_markdown(content))
     write_text(folder / "report.html", report_page(content))
 

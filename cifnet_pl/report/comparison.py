@@ -178,7 +178,8 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
     predictions, notes = _common_predictions(a, b)
     if not predictions:
         notes.append(NO_IMAGES)
-    differences = [*_over_seeds(a, b), *_over_images(predictions)]
+    over_images = _over_images(predictions)
+    differences = [*_over_seeds(a, b), *over_images]
     file = f"comparison_{slug(title.lower())}"
     heading = f"{first} against {second}: {title}"
     rows = [difference.cells() for difference in differences]
@@ -194,7 +195,8 @@ def comparison_table(study: Study, a: Group, b: Group) -> ReportTable:
 
 def _over_seeds(a: Group, b: Group) -> Iterator[Difference]:
     """Yield the differences of A_K and Ā over the common seeds."""
-    for key, title in (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā")):
+    quantities = (("A_K", "final accuracy A_K"), ("A_bar", "average accuracy Ā"))
+    for key, title in quantities:
         stat_a = a.stat(key)
         stat_b = b.stat(key)
         if stat_a is None or stat_b is None:
@@ -225,10 +227,12 @@ def _over_images(
     """Yield the difference of A_K over all seeds, if there are several, and for each seed."""
     if len(predictions) > 1:
         frames = list(predictions.values())
+        first_accuracies = [frame["a"].mean() for frame in frames]
+        second_accuracies = [frame["b"].mean() for frame in frames]
         yield Difference(
             quantity="final accuracy A_K, over seeds and images",
-            first=100 * float(np.mean([frame["a"].mean() for frame in frames])),
-            second=100 * float(np.mean([frame["b"].mean() for frame in frames])),
+            first=100 * float(np.mean(first_accuracies)),
+            second=100 * float(np.mean(second_accuracies)),
             interval=bootstrap_interval(frames),
             seeds=len(frames),
             images=min(map(len, frames)),
@@ -284,8 +288,9 @@ def _common_predictions(
         if len(frame):
             predictions[outcome.seed] = frame
         if len(frame) < max(n_first, n_second):
+            common = len(frame)
             notes.append(
-                f"Seed {outcome.seed}: {len(frame)} test images are common to both, of {n_first}"
+                f"Seed {outcome.seed}: {common} test images are common to both, of {n_first}"
                 f" and {n_second}."
             )
     return predictions, notes

@@ -141,7 +141,8 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
         lines += name.splitlines()
     longest = max(map(len, lines), default=1)
     points = 72 * figure.get_figwidth()
-    fitting = int(points / (6 * longest + 50))
+    width = 6 * longest + 50
+    fitting = int(points / width)
     columns = max(1, min(columns, fitting, len(names)))
     place = cast(Any, "outside lower center")
     figure.legend(handles, names, loc=place, ncols=columns)
@@ -255,7 +256,10 @@ def trajectories(study: Study) -> list[Picture]:
         requests.append(_trajectory(file, name, groups))
         if len(settings) > 1:
             for s in settings:
-                request = _trajectory(study.slug(s), study.names[s], study.compared(s))
+                slug_of_setting = study.slug(s)
+                request = _trajectory(
+                    slug_of_setting, study.names[s], study.compared(s)
+                )
                 requests.append(request)
     for family in study.varied(*ABLATIONS):
         reference = family[0]
@@ -282,7 +286,8 @@ def _file_of_family(kind: str, study: Study, reference: Group) -> str:
 def _trajectory(file: str, name: str, groups: list[Group]) -> LineFigure:
     """Return the figure of all methods of one or more settings."""
     labels = [group.label for group in groups]
-    if any(group.setting.n_tasks >= LONG_HORIZON_TASKS for group in groups):
+    is_long = [group.setting.n_tasks >= LONG_HORIZON_TASKS for group in groups]
+    if any(is_long):
         caption = f"Long horizon: A_k after each task, {name}."
         return LineFigure(f"long_horizon_{file}", caption, name, groups, labels)
     caption = f"Accuracy over all classes seen: A_k after each task, {name}."
@@ -345,7 +350,8 @@ def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> F
         for position, i in enumerate(rows):
             phase = i / len(groups)
             name = names[i]
-            _draw_line(axes, groups[i], classes_seen, position, name, phase)
+            group = groups[i]
+            _draw_line(axes, group, classes_seen, position, name, phase)
         axes.set(ylabel="accuracy $A_k$ (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if n_panels > 1:
@@ -439,9 +445,10 @@ def value_curves(study: Study, *keys: str) -> list[Picture]:
     for key in keys:
         families = []
         for family in study.varied(key):
-            shown = [
-                g for g in family if _is_positive(g.config.get(key)) and g.stat("A_K")
-            ]
+            shown = []
+            for g in family:
+                if _is_positive(g.config.get(key)) and g.stat("A_K"):
+                    shown.append(g)
             if len(shown) > 1:
                 families.append(shown)
         if families:
@@ -472,7 +479,8 @@ def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) ->
     values = sorted(found)
     for i, family in enumerate(families):
         reference = family[0]
-        name = f"{study.names[reference.setting]}: {reference.label}"
+        setting_name = study.names[reference.setting]
+        name = f"{setting_name}: {reference.label}"
         points = []
         for group in family:
             stat = group.stat("A_K")
@@ -480,7 +488,8 @@ def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) ->
                 place = values.index(group.config[key])
                 deviation = stat.sd or 0.0
                 points.append((place, stat.mean, deviation))
-        x, means, deviations = zip(*sorted(points), strict=True)
+        ordered = sorted(points)
+        x, means, deviations = zip(*ordered, strict=True)
         style = _line_style(i)
         axes.errorbar(x, means, deviations, capsize=3, label=name, **style)
     if len(values) > LINES_PER_PANEL:
@@ -708,7 +717,8 @@ def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
             else:
                 colour = "black"
             text = f"{value:.0f}"
-            axes.text(j + 1, i + 1, text, color=colour, **centred)
+            row = i + 1
+            axes.text(j + 1, row, text, color=colour, **centred)
 
 
 # ---------------------------------------------------------------------- costs
@@ -826,7 +836,9 @@ def _scale_time_axis(axes: Axes, groups: Sequence[Group]) -> None:
     longest = max(minutes)
     margin = max(1.7, (longest / shortest) ** 0.1)
     axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
-    axes.set_xlim(shortest / margin, longest * margin)
+    earliest = shortest / margin
+    latest = longest * margin
+    axes.set_xlim(earliest, latest)
 
 
 def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> None:

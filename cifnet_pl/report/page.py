@@ -50,11 +50,15 @@ def to_html(table: ReportTable) -> Markup:
     shown = [j for j, column in columns if not column.collapsed]
     collapsed = [j for j, column in columns if column.collapsed]
     row_columns = [j for j, column in columns if column.header in ROW_HEADERS]
+    if collapsed:
+        repeated = row_columns + collapsed
+    else:
+        repeated = []
     html = TEMPLATES.get_template("table.html").render(
         table=table,
         texts=table.texts(typeset),
         shown=shown,
-        collapsed=row_columns + collapsed if collapsed else [],
+        collapsed=repeated,
         collapsed_names=", ".join(table.columns[j].header for j in collapsed),
     )
     return Markup(html)

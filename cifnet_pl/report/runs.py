@@ -189,7 +189,11 @@ def natural_order(name: str) -> tuple[str, int]:
     """Return the sort key that puts version_10 after version_9."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]
-    return stem, int(digits) if digits else -1
+    if digits:
+        number = int(digits)
+    else:
+        number = -1
+    return stem, number
 
 
 def _sorted_folders(folders: Mapping[Path, Path]) -> list[Path]:

@@ -167,7 +167,8 @@ def setting_of(run: Run) -> Setting:
     name = source.removeprefix("torchvision:")
     if source == "folder":
         name = PurePath(root).name
-    backbone = str(flat.get("backbone") or run.summary.get("backbone") or "no backbone")
+    recorded = run.summary.get("backbone")
+    backbone = str(flat.get("backbone") or recorded or "no backbone")
     architecture = flat.get("architecture")
     if architecture:
         backbone = f"{backbone} ({architecture})"
@@ -328,7 +329,8 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
         summary: of a run; it may have the defaults of its own head or method.
     """
     classes: dict[str, Any] = dict(heads.HEADS)
-    classes.update({method.__name__: method for method in iterative.METHODS})
+    trained = {method.__name__: method for method in iterative.METHODS}
+    classes.update(trained)
     known = classes.get(str(summary["head"]))
     own = summary.get("defaults")
     if not own:
@@ -339,7 +341,8 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(own)
     if has_frozen_backbone(summary):
         settings = dict(defaults_of(CIFNetModule))
-        settings.update({f"head.{name}": value for name, value in own.items()})
+        own_settings = {f"head.{name}": value for name, value in own.items()}
+        settings.update(own_settings)
     sections = {
         "trainer": Trainer,
         "data": CIFNetDataModule,

@@ -110,7 +110,8 @@ def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
     freedom = len(differences) - 1
     level = 1 - LEVEL / 2
     quantile = stats.t.ppf(level, freedom)
-    half = float(quantile * stats.sem(differences))
+    error = stats.sem(differences)
+    half = float(quantile * error)
     mean = float(differences.mean())
     return mean - half, mean + half
 
@@ -167,14 +168,18 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> tuple[float, float]:
     # A row for each image, a column for each seed, NaN where a seed was not tested on the image.
     columns = []
     for frame in frames:
-        columns.append(frame["a"].astype(int) - frame["b"].astype(int))
-    differences = pd.concat(columns, axis=1).to_numpy(float)
+        first = frame["a"].astype(int)
+        second = frame["b"].astype(int)
+        columns.append(first - second)
+    joined = pd.concat(columns, axis=1)
+    differences = joined.to_numpy(float)
     n_images = len(differences)
     means = np.nanmean(differences, axis=0)
     # Images with the same differences are alike: how many of each kind are drawn is enough.
     tested = ~np.isnan(differences)
     known_differences = np.nan_to_num(differences)
-    table = np.hstack([known_differences, tested]).astype(np.int64)
+    rows = np.hstack([known_differences, tested])
+    table = rows.astype(np.int64)
     kinds, counts = np.unique(table, axis=0, return_counts=True)
     resampled = []
     for _ in range(RESAMPLES // RESAMPLES_PER_BLOCK):

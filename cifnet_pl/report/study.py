@@ -211,20 +211,23 @@ class Group:
         """
         if key in COSTS and len(self.conditions) > 1:
             return None
-        stat = stat_of(
-            {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
-        )
+        values = {outcome.key: outcome.values.get(key) for outcome in self.outcomes}
+        stat = stat_of(values)
         if key != "A_K_per_kwh" or stat is None or self.kind == "published":
             return stat
         # The ratio of the row's own means, as a reader would divide them; its deviation is that of
         # the seeds' ratios.
-        both = [outcome for outcome in self.outcomes if outcome.key in stat.by_seed]
-        accuracy = stat_of({outcome.key: outcome.values.get("A_K") for outcome in both})
-        energy = stat_of(
-            {outcome.key: outcome.values.get("energy_kwh") for outcome in both}
-        )
+        both = []
+        for outcome in self.outcomes:
+            if outcome.key in stat.by_seed:
+                both.append(outcome)
+        accuracies = {outcome.key: outcome.values.get("A_K") for outcome in both}
+        accuracy = stat_of(accuracies)
+        energies = {outcome.key: outcome.values.get("energy_kwh") for outcome in both}
+        energy = stat_of(energies)
         if accuracy and energy:
-            return replace(stat, mean=accuracy.mean / energy.mean)
+            ratio = accuracy.mean / energy.mean
+            return replace(stat, mean=ratio)
         return stat
 
     def mean(self, key: str) -> float:
@@ -257,12 +260,14 @@ def seed_counts(groups: Sequence[Group]) -> list[str]:
     Returns:
         A text for each group, empty if nothing needs to be said.
     """
-    differ = len({group.seeds for group in groups if group.kind == "measured"}) > 1
+    measured = {group.seeds for group in groups if group.kind == "measured"}
+    differ = len(measured) > 1
     texts = []
     for group in groups:
-        texts.append(
-            f"n = {group.seeds}" if differ and group.kind == "measured" else ""
-        )
+        text = ""
+        if differ and group.kind == "measured":
+            text = f"n = {group.seeds}"
+        texts.append(text)
     return texts
 
 
@@ -289,7 +294,8 @@ def outcome_of(run: Run) -> Outcome:
         widths = summary.get("state_bytes_per_element") or {}
         sizes = []
         for name, count in components.items():
-            sizes.append(count * (widths.get(name) or 4))
+            width = widths.get(name) or 4
+            sizes.append(count * width)
         values["state_elements"] = sum(components.values())
         values["state_bytes"] = math.fsum(sizes)
     order = run.config["data"].get("class_order")
@@ -309,11 +315,19 @@ def _conditions(run: Run) -> Conditions:
     counted = summary.get("energy_counts_other_processes")
     source = summary.get("energy_source") or "energy not measured"
     sources = source.split(", ")
+    if counted is None:
+        scope = ""
+    else:
+        scope = scopes[counted]
+    cache = ""
+    if summary.get("cached_images"):
+        cache = CACHED
+    source_names = ", ".join(sorted(sources))
     return Conditions(
         machine,
-        ", ".join(sorted(sources)),
-        "" if counted is None else scopes[counted],
-        CACHED if summary.get("cached_images") else "",
+        source_names,
+        scope,
+        cache,
     )
 
 
@@ -339,7 +353,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
     replaced = []
     for run in with_common_root(runs):
         learned = [run.summary["n_tasks"], run.summary["n_classes"]]
-        identity = [method_of(run), learned, configuration(run)]
+        method = method_of(run)
+        identity = [method, learned, configuration(run)]
         key = json.dumps(identity, sort_keys=True, default=str)
         outcomes = by_configuration[key]
         outcome = outcome_of(run)
@@ -373,7 +388,8 @@ def _group_of(outcomes: list[Outcome]) -> Group:
     for key, value in settings.items():
         if key not in SETTING_KEYS:
             config[key] = value
-    return Group(setting_of(run), method_of(run), "measured", outcomes, config)
+    setting = setting_of(run)
+    return Group(setting, method_of(run), "measured", outcomes, config)
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
@@ -388,7 +404,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     for key in a.keys() | b.keys():
         old = a.get(key)
         new = b.get(key)
-        if old != new or type(old) is not type(new):
+        is_changed = old != new or type(old) is not type(new)
+        if is_changed:
             changed[key] = new
     if "buffer" in changed:
         remaining = {}
@@ -432,7 +449,8 @@ def _distinguishing_settings(
     """
     changes = []
     for group in groups:
-        changes.append(differences(reference.config, group.config))
+        changed = differences(reference.config, group.config)
+        changes.append(changed)
     settings = []
     for group, own_changes in zip(groups, changes, strict=True):
         own = dict(own_changes)
@@ -452,11 +470,11 @@ def _reference(family: Sequence[Group]) -> Group:
     """
 
     def cost(group: Group) -> tuple[Any, ...]:
-        total = sum(len(differences(group.config, other.config)) for other in family)
+        distances = [len(differences(group.config, other.config)) for other in family]
+        total = sum(distances)
         defaults = default_settings(group.runs[0].summary)
-        departures = sum(
-            group.config.get(key) != value for key, value in defaults.items()
-        )
+        departed = [group.config.get(key) != value for key, value in defaults.items()]
+        departures = sum(departed)
         text = json.dumps(group.config, sort_keys=True, default=str)
         return total, departures, -group.seeds, text
 
@@ -466,8 +484,10 @@ def _reference(family: Sequence[Group]) -> Group:
 def group_order(group: Group) -> tuple[Any, ...]:
     """Return the sort key of a group: setting, kind, method, reference first, numbers by size."""
     changes = []
-    for key, value in sorted(group.changes.items()):
-        changes.append((key, *value_order(value)))
+    in_order = sorted(group.changes.items())
+    for key, value in in_order:
+        order_of_value = value_order(value)
+        changes.append((key, *order_of_value))
     order = method_order(group)
     return (group.setting, *order, len(changes), changes)
 
@@ -593,7 +613,8 @@ class Study:
             family = [reference]
             for group in self.groups_in(reference.setting):
                 changed = list(group.changes)
-                same_method = group.kind == "measured" and group.name == reference.name
+                is_measured = group.kind == "measured"
+                same_method = is_measured and group.name == reference.name
                 if same_method and len(changed) == 1 and changed[0] in keys:
                     family.append(group)
             if len(family) > 1:

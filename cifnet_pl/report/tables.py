@@ -47,7 +47,8 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
     settings = study.settings
     others = []
     for key in study.other_keys():
-        others.append(value_table(study, key, key.replace(".", "_")))
+        file = key.replace(".", "_")
+        others.append(value_table(study, key, file))
     sections = {
         "Accuracy": [accuracy_table(study)],
         "Efficiency": [
@@ -123,7 +124,8 @@ def _entries(study: Study, row: str, group: Group) -> list[Entry]:
     entries = []
     for header, key in ACCURACY_KEYS.items():
         column = _accuracy_header(study, group.setting, header)
-        entry = Entry(row, group.kind, column, group.stat(key))
+        stat = group.stat(key)
+        entry = Entry(row, group.kind, column, stat)
         entries.append(entry)
     return entries
 
@@ -133,7 +135,8 @@ def _accuracy_columns(study: Study, first: str) -> list[Column]:
     columns = [Column(first), Column(ORIGIN)]
     for setting in study.settings:
         for header in ACCURACY_KEYS:
-            columns.append(Column(_accuracy_header(study, setting, header)))
+            column_header = _accuracy_header(study, setting, header)
+            columns.append(Column(column_header))
     return columns
 
 
@@ -141,7 +144,8 @@ def _rows_of(entries: Iterable[Entry], columns: Sequence[Column]) -> list[list[C
     """Return the rows of some entries, in their order; rows without a number are left out."""
     numbers: dict[tuple[str, str], dict[str, Stat | None]] = {}
     for entry in entries:
-        by_column = numbers.setdefault((entry.row, entry.origin), {})
+        row = (entry.row, entry.origin)
+        by_column = numbers.setdefault(row, {})
         by_column[entry.column] = entry.stat
     rows: list[list[Cell]] = []
     for (name, origin), by_column in numbers.items():
@@ -177,7 +181,8 @@ def accuracy_table(study: Study) -> ReportTable:
     for setting in study.settings:
         compared += study.with_published(setting)
     ordered = sorted(compared, key=_row_order)
-    shown = dict.fromkeys((group.label, group.kind) for group in ordered)
+    keys = [(group.label, group.kind) for group in ordered]
+    shown = dict.fromkeys(keys)
     groups = [*study.groups, *study.published]
     entries = []
     for label, kind in shown:
@@ -264,7 +269,8 @@ def sampling_table(study: Study) -> ReportTable:
     key = "buffer.strategy"
     table = value_table(study, key, "sampling")
     families = study.varied(key)
-    for setting in dict.fromkeys(family[0].setting for family in families):
+    settings = [family[0].setting for family in families]
+    for setting in dict.fromkeys(settings):
         published = published_of("tab:sampling", setting, "A_K")
         if published:
             header = f"{study.names[setting]}: CIFNet (published)"
@@ -352,7 +358,8 @@ def efficiency_table(study: Study, setting: Setting) -> ReportTable:
     columns = [Column("method"), Column(ORIGIN), Column(SEEDS), Column("backbone")]
     columns += [*EFFICIENCY_COLUMNS.values(), Column(CONDITIONS)]
     # The letters come first, where a caption has room: they mean something in this table alone.
-    notes = [*_conditions_notes(labels), TRAINING_NOTE, study.seeds_note(groups)]
+    conditions_notes = _conditions_notes(labels)
+    notes = [*conditions_notes, TRAINING_NOTE, study.seeds_note(groups)]
     title = f"Accuracy and energy: {study.data_names[setting]}"
     file = f"efficiency_{study.data_slug(setting)}"
     return ReportTable(file, title, columns, rows, notes)
@@ -368,18 +375,18 @@ def results_table(study: Study, setting: Setting) -> ReportTable:
     rows: list[list[Cell]] = []
     mixed = []
     for group in groups:
-        letters = dict.fromkeys(
-            labels[group.kind, own].letter for own in group.conditions
-        )
+        own_letters = [labels[group.kind, own].letter for own in group.conditions]
+        letters = dict.fromkeys(own_letters)
         numbers = [group.stat(key) for key in RESULT_COLUMNS]
-        rows.append(
-            [group.label, group.kind, str(group.seeds), *numbers, ", ".join(letters)]
-        )
+        text = ", ".join(letters)
+        seeds = str(group.seeds)
+        rows.append([group.label, group.kind, seeds, *numbers, text])
         if len(group.conditions) > 1:
             mixed.append(group.label)
     columns = [Column("method"), Column(ORIGIN), Column(SEEDS)]
     columns += [*RESULT_COLUMNS.values(), Column(CONDITIONS)]
-    notes = [f"{setting.title}.", *_conditions_notes(labels)]
+    conditions_notes = _conditions_notes(labels)
+    notes = [f"{setting.title}.", *conditions_notes]
     if mixed:
         notes.append(
             f"Seeds of {'; '.join(mixed)} ran under different conditions: their costs stand in the"
@@ -413,7 +420,8 @@ def settings_table(study: Study) -> ReportTable:
     for group in study.groups:
         if group.is_reference:
             keys = _own_settings(group)
-            text = "; ".join(f"{key}: {value_text(group.config[key])}" for key in keys)
+            texts = [f"{key}: {value_text(group.config[key])}" for key in keys]
+            text = "; ".join(texts)
             rows.append([group.setting.title, group.label, text])
     columns = [Column("setting"), Column("method"), Column("reference configuration")]
     title = "What a method's name stands for; variants say what they change"
@@ -464,9 +472,11 @@ def runs_table(study: Study) -> ReportTable:
             source = None
             if outcome.values.get("energy_kwh") is not None:
                 source = outcome.conditions.source
-            row: list[Cell] = [study.names[group.setting], group.label, seed, order]
+            setting = study.names[group.setting]
+            row: list[Cell] = [setting, group.label, seed, order]
             for key in ACCURACY_KEYS.values():
-                row.append(without_deviation(outcome.values.get(key)))
+                accuracy = outcome.values.get(key)
+                row.append(without_deviation(accuracy))
             row += [outcome.conditions.machine, source, commit, folder]
             rows.append(row)
     columns = [Column(header) for header in RUN_HEADERS]
@@ -510,7 +520,8 @@ def memory_table(study: Study, setting: Setting) -> ReportTable:
     for group in groups:
         row: list[Cell] = [group.label, group.kind]
         for name in components:
-            row.append(without_deviation(group.components.get(name), group.seeds))
+            count = group.components.get(name)
+            row.append(without_deviation(count, group.seeds))
         for key in ("state_elements", "state_bytes", "network_params"):
             row.append(group.stat(key))
         rows.append(row)

@@ -36,7 +36,8 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
 
 def mirror_(gram: Tensor) -> Tensor:
     """Fill ``gram`` (p, p) above the diagonal from below it, in place, and return it."""
-    for start, stop in _blocks(len(gram), BLOCK // 4):
+    size = BLOCK // 4
+    for start, stop in _blocks(len(gram), size):
         left_of_block = gram[start:stop, :start]
         gram[:start, start:stop] = left_of_block.T
         block = gram[start:stop, start:stop]
@@ -212,9 +213,8 @@ class Sums(GrowingModule):
         """
         dtype = self.class_sums.dtype
         kinds = {"gram": self.has_gram, "per_class": self.per_class}
-        return Sums(self.width, classes, **kinds, dtype=dtype).to(
-            self.class_sums.device
-        )
+        device = self.class_sums.device
+        return Sums(self.width, classes, **kinds, dtype=dtype).to(device)
 
     def of_class(self, column: int) -> Sums:
         """Return the sums over the rows of one class; only ``per_class`` and with ``gram``.
@@ -226,7 +226,8 @@ class Sums(GrowingModule):
         sums.class_sums[0] = self.class_sums[column]
         sums.counts[0] = self.counts[column]
         sums.seen += self.counts[column]
-        sums.mass += self.class_sums[column, 0]
+        weight = self.class_sums[column, 0]
+        sums.mass += weight
         sums.class_grams[0] = self.class_grams[column]
         sums.packed_gram = self.class_grams[column].clone()
         return sums
@@ -281,12 +282,14 @@ class Sums(GrowingModule):
             weighted = weighted[is_member]
             index = index[is_member]
         self.class_sums.index_add_(0, index, weighted)
-        counts = torch.bincount(index, minlength=len(self.counts))
+        classes = len(self.counts)
+        counts = torch.bincount(index, minlength=classes)
         self.counts += counts
         if self.per_class:
             for c in torch.unique(index).tolist():
                 rows = index == c
-                products = weighted[rows].T @ x[rows]
+                class_weighted = weighted[rows]
+                products = class_weighted.T @ x[rows]
                 self.class_grams[c] += pack(products)
 
     def count_duplicates(self, count: int) -> None:
@@ -321,13 +324,16 @@ class Sums(GrowingModule):
         """
         device = self.class_sums.device
         if columns is None:
-            columns = torch.arange(len(other.counts), device=device)
+            classes = len(other.counts)
+            columns = torch.arange(classes, device=device)
         class_sums = sign * other.class_sums.to(device)
         self.class_sums.index_add_(0, columns, class_sums)
         counts = sign * other.counts.to(device)
         self.counts.index_add_(0, columns, counts)
-        self.seen += sign * other.seen.to(device)
-        self.mass += sign * other.mass.to(device)
+        seen = other.seen.to(device)
+        self.seen += sign * seen
+        mass = other.mass.to(device)
+        self.mass += sign * mass
         if self.has_gram:
             self._add_gram(other, sign)
         if self.per_class:
@@ -391,7 +397,8 @@ class Sums(GrowingModule):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         # Not settled: nothing that is computed may depend on when a state was stored.
         if self._square is not None:
-            destination[prefix + "packed_gram"] = pack(self._square)
+            packed = pack(self._square)
+            destination[prefix + "packed_gram"] = packed
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self._square = None
@@ -404,7 +411,8 @@ class Sums(GrowingModule):
         for name, shape in shapes.items():
             stored = state.get(name)
             if isinstance(stored, Tensor) and stored.shape[-len(shape) :] != shape:
+                stored_shape = tuple(stored.shape)
                 raise CheckpointError(
-                    f"stored sums '{name}' have shape {tuple(stored.shape)}, expected {shape} at"
+                    f"stored sums '{name}' have shape {stored_shape}, expected {shape} at"
                     " its end: they are of embeddings of another width"
                 )
