@@ -71,7 +71,11 @@ def pipeline_folder(
     digest = hashlib.sha256(repr(parts).encode())
     key = digest.hexdigest()[:32]
     for number in count():
-        folder = cache / (f"{key}-{number}" if number else key)
+        if number:
+            name = f"{key}-{number}"
+        else:
+            name = key
+        folder = cache / name
         try:
             stored = np.load(folder / OUTPUTS_FILE)
         except (OSError, ValueError, EOFError):  # not written yet, or damaged
@@ -86,8 +90,10 @@ def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
     """Return whether outputs are those of the same network up to rounding."""
     if stored.shape != outputs.shape:
         return False
-    difference = np.abs(stored - outputs).max()
-    limit = OUTPUT_TOLERANCE * np.abs(stored).max()
+    differences = np.abs(stored - outputs)
+    difference = differences.max()
+    largest = np.abs(stored).max()
+    limit = OUTPUT_TOLERANCE * largest
     return bool(difference <= limit)
 
 
@@ -211,7 +217,8 @@ class EmbeddingCache:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
         complete = z.ndim == 2 and len(z) == len(hashes) == len(rows)
-        if not complete or metadata.get("sha256") != _digest(z, hashes):
+        digest = _digest(z, hashes)
+        if not complete or metadata.get("sha256") != digest:
             log.warning(
                 "rebuilding damaged cache file %s (its checksum is wrong)", path
             )
@@ -236,9 +243,11 @@ class EmbeddingCache:
         ):
             label = int(self.images.labels[row])
             of_class = self._collected.setdefault(label, {})
-            for same in (row, *self.duplicates.get(row, ())):
+            duplicates = self.duplicates.get(row, ())
+            for same in (row, *duplicates):
                 of_class[same] = CachedEmbedding(content_hash, embedding)
-        labels = np.unique(self.images.labels[rows.cpu().numpy()])
+        collected_rows = rows.cpu().numpy()
+        labels = np.unique(self.images.labels[collected_rows])
         for label in labels.tolist():
             if len(self._collected[label]) == len(self.images.rows_of[label]):
                 self._write(label)
@@ -254,7 +263,8 @@ class EmbeddingCache:
         for of_class in self._collected.values():
             if of_class:
                 rows = torch.tensor(list(of_class))
-                hashes, z = _stacked(list(of_class.values()))
+                embeddings = list(of_class.values())
+                hashes, z = _stacked(embeddings)
                 parts.append((rows, hashes, z))
         self._collected = {}
         return parts
@@ -262,7 +272,8 @@ class EmbeddingCache:
     def _write(self, label: int) -> None:
         of_class = self._collected.pop(label)
         marks = self._marks(label)
-        if self._marks_before.pop(label, marks) != marks:
+        before = self._marks_before.pop(label, marks)
+        if before != marks:
             log.warning(
                 "not caching class '%s': its images changed while they were read",
                 self.class_names[label],
@@ -272,17 +283,20 @@ class EmbeddingCache:
         in_order = [of_class[row] for row in rows.tolist()]
         hashes, z = _stacked(in_order)
         metadata = {"marks": marks, "sha256": _digest(z, hashes)}
-        content = save({"z": z, "hashes": hashes}, metadata=metadata)
+        tensors = {"z": z, "hashes": hashes}
+        content = save(tensors, metadata=metadata)
         write_atomic(self._path(label), lambda file: file.write(content))
         self._stored.pop(label, None)
 
     def _path(self, label: int) -> Path:
         """Return the file of a class, whose name is a hash of the names of its images."""
-        digest = hashlib.sha256(_encoded(self.class_names[label]))
+        class_name = _encoded(self.class_names[label])
+        digest = hashlib.sha256(class_name)
         for row in self.images.rows_of[label]:
             name = _encoded(self.images.names[row])
             digest.update(b"\0" + name)
-        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+        file_name = f"{digest.hexdigest()[:32]}.safetensors"
+        return self.folder / file_name
 
     def _marks(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
@@ -326,17 +340,23 @@ class EvaluationMemory:
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which rows are in memory."""
-        return np.array([row in self._embeddings for row in rows.tolist()], dtype=bool)
+        is_known = [row in self._embeddings for row in rows.tolist()]
+        return np.array(is_known, dtype=bool)
 
     def add(self, rows: Tensor, z: Tensor) -> None:
         """Add embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
         rows = rows.cpu()
         bytes_each = 4 * z.shape[1]
-        free = self._limit // bytes_each - len(self._embeddings)
-        fresh = np.flatnonzero(~self.known(rows.numpy()))[:free]
-        embeddings = z[torch.from_numpy(fresh).to(z.device)].float().cpu()
-        self._embeddings.update(zip(rows[fresh].tolist(), embeddings, strict=True))
+        places = self._limit // bytes_each
+        free = places - len(self._embeddings)
+        unknown = np.flatnonzero(~self.known(rows.numpy()))
+        fresh = unknown[:free]
+        new_z = z[torch.from_numpy(fresh).to(z.device)]
+        embeddings = new_z.float().cpu()
+        new_rows = rows[fresh].tolist()
+        self._embeddings.update(zip(new_rows, embeddings, strict=True))
 
     def get(self, rows: np.ndarray) -> Tensor:
         """Return (n, d) float32 embeddings of rows that are known."""
-        return torch.stack([self._embeddings[row] for row in rows.tolist()])
+        embeddings = [self._embeddings[row] for row in rows.tolist()]
+        return torch.stack(embeddings)

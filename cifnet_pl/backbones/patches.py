@@ -66,8 +66,10 @@ class Patches(nn.Module):
         self.features = 2 * centres * cells**2
         filters = torch.zeros(3 * PATCH_SIDE**2, centres)
         self.filters: Tensor = nn.Buffer(filters)
-        self.offset: Tensor = nn.Buffer(torch.zeros(centres))
-        self.mean: Tensor = nn.Buffer(torch.zeros(self.features))
+        offset = torch.zeros(centres)
+        self.offset: Tensor = nn.Buffer(offset)
+        mean = torch.zeros(self.features)
+        self.mean: Tensor = nn.Buffer(mean)
         ones = torch.ones(self.features)
         self.deviation: Tensor = nn.Buffer(ones)
 
@@ -94,7 +96,8 @@ class Patches(nn.Module):
         patches = normalised(unfolded.mT)
         threshold = self.offset + THRESHOLD
         above = patches @ self.filters - threshold
-        below = (-2 * THRESHOLD - above).relu()
+        negative = -2 * THRESHOLD - above
+        below = negative.relu()
         above = above.relu_()
         pooled_above = pooling @ above
         pooled_below = pooling @ below
@@ -135,9 +138,11 @@ class Patches(nn.Module):
         whitened = (patches - mean) @ whitening
         count = self.offset.numel()
         centres = spherical_k_means(whitened, count, generator)
-        self.filters.copy_(whitening @ centres.T)
+        filters = whitening @ centres.T
+        self.filters.copy_(filters)
         white_mean = mean @ whitening
-        self.offset.copy_(white_mean @ centres.T)
+        offset = white_mean @ centres.T
+        self.offset.copy_(offset)
         self._standardise(images, generator)
 
     def _standardise(self, images: Tensor, generator: torch.Generator) -> None:
@@ -172,7 +177,8 @@ def normalised(patches: Tensor) -> Tensor:
     """Return patches (…, 108) in 0–255 with mean 0 and contrast 1."""
     mean = patches.mean(dim=-1, keepdim=True)
     centred = patches - mean
-    variance = centred.square().mean(dim=-1, keepdim=True)
+    squares = centred.square()
+    variance = squares.mean(dim=-1, keepdim=True)
     regularised = variance + CONTRAST_REGULARISATION
     return centred / regularised.sqrt()
 
@@ -190,7 +196,8 @@ def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Te
     """
     order = torch.randperm(len(x), generator=generator)
     first = order[:centres]
-    noise = torch.randn(centres, x.shape[1], generator=generator)
+    width = x.shape[1]
+    noise = torch.randn(centres, width, generator=generator)
     start = x[first] + 1e-3 * noise
     found = functional.normalize(start)
     for _ in range(K_MEANS_ITERATIONS):

@@ -186,10 +186,12 @@ class CalibrationBuffer(GrowingModule):
         samples = self._with_stored(self.pending())
         rows_by_class = list[Tensor]()
         for label in torch.unique(samples.y):
-            rows = (samples.y == label).nonzero().flatten()
+            is_member = samples.y == label
+            rows = is_member.nonzero().flatten()
             unique = unique_by_key(samples.key[rows])
             rows_by_class.append(rows[unique.rows])
-        largest = max(len(rows) for rows in rows_by_class)
+        sizes = [len(rows) for rows in rows_by_class]
+        largest = max(sizes)
         if largest <= self.quota(len(rows_by_class)):
             return None
         return samples.at(torch.cat(rows_by_class))
@@ -208,7 +210,8 @@ class CalibrationBuffer(GrowingModule):
         hashes = mix_keys(candidates.key, self.seed)
         chosen = list[Tensor]()
         for label in classes:
-            rows = (candidates.y == label).nonzero().flatten()
+            is_member = candidates.y == label
+            rows = is_member.nonzero().flatten()
             selected = whole_groups(hashes[rows], groups[rows], quota)
             chosen.append(rows[selected])
         chosen_rows = torch.cat(chosen)
@@ -221,7 +224,8 @@ class CalibrationBuffer(GrowingModule):
         offered = self.pending()
         labels = [*self.classes, *torch.unique(offered.y).tolist()]
         classes = list(dict.fromkeys(labels))
-        quota = self.quota(max(1, len(classes)))
+        n_classes = max(1, len(classes))
+        quota = self.quota(n_classes)
         self.discard_pending()
         if classes:
             parts = [self._select(label, offered, quota) for label in classes]
@@ -265,7 +269,8 @@ class CalibrationBuffer(GrowingModule):
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
         stays = ~removed
-        self._replace(self._stored().at(stays))
+        kept = self._stored().at(stays)
+        self._replace(kept)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes.
@@ -332,7 +337,8 @@ class CalibrationBuffer(GrowingModule):
             everything = self._with_stored(offered)
             of_class = everything.at(everything.y == label)
             return self._best(of_class, quota)
-        rows = (self.y == label).nonzero().flatten()  # in order of preference already
+        is_member = self.y == label
+        rows = is_member.nonzero().flatten()  # in order of preference already
         return self._stored().at(rows[:quota])
 
     def _best(self, samples: BufferSamples, quota: int) -> BufferSamples:
@@ -340,7 +346,8 @@ class CalibrationBuffer(GrowingModule):
 
         They are sorted by key first, each key once, so that the order of arrival has no effect.
         """
-        distinct = samples.at(unique_by_key(samples.key).rows)
+        unique = unique_by_key(samples.key)
+        distinct = samples.at(unique.rows)
         select = STRATEGIES[self.strategy]
         rows = select(distinct.z, distinct.key, self.seed, quota)
         return distinct.at(rows)

@@ -88,7 +88,8 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     for k in range(1, count + 1):
         # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
         wanted = k * mean - total
-        gap = norms - 2 * (z @ wanted)
+        along = z @ wanted
+        gap = norms - 2 * along
         remaining = gap.masked_fill(picked, torch.inf)
         nearest = remaining.argmin()
         picks.append(nearest)
@@ -126,7 +127,8 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     others = order[~is_first]
     by_gap = torch.argsort(gap[others], stable=True)
     rest = others[by_gap]
-    ranked = torch.cat([order[is_first], rest])
+    first = order[is_first]
+    ranked = torch.cat([first, rest])
     return ranked[:quota].to(z.device)
 
 

@@ -65,7 +65,8 @@ def _one_by_one(
         seed: any number of integers.
     """
     first = uniform(keys, seed, 1)[:, 0]
-    numbers = (first * 2**53).astype(np.int64)
+    scaled = first * 2**53
+    numbers = scaled.astype(np.int64)
     changed = torch.empty_like(images)
     with torch.random.fork_rng(devices=[]):
         for i, number in enumerate(numbers.tolist()):
@@ -133,7 +134,8 @@ class Augmentation:
         if self.flip:
             flipped = draws[:, 0] < 0.5
             images = images.clone()
-            images[flipped] = images[flipped].flip(3)
+            mirrored = images[flipped].flip(3)
+            images[flipped] = mirrored
         if self.crop_padding:
             places = draws[:, 1:3]
             images = self._crop(images, places)
@@ -168,7 +170,8 @@ class Augmentation:
 
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
-        half = round(self.cutout * side) // 2
+        width = round(self.cutout * side)
+        half = width // 2
         centre = (draws * side).long()
         start = centre[:, :, None] - half
         place = torch.arange(side, device=images.device)
@@ -191,10 +194,12 @@ class Augmentation:
         luma = weights[None, :, None, None]
         grey = (x * luma).sum(1, keepdim=True)
         mean = grey.mean((2, 3), keepdim=True)
-        x = mean + (x - mean) * contrast
+        centred = x - mean
+        x = mean + centred * contrast
         x = x.clamp(0, 255)
         grey = (x * luma).sum(1, keepdim=True)
-        x = grey + (x - grey) * saturation
+        colour = x - grey
+        x = grey + colour * saturation
         x = x.clamp(0, 255)
         return x.round().to(torch.uint8)
 

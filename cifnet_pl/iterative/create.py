@@ -41,11 +41,8 @@ class AutoEncoders(nn.Module):
         for name in ("encode", "decode"):
             old = cast(nn.Parameter, getattr(self, name))
             bound = old.shape[2] ** -0.5
-            new = (
-                torch.empty(classes, *old.shape[1:])
-                .uniform_(-bound, bound)
-                .to(old.device)
-            )
+            values = torch.empty(classes, *old.shape[1:])
+            new = values.uniform_(-bound, bound).to(old.device)
             joined = torch.cat([old.detach(), new])
             setattr(self, name, nn.Parameter(joined))
 
@@ -62,7 +59,8 @@ class AutoEncoders(nn.Module):
         codes = projected.tanh()
         decoded = torch.einsum("ncl,cdl->ncd", codes, self.decode)
         rebuilt = decoded.tanh()
-        errors = (rebuilt - z[:, None]).abs()
+        differences = rebuilt - z[:, None]
+        errors = differences.abs()
         distance = errors.sum(dim=2)
         logits = -self.gamma * distance
         return logits.clamp(-500, 500), codes
@@ -135,7 +133,8 @@ class CREATEModule(IterativeModule):
         """Compute classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
         labels = batch.labels
-        scores, codes = self.encoders(self.features(x).float())
+        z = self.features(x)
+        scores, codes = self.encoders(z.float())
         scores = scores.float()
         probabilities = scores.softmax(dim=1) + SMALLEST
         own = probabilities.gather(1, labels[:, None])
@@ -147,7 +146,8 @@ class CREATEModule(IterativeModule):
             return loss
         network, encoders = self.teacher
         with torch.no_grad():
-            old_scores = encoders(network(x))[0].float()
+            old_z = network(x)
+            old_scores = encoders(old_z)[0].float()
         known = scores[:, : self.old_classes]
         distilled = distillation(known, old_scores, scale=True)
         weight = self.options["distillation_weight"]
@@ -167,7 +167,8 @@ class CREATEModule(IterativeModule):
             # A single image is separated from nothing.
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
-            return separation(codes, labels, weights) / self.processes.share
+            separated = separation(codes, labels, weights)
+            return separated / self.processes.share
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
@@ -182,4 +183,5 @@ class CREATEModule(IterativeModule):
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        self.encoders = AutoEncoders(self.width, self.options["latent"])
+        latent = self.options["latent"]
+        self.encoders = AutoEncoders(self.width, latent)

@@ -45,12 +45,14 @@ class DERModule(IterativeModule):
     def expand(self, classes: int) -> None:
         """Add a branch, which starts from the newest one; the older branches do not change."""
         self.branches.requires_grad_(False)
-        self.branches.append(self.new_branch().to(self.device))
+        branch = self.new_branch()
+        self.branches.append(branch.to(self.device))
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
         self.auxiliary_classifier = None
         if len(self.branches) > 1:
-            self.auxiliary_classifier = grown(None, self.width, classes + 1)
+            outputs = classes + 1
+            self.auxiliary_classifier = grown(None, self.width, outputs)
 
     def new_branch(self) -> nn.Module:
         """Return the network that the task's branch starts from."""
@@ -64,7 +66,8 @@ class DERModule(IterativeModule):
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch and both classifiers."""
-        parts = [self.branches[-1], self.output_layer]
+        newest = self.branches[-1]
+        parts = [newest, self.output_layer]
         if self.auxiliary_classifier is not None:
             parts.append(self.auxiliary_classifier)
         return parts
@@ -84,7 +87,8 @@ class DERModule(IterativeModule):
             labels: (n,) int64.
         """
         assert self.auxiliary_classifier is not None
-        scores = self.auxiliary_classifier(z[:, -self.width :])
+        newest = z[:, -self.width :]
+        scores = self.auxiliary_classifier(newest)
         return functional.cross_entropy(
             scores.float(), auxiliary_targets(labels, self.old_classes)
         )
@@ -92,11 +96,11 @@ class DERModule(IterativeModule):
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
-        loss: Tensor = functional.cross_entropy(self.logits(z), batch.labels)
+        scores = self.logits(z)
+        loss: Tensor = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
-            loss = loss + self.options["auxiliary"] * self.auxiliary_loss(
-                z, batch.labels
-            )
+            auxiliary = self.auxiliary_loss(z, batch.labels)
+            loss = loss + self.options["auxiliary"] * auxiliary
         return loss
 
     def after_learning(self) -> None:
@@ -135,7 +139,8 @@ class MEMOModule(DERModule):
         super().__init__(**options)
         stages, pool = stages_of(self._start[0], "MEMO")
         self.shared = nn.Sequential(*stages[:-1])
-        self._start = (nn.Sequential(stages[-1], pool),)
+        last_stage = nn.Sequential(stages[-1], pool)
+        self._start = (last_stage,)
 
     def new_branch(self) -> nn.Module:
         """Return a last stage with the weights of the newest one."""
@@ -151,7 +156,8 @@ class MEMOModule(DERModule):
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
-        z: Tensor = self.branches(self.shared(x))
+        maps = self.shared(x)
+        z: Tensor = self.branches(maps)
         return z
 
     def learned_network(self) -> tuple[str, nn.Module]:

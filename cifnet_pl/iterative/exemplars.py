@@ -51,7 +51,8 @@ class ExemplarSet(GrowingModule):
         """
         rows = []
         for label in range(classes):
-            own = (self.label == label).nonzero().flatten()
+            is_own = self.label == label
+            own = is_own.nonzero().flatten()
             rows.append(own[:quota])
         if rows:
             remaining = torch.cat(rows)
@@ -125,7 +126,8 @@ class Candidates(NamedTuple):
     def gather(cls, local: Sequence[Candidates]) -> Candidates:
         """Return the candidates of all processes together, on the CPU."""
         batches = []
-        for process in of_all_processes([batch.cpu() for batch in local]):
+        on_cpu = [batch.cpu() for batch in local]
+        for process in of_all_processes(on_cpu):
             batches += process
         columns = zip(*batches, strict=True)
         return cls(*(torch.cat(column) for column in columns))
@@ -146,7 +148,8 @@ class Candidates(NamedTuple):
         own = own[order]
         embeddings = self.z[own]
         z = functional.normalize(embeddings, dim=1)
-        picked = select_herding(z, self.key[own], 0, count)
+        own_keys = self.key[own]
+        picked = select_herding(z, own_keys, 0, count)
         chosen = own[picked]
         return Candidates(*(column[chosen] for column in self))
 

@@ -111,7 +111,8 @@ class FOSTERModule(IterativeModule):
             task: number of the task, from 0.
         """
         last = len(self._rates) - 1
-        rate = self._rates[min(max(task - 1, 0), last)]
+        position = min(max(task - 1, 0), last)
+        rate = self._rates[position]
         if rate is None:
             return None
         return self.capacity + round(rate * images)
@@ -119,9 +120,8 @@ class FOSTERModule(IterativeModule):
     def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
-        images = len(self.data.task_rows(finished)) or len(
-            self.data.task_rows(finished - 1)
-        )
+        images = len(self.data.task_rows(finished))
+        images = images or len(self.data.task_rows(finished - 1))
         places = self._room(images, finished)
         if places is None:
             return self.capacity
@@ -134,7 +134,8 @@ class FOSTERModule(IterativeModule):
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
         if places >= len(rows):
             return rows
-        generator = np.random.default_rng([self.seed, task, 6])
+        seed = [self.seed, task, 6]
+        generator = np.random.default_rng(seed)
         shuffled = generator.permutation(len(rows))
         order = rows[shuffled]
         labels = self.data.source.train.labels[order]
@@ -144,7 +145,8 @@ class FOSTERModule(IterativeModule):
         # One of each class in turn, so that each class keeps as many.
         selected: list[int] = []
         for turn in zip_longest(*by_class):
-            selected += [row for row in turn if row is not None]
+            known = [row for row in turn if row is not None]
+            selected += known
         return np.sort(selected[:places])
 
     # ------------------------------------------------------------------ structure
@@ -155,7 +157,8 @@ class FOSTERModule(IterativeModule):
             self._compress()
             self.branches.requires_grad_(False)
             first = self.branches[0]
-            self.branches.append(copy.deepcopy(first).requires_grad_(True))
+            branch = copy.deepcopy(first)
+            self.branches.append(branch.requires_grad_(True))
             self.expansion = grown(None, self.width, self.n_classes)
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
@@ -228,9 +231,8 @@ class FOSTERModule(IterativeModule):
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
-            self.student = nn.ModuleList(
-                [student, grown(old, self.width, self.n_classes)]
-            )
+            output_layer = grown(old, self.width, self.n_classes)
+            self.student = nn.ModuleList([student, output_layer])
         if boosts:
             beta = self.options["boosting_beta"]
         else:
@@ -286,9 +288,8 @@ class FOSTERModule(IterativeModule):
             with torch.no_grad():
                 teacher = self.logits(self.features(x))
             network, head = self.student
-            return balanced_distillation(
-                head(network(x)).float(), teacher, self._weights
-            )
+            scores = head(network(x)).float()
+            return balanced_distillation(scores, teacher, self._weights)
         z = self.features(x)
         with torch.no_grad():
             old_z = z[:, : self.width]

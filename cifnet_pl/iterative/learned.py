@@ -63,14 +63,16 @@ def frozen_backbone(
     """
     backbone = build_backbone(learned_name(structure, start.name, start.architecture))
     state = network.state_dict()
-    backbone.load_weights({name: value.cpu() for name, value in state.items()})
+    weights = {name: value.cpu() for name, value in state.items()}
+    backbone.load_weights(weights)
     images = natural_images(start.preprocessing.image_size)
     device = images.device
     for value in state.values():
         device = value.device
     ours = backbone.embed(images)
     theirs = embed(images.to(device)).cpu()
-    tolerance = 1e-2 * float(theirs.abs().max())
+    largest = float(theirs.abs().max())
+    tolerance = 1e-2 * largest
     if ours.shape != theirs.shape or not torch.allclose(
         ours, theirs, rtol=1e-2, atol=tolerance
     ):
@@ -104,7 +106,8 @@ def linear_head(
         counts: number of images learned of each class.
     """
     head = SGDHead(classifier.in_features)
-    weights = torch.cat([classifier.bias[None], classifier.weight.T]).detach().cpu()
+    joined = torch.cat([classifier.bias[None], classifier.weight.T])
+    weights = joined.detach().cpu()
     labels: list[int] = []
     task_of: list[int] = []
     for number, task in enumerate(tasks):
@@ -150,7 +153,8 @@ def learned_model(
     known = 0
     for names in module.learned_tasks:
         known += len(names)
-        count = sum(model.counts[name] for name in names)
+        counts = [model.counts[name] for name in names]
+        count = sum(counts)
         event = Event("task", known, count, date=now(), class_names=list(names))
         model.history.append(event)
     return model
@@ -159,7 +163,8 @@ def learned_model(
 def _tasks(module: TaskModule) -> list[list[int]]:
     """Return the labels of each task."""
     sizes = [len(names) for names in module.learned_tasks]
-    return [labels.tolist() for labels in torch.split(torch.arange(sum(sizes)), sizes)]
+    columns = torch.arange(sum(sizes))
+    return [labels.tolist() for labels in torch.split(columns, sizes)]
 
 
 def _linear_model(
@@ -171,36 +176,48 @@ def _linear_model(
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
     tasks = _tasks(module)
-    rows = np.concatenate([module.data.task_rows(task) for task in range(len(tasks))])
-    label_of = {name: label for label, name in enumerate(module.class_names)}
+    rows_of_tasks = [module.data.task_rows(task) for task in range(len(tasks))]
+    rows = np.concatenate(rows_of_tasks)
+    label_of = {}
+    for label, name in enumerate(module.class_names):
+        label_of[name] = label
     names = [
         source.class_names[position] for position in source.train.labels[rows].tolist()
     ]
-    labels = np.array([label_of[name] for name in names])
+    labels_of_images = [label_of[name] for name in names]
+    labels = np.array(labels_of_images)
     hashes = ImageHashes()
-    hashes.add(labels, source.train.hashes(rows))
-    counts = np.bincount(labels, minlength=len(label_of)).tolist()
+    content = source.train.hashes(rows)
+    hashes.add(labels, content)
+    images = np.bincount(labels, minlength=len(label_of))
+    counts = images.tolist()
     head = linear_head(classifier, tasks, counts)
     buffer = None
     if len(exemplars.label):
         buffer = CalibrationBuffer(len(exemplars.label))
         buffer.add(exemplars.z, exemplars.label, exemplars.key)
         buffer.commit()
-    return Classifier(backbone, head, buffer, list(module.class_names), images=hashes)
+    names = list(module.class_names)
+    return Classifier(backbone, head, buffer, names, images=hashes)
 
 
 def _nearest_mean_model(
     module: TaskModule, backbone: Backbone, exemplars: EmbeddedExemplars
 ) -> Classifier:
     """Return a model that predicts the class with the nearest mean of exemplars."""
-    model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())
+    head = NCMHead(backbone.features)
+    model = Classifier(backbone, head, images=ImageHashes())
     # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
     length = exemplars.z.norm(dim=1).mean()
-    z = functional.normalize(exemplars.z, dim=1) * length
-    for names, labels in zip(module.learned_tasks, _tasks(module), strict=True):
-        own = torch.isin(exemplars.label, torch.tensor(labels))
+    unit_z = functional.normalize(exemplars.z, dim=1)
+    z = unit_z * length
+    tasks = _tasks(module)
+    for names, labels in zip(module.learned_tasks, tasks, strict=True):
+        task_labels = torch.tensor(labels)
+        own = torch.isin(exemplars.label, task_labels)
         model.begin_task(names)
-        model.observe(z[own], exemplars.label[own], exemplars.key[own])
+        own_labels = exemplars.label[own]
+        model.observe(z[own], own_labels, exemplars.key[own])
         model.finish_task()
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

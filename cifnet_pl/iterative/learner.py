@@ -47,7 +47,8 @@ class StepBatch:
         Args:
             view: number of the random view, from 0; the same view has the same bits again.
         """
-        return self.module.augmented(self.images, self.keys, (*self.seed, view))
+        view_seed = (*self.seed, view)
+        return self.module.augmented(self.images, self.keys, view_seed)
 
 
 class LearningModule(Protocol):

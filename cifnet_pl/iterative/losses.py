@@ -33,9 +33,8 @@ def distillation(
     Returns:
         The mean over samples.
     """
-    loss = _soft_cross_entropy(
-        scores, teacher.div(temperature).softmax(dim=1), temperature
-    )
+    target = teacher.div(temperature).softmax(dim=1)
+    loss = _soft_cross_entropy(scores, target, temperature)
     if scale:
         return loss * temperature**2
     return loss
@@ -82,7 +81,8 @@ def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
     new_norm = new_weight.norm(dim=1).mean()
     correction = value ** (old / new)
     gamma = old_norm / new_norm * correction
-    return torch.cat([weight[:old], weight[old:] * gamma])
+    scaled = weight[old:] * gamma
+    return torch.cat([weight[:old], scaled])
 
 
 def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
@@ -183,7 +183,8 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
     is_label = one_hot.bool()
     without_label = scores.masked_fill(is_label, 0.0)
     others = without_label.exp().sum(dim=1)
-    differences = others.log() - scores[is_label]
+    own = scores[is_label]
+    differences = others.log() - own
     return differences.clamp_min(0).mean()
 
 
@@ -219,11 +220,13 @@ def boosting(
         labels: (n,) int64 labels.
         weights: (C,) weights of classes.
     """
-    rebalanced = functional.cross_entropy(scores / weights, labels)
+    rescaled = scores / weights
+    rebalanced = functional.cross_entropy(rescaled, labels)
     expansion_loss = functional.cross_entropy(expansion, labels)
     old_classes = teacher.shape[1]
     old_scores = scores[:, :old_classes]
-    return rebalanced + expansion_loss + distillation(old_scores, teacher)
+    distilled = distillation(old_scores, teacher)
+    return rebalanced + expansion_loss + distilled
 
 
 def balanced_distillation(
@@ -241,7 +244,8 @@ def balanced_distillation(
     """
     soft_teacher = (teacher / temperature).softmax(dim=1)
     soft = soft_teacher * weights
-    soft = soft / soft.sum(dim=1, keepdim=True)
+    total = soft.sum(dim=1, keepdim=True)
+    soft = soft / total
     return _soft_cross_entropy(scores, soft, temperature)
 
 
@@ -305,8 +309,10 @@ def confusion(errors: Tensor) -> Tensor:
     ordered = errors.detach().sort(dim=1, descending=True)
     best = ordered.values
     first = best[:, 0]
-    ahead = (first - best[:, 1]).abs()
-    span = (best[:, 0] - best[:, -1]).abs()
+    second = best[:, 1]
+    ahead = (first - second).abs()
+    last = best[:, -1]
+    span = (best[:, 0] - last).abs()
     return ahead / (span + 1e-8)
 
 
@@ -354,7 +360,8 @@ def separation(
     exponentials = dots.exp() * other
     normaliser = exponentials.sum(dim=1, keepdim=True)
     log_probability = dots - normaliser.log()
-    same_class = labels[:, None] == labels[None, :]
+    columns = labels[:, None]
+    same_class = columns == labels[None, :]
     positive = same_class & other
     positives = positive.sum(dim=1).clamp_min(1)
     total = (positive * log_probability).sum(dim=1)

@@ -47,11 +47,8 @@ class CosineClassifier(nn.Module):
         """Add proxies of new classes."""
         bound = self.inputs**-0.5
         device = self.sigma.device
-        new = (
-            torch.empty(classes * self.count, self.inputs)
-            .uniform_(-bound, bound)
-            .to(device)
-        )
+        values = torch.empty(classes * self.count, self.inputs)
+        new = values.uniform_(-bound, bound).to(device)
         self.proxies.append(nn.Parameter(new))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -146,7 +143,8 @@ class PODNetModule(IterativeModule):
         batches = torch.split(every_row, self.data.batch_size)
         embedded = []
         for batch in batches:
-            embedded.append(self.embed(self.decode(batch).to(self.device)))
+            images = self.decode(batch).to(self.device)
+            embedded.append(self.embed(images))
         joined = torch.cat(embedded)
         z = normalize(joined, dim=1).cpu().numpy()
         labels = source.train.labels[rows]
@@ -167,7 +165,8 @@ class PODNetModule(IterativeModule):
         directions = torch.from_numpy(np.concatenate(centres)).to(new)
         start = length * normalize(directions, dim=1)
         with torch.no_grad():
-            new.copy_(self.trainer.strategy.broadcast(start))
+            common = self.trainer.strategy.broadcast(start)
+            new.copy_(common)
 
     @property
     def output_layer(self) -> nn.Module:
@@ -209,9 +208,8 @@ class PODNetModule(IterativeModule):
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""
-        self.tune(
-            self.options["tuning"], self.options["tuning_rate"], self.learning_parts()
-        )
+        epochs = self.options["tuning"]
+        self.tune(epochs, self.options["tuning_rate"], self.learning_parts())
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""

@@ -54,7 +54,8 @@ class Processes:
         Returns:
             Whether any process has samples.
         """
-        total = int(self.sum(torch.tensor(samples, device=self._module.device)))
+        own = torch.tensor(samples, device=self._module.device)
+        total = int(self.sum(own))
         if total:
             self.share = samples * self.count / total
         return total > 0
@@ -68,9 +69,12 @@ class Processes:
         if self.count == 1:
             return local
         sizes = of_all_processes(len(local))
-        missing = local.new_zeros(max(sizes) - len(local), *local.shape[1:])
-        parts = cast(Any, all_gather)(torch.cat([local, missing]))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        lacking = max(sizes) - len(local)
+        missing = local.new_zeros(lacking, *local.shape[1:])
+        padded = torch.cat([local, missing])
+        parts = cast(Any, all_gather)(padded)
+        own_parts = [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        return torch.cat(own_parts)
 
     def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
         """Return the mean of some values over all processes, 0 if there are none.
@@ -79,12 +83,14 @@ class Processes:
             values: (n,).
             chosen: (n,) bool, which values count.
         """
-        chosen_count = float(self.sum(chosen.sum().float()))
+        chosen_here = chosen.sum().float()
+        chosen_count = float(self.sum(chosen_here))
         count = max(chosen_count, 1.0)
         scale = self.count / (self.share * count)
         return (values * chosen).sum() * scale
 
     def mean_loss(self, loss: Tensor) -> float:
         """Return the mean loss over all samples, from the mean loss of each process."""
-        total = self.sum(loss.detach() * self.share)
+        own = loss.detach() * self.share
+        total = self.sum(own)
         return float(total) / self.count

@@ -75,18 +75,19 @@ class ICaRLModule(IterativeModule):
         x = batch.inputs()
         scores = self.logits(self.features(x))
         if self.options["loss"] == "binary":
-            targets = functional.one_hot(batch.labels, self.n_classes).to(scores)
+            one_hot = functional.one_hot(batch.labels, self.n_classes)
+            targets = one_hot.to(scores)
             if self.old_classes:
+                old_targets = self.old_scores(x).sigmoid()
                 targets = torch.cat(
-                    [self.old_scores(x).sigmoid(), targets[:, self.old_classes :]],
+                    [old_targets, targets[:, self.old_classes :]],
                     dim=1,
                 )
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
-            return loss + distillation(
-                scores[:, : self.old_classes], self.old_scores(x)
-            )
+            known = scores[:, : self.old_classes]
+            return loss + distillation(known, self.old_scores(x))
         return loss
 
 
@@ -111,8 +112,9 @@ class WAModule(IterativeModule):
         if not self.old_classes:
             return classification
         share = self.old_classes / self.n_classes
+        known = scores[:, : self.old_classes]
         return (1 - share) * classification + share * distillation(
-            scores[:, : self.old_classes], self.old_scores(x)
+            known, self.old_scores(x)
         )
 
     def after_learning(self) -> None:

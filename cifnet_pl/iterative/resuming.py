@@ -156,7 +156,8 @@ class TaskResume:
         """Go back to the weights before the task, if it was opened by this module."""
         if self.before:
             module = self._module
-            module.build_structure([len(names) for names in module.learned_tasks])
+            sizes = [len(names) for names in module.learned_tasks]
+            module.build_structure(sizes)
             module.load_state_dict(self.before)
             self.before = {}
             self.position = None

@@ -171,7 +171,8 @@ class TagFexModule(DERModule):
                 strict=True,
             ):
                 kept = share * last
-                new.copy_(kept + (1 - share) * agnostic)
+                new_share = 1 - share
+                new.copy_(kept + new_share * agnostic)
         return branch
 
     def teachers(self) -> list[nn.Module]:
@@ -236,7 +237,8 @@ class TagFexModule(DERModule):
         a = self._all_views(a.float())
         b = self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
-            return info_nce(a, b, CONTRAST_TEMPERATURE) / self.processes.share
+            loss = info_nce(a, b, CONTRAST_TEMPERATURE)
+            return loss / self.processes.share
 
     def _all_views(self, local: Tensor) -> Tensor:
         views = [self.processes.gather(view) for view in local.chunk(2)]

@@ -51,16 +51,20 @@ def plan_steps(
         batch_size: images in a step over all processes, at most.
         random: draws the orders.
     """
-    count = max(1, math.ceil((len(rows) + exemplars) / batch_size))
+    images = len(rows) + exemplars
+    count = max(1, math.ceil(images / batch_size))
     steps = []
     for number, phase in enumerate(phases):
         for epoch in range(phase.epochs):
-            new = np.array_split(random.permutation(rows), count)
+            shuffled = random.permutation(rows)
+            new = np.array_split(shuffled, count)
             # Reversed, so that the larger parts of one meet the smaller parts of the other.
-            old = np.array_split(random.permutation(exemplars), count)[::-1]
+            shuffled_exemplars = random.permutation(exemplars)
+            old = np.array_split(shuffled_exemplars, count)[::-1]
             for i in range(count):
                 progress = (epoch * count + i) / (phase.epochs * count)
-                steps.append(Step(number, epoch, progress, new[i], old[i]))
+                step = Step(number, epoch, progress, new[i], old[i])
+                steps.append(step)
     return steps
 
 
@@ -77,7 +81,8 @@ def check_processes(steps: Sequence[Step], processes: int, task: int) -> None:
     Raises:
         UsageError: a step has fewer images.
     """
-    smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+    sizes = [len(step.rows) + len(step.exemplars) for step in steps]
+    smallest = min(sizes)
     if 0 < smallest < processes:
         raise UsageError(
             f"task {task + 1} has a step of {smallest} images for {processes} processes: "

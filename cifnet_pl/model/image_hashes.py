@@ -64,7 +64,8 @@ class ImageHashes(GrowingModule):
                 known = Counter(by_label[label].tolist())
                 subtracted = Counter(hashes.tolist())
                 left = known - subtracted
-                by_label[label] = np.fromiter(left.elements(), dtype=np.int64)
+                remaining = left.elements()
+                by_label[label] = np.fromiter(remaining, dtype=np.int64)
         self._replace(by_label)
 
     def remove(self, labels: Sequence[int]) -> None:
@@ -76,7 +77,8 @@ class ImageHashes(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        renamed = {labels[label]: hashes for label, hashes in self.by_label().items()}
+        by_label = self.by_label()
+        renamed = {labels[label]: hashes for label, hashes in by_label.items()}
         self._replace(renamed)
 
     def _replace(self, by_label: Mapping[int, np.ndarray]) -> None:

@@ -100,7 +100,8 @@ class ReportTable:
         definition = self.columns[column]
         text = cell_text(cell, definition)
         conditions = self.cells_under(CONDITIONS)
-        is_shared = SHARED_MARK in str(conditions[row])
+        condition = str(conditions[row])
+        is_shared = SHARED_MARK in condition
         if cell and is_shared and definition.header in COST_HEADERS:
             text = f"{text} {SHARED_MARK}"
         if isinstance(cell, Stat) and self._needs_seed_count(row, column, cell.n):
@@ -135,7 +136,8 @@ class ReportTable:
         """Return the table without columns in which nothing was measured."""
         used = []
         for j in range(len(self.columns)):
-            if any(row[j] not in (None, "") for row in self.rows):
+            filled = [row[j] not in (None, "") for row in self.rows]
+            if any(filled):
                 used.append(j)
         rows = [[row[j] for j in used] for row in self.rows]
         columns = [self.columns[j] for j in used]
@@ -250,7 +252,8 @@ def to_csv_table(table: ReportTable) -> str:
                 if cell.sd is not None:
                     deviations[i] = cell.sd * column.scale
         columns += [means, deviations, seeds]
-    return to_csv(header, list(zip(*columns, strict=True)))
+    rows = list(zip(*columns, strict=True))
+    return to_csv(header, rows)
 
 
 def to_markdown(table: ReportTable) -> str:
@@ -259,10 +262,13 @@ def to_markdown(table: ReportTable) -> str:
     alignment = []
     for j in range(len(header)):
         is_text = j == 0 or table.kind(j) == "text"
-        mark = "---" if is_text else "---:"
+        mark = "---:"
+        if is_text:
+            mark = "---"
         alignment.append(mark)
     lines = [f"**{table.title}**", ""]
-    for row in [header, alignment, *table.texts(_escape_pipes)]:
+    rows = [header, alignment, *table.texts(_escape_pipes)]
+    for row in rows:
         cells = " | ".join(row)
         lines.append(f"| {cells} |")
     if table.notes:
@@ -297,7 +303,8 @@ def latex(text: str) -> str:
     """
     pieces = []
     for piece in printable(text).split("A_K"):
-        pieces.append("".join(LATEX.get(character, character) for character in piece))
+        characters = [LATEX.get(character, character) for character in piece]
+        pieces.append("".join(characters))
     return "$A_K$".join(pieces)
 
 

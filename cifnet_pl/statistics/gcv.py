@@ -101,17 +101,20 @@ def shares_of_independent_error(
         last = max(1, twentieth)
         smallest = energy[live][-last:]
         tail = smallest.mean()
-        beyond = (unexplained / spare / tail).item()
+        noise = unexplained / spare
+        beyond = (noise / tail).item()
     if beyond >= EMPTY_ENERGY_BEYOND:
         if live.all():
             return all_distinct
         beyond = 1.0
-    return ErrorShares((local / level).clamp_max(1), beyond)
+    shares = (local / level).clamp_max(1)
+    return ErrorShares(shares, beyond)
 
 
 def _moving_mean(values: Tensor, width: int) -> Tensor:
     """Return (m,) mean of the ``width`` values around each, or of the first or last ones."""
-    means = values.unfold(0, width, 1).mean(dim=1)
+    windows = values.unfold(0, width, 1)
+    means = windows.mean(dim=1)
     positions = torch.arange(len(values), device=values.device)
     shifted = positions - width // 2
     first = shifted.clamp(0, len(means) - 1)
@@ -181,13 +184,15 @@ def gcv_ridge(
     freedom = beyond * spare + used  # n − df
     score = rss / freedom.square()
     rounding = torch.finfo(grid.dtype).eps
-    limit = SMALLEST_RIDGE * rounding * eigenvalues.max()
+    largest = eigenvalues.max()
+    limit = SMALLEST_RIDGE * rounding * largest
     too_small = grid < limit
     hopeless = (freedom <= 0) | too_small
     score[hopeless] = torch.inf
     effective_samples = free + share.sum() + beyond * spare
     too_free = freedom < (1 - LARGEST_FREEDOM) * effective_samples
-    best = _last_smallest(score.masked_fill(too_free, torch.inf))
+    allowed = score.masked_fill(too_free, torch.inf)
+    best = _last_smallest(allowed)
     position: Position = "inside"
     if target_energy > NOTHING_TO_FIT * rounding * samples:
         position = _position(score, best)

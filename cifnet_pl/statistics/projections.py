@@ -59,7 +59,8 @@ def draw_normal(width: int, in_features: int, seed: int) -> Tensor:
     generator = np.random.PCG64(seed)
     bits = random_bits(generator, 2, width, in_features)
     radius, angle = (bits + 0.5) * 2.0**-53
-    length = np.sqrt(-2 * np.log(radius))
+    logarithm = np.log(radius)
+    length = np.sqrt(-2 * logarithm)
     cosine = np.cos(2 * np.pi * angle)
     normal: Tensor = torch.from_numpy(length * cosine)
     return normal
@@ -132,7 +133,8 @@ def with_product_features(z: Tensor, directions: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     smallest = torch.finfo(z.dtype).tiny
     lengths = lengths.clamp_min(smallest)
-    scale = PRODUCT_NORM * len(first) ** -0.5
+    count = len(first)
+    scale = PRODUCT_NORM * count**-0.5
     first_products = z @ first.T
     second_products = z @ second.T
     products = scale * first_products * second_products / lengths

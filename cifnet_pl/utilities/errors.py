@@ -115,7 +115,10 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         (name for name in names if unknown and unknown.lower() in name.lower()), key=len
     )[:3]
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
-    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    end = ""
+    if len(names) > 20:
+        end = ", …"
+    listed = ", ".join(names[:20]) + end
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
@@ -181,7 +184,8 @@ def check_embeddings(z: Tensor, width: int) -> None:
     # The extremes of a batch are NaN where one of its numbers is, and are found sooner than every
     # number is checked.
     if z.numel() and not torch.isfinite(torch.stack(z.aminmax())).all():
-        rows = (~torch.isfinite(z).all(dim=1)).nonzero().flatten().tolist()
+        is_finite = torch.isfinite(z).all(dim=1)
+        rows = (~is_finite).nonzero().flatten().tolist()
         raise NonFiniteError(
             f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})",
             rows,

@@ -76,7 +76,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
-    write_atomic(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+    content = text.encode("utf-8", "surrogateescape")
+    write_atomic(path, lambda file: file.write(content))
 
 
 def rendered(template: Path, **values: Any) -> str:
@@ -93,9 +94,8 @@ def rendered(template: Path, **values: Any) -> str:
         "keep_trailing_newline": True,
         "undefined": jinja2.StrictUndefined,
     }
-    return str(
-        jinja2.Template(template.read_text(encoding="utf-8"), **options).render(values)
-    )
+    source = template.read_text(encoding="utf-8")
+    return str(jinja2.Template(source, **options).render(values))
 
 
 def read_yaml(path: Path, noun: str = "file") -> Any:
@@ -161,10 +161,8 @@ def config_files() -> dict[str, Path]:
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in folder.rglob("*.yaml")
     }
-    return {
-        name: names[name]
-        for name in sorted(names, key=lambda name: (name.count("/"), name))
-    }
+    in_order = sorted(names, key=lambda name: (name.count("/"), name))
+    return {name: names[name] for name in in_order}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -181,15 +179,20 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
+            inner = flatten(value, f"{prefix}{key}.")
+            flat.update(inner)
         else:
-            flat[f"{prefix}{key}"] = None if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                flat[f"{prefix}{key}"] = None
+            else:
+                flat[f"{prefix}{key}"] = value
     return flat
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON, atomically: None is null, and NaN is refused."""
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(content, indent=2, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -210,10 +213,10 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         line = io.StringIO()
         # Before Python 3.13 only characters of the line's own end are quoted, and a file name may
         # hold either.
-        csv.writer(line, lineterminator="\r\n").writerow(
-            [*row, *[None] * (len(header) - len(row))]
-        )
-        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+        missing = [None] * (len(header) - len(row))
+        csv.writer(line, lineterminator="\r\n").writerow([*row, *missing])
+        text = line.getvalue().removesuffix("\r\n")
+        lines.append(text + "\n")
     return "".join(lines)
 
 
@@ -236,7 +239,8 @@ def read_list_cell(cell: str) -> list[str]:
         ['bolt; M4', 'nut']
     """
     pieces = re.findall(r"(?s)(?:[^\\;]|\\.)+", cell)
-    values = [*pieces[:1], *(piece.removeprefix(" ") for piece in pieces[1:])]
+    others = [piece.removeprefix(" ") for piece in pieces[1:]]
+    values = [*pieces[:1], *others]
     return [re.sub(r"(?s)\\(.)", r"\1", value) for value in values]
 
 
@@ -288,7 +292,8 @@ def exclusive(output: Path) -> Iterator[None]:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    lock = FileLock(output.parent / f".{output.name}.lock", blocking=False)
+    lock_file = output.parent / f".{output.name}.lock"
+    lock = FileLock(lock_file, blocking=False)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -338,7 +343,8 @@ def is_first_process() -> bool:
     They are read at every call.
     """
     ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") in ("", "0") for name in ranks)
+    ranks_of_process = [os.environ.get(name, "0") in ("", "0") for name in ranks]
+    return all(ranks_of_process)
 
 
 def of_all_processes(value: T) -> list[T]:
@@ -349,7 +355,8 @@ def of_all_processes(value: T) -> list[T]:
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    world = torch.distributed.get_world_size()
+    parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, value)
     return parts
 
@@ -360,4 +367,6 @@ def rank_and_world() -> tuple[int, int]:
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    world = torch.distributed.get_world_size()
+    return rank, world

@@ -26,16 +26,10 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256(about.encode())
     for key, tensor in sorted(tensors.items()):
-        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(
-            tensor.detach()
-            .cpu()
-            .contiguous()
-            .view(-1)
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        shape = tuple(tensor.shape)
+        digest.update(f"{key} {tensor.dtype} {shape}".encode())
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -80,8 +74,9 @@ def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
             incoming.ndim != buffer.ndim
             or incoming.is_floating_point() != buffer.is_floating_point()
         ):
+            incoming_shape = tuple(incoming.shape)
             raise CheckpointError(
-                f"stored tensor '{prefix}{name}' has shape {tuple(incoming.shape)} and dtype"
+                f"stored tensor '{prefix}{name}' has shape {incoming_shape} and dtype"
                 f" {incoming.dtype}, expected {buffer.ndim} dimensions of {buffer.dtype}: the file"
                 " is of another model or damaged"
             )
@@ -113,7 +108,8 @@ def grown_sizes(
         elif small == large == 0:
             sizes.append(frozenset({0, classes}))
         else:
-            sizes.append(frozenset({small + (classes - 1) * (large - small)}))
+            size = small + (classes - 1) * (large - small)
+            sizes.append(frozenset({size}))
     return tuple(sizes)
 
 
@@ -122,7 +118,8 @@ def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
     if len(shape) != len(sizes):
         return False
     pairs = zip(shape, sizes, strict=True)
-    return all(allowed is None or size in allowed for size, allowed in pairs)
+    fits_of_axes = [allowed is None or size in allowed for size, allowed in pairs]
+    return all(fits_of_axes)
 
 
 class GrowingModule(nn.Module):

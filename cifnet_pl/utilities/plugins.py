@@ -57,23 +57,22 @@ def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of the arguments of a class or function, without seeds, heads and
     buffers.
     """
-    return {
-        name: argument.default
-        for name, argument in inspect.signature(part).parameters.items()
-        if argument.default is not inspect.Parameter.empty
-        and name not in ("head", "buffer", "seed")
-    }
+    defaults = {}
+    for name, argument in inspect.signature(part).parameters.items():
+        has_default = argument.default is not inspect.Parameter.empty
+        if has_default and name not in ("head", "buffer", "seed"):
+            defaults[name] = argument.default
+    return defaults
 
 
 def about(part: type) -> dict[str, Any]:
     """Return what a run's summary says of a head or a method, that it may come from outside: its
     title and defaults.
     """
-    plain = {
-        name: value
-        for name, value in defaults_of(part).items()
-        if isinstance(value, str | int | float | None)
-    }
+    plain = {}
+    for name, value in defaults_of(part).items():
+        if isinstance(value, str | int | float | None):
+            plain[name] = value
     return {"title": title_of(part), "defaults": plain}
 
 
@@ -85,9 +84,11 @@ def code_hash(name: str) -> str | None:
     Args:
         name: ``module.name``.
     """
-    file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
+    module = sys.modules.get(name.rpartition(".")[0])
+    file = getattr(module, "__file__", None)
     if file:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        content = Path(file).read_bytes()
+        return hashlib.sha256(content).hexdigest()
     return None
 
 
@@ -106,7 +107,8 @@ def naming(part: str) -> Iterator[None]:
     except CifnetError:
         raise
     except Exception as error:  # the code of others may fail in any way
-        raise UsageError(f"{part} fails: {failure(error)}") from error
+        reason = failure(error)
+        raise UsageError(f"{part} fails: {reason}") from error
 
 
 def failure(error: BaseException) -> str:
@@ -119,13 +121,13 @@ def failure(error: BaseException) -> str:
         text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if not any(place in frame.filename for place in libraries)
-    ]
+    theirs = []
+    for frame in frames:
+        if not any(place in frame.filename for place in libraries):
+            theirs.append(frame)
     if theirs:
-        return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
+        last = theirs[-1]
+        return f"{text} ({Path(last.filename).name}, line {last.lineno})"
     return text
 
 
@@ -145,12 +147,14 @@ def entry_point(kind: str, name: str) -> str | None:
         Its import, ``module.name``; None if no package offers it.
     """
     points = entry_points(group=f"{OWN}.{kind}", name=name)
-    return next((point.value.replace(":", ".").split()[0] for point in points), None)
+    names = [point.value.replace(":", ".").split()[0] for point in points]
+    return next(iter(names), None)
 
 
 def offered(kind: str) -> list[str]:
     """Return the names of all entry points of a kind."""
-    return sorted({point.name for point in entry_points(group=f"{OWN}.{kind}")})
+    points = entry_points(group=f"{OWN}.{kind}")
+    return sorted({point.name for point in points})
 
 
 def optional(package: str, needed_by: str, extra: str) -> Any:

@@ -75,8 +75,9 @@ def images_of_run(model: Path) -> str | None:
     Args:
         model: a run's folder, that of its experiment, or a file or folder in it.
     """
+    versions_of_model = model.glob("version_*")
     newest = sorted(
-        model.glob("version_*"), key=lambda path: path.stat().st_mtime, reverse=True
+        versions_of_model, key=lambda path: path.stat().st_mtime, reverse=True
     )
     places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
     config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
@@ -105,7 +106,10 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
     )
     if checkpoint != "last":
         return RunChoice(fresh, existing(checkpoint) if checkpoint else None)
-    begun = [folder for folder in present if (folder / "config.yaml").is_file()]
+    begun = []
+    for folder in present:
+        if (folder / "config.yaml").is_file():
+            begun.append(folder)
     if not begun:
         return RunChoice(
             fresh,
@@ -147,8 +151,12 @@ def place_evaluation(
             else path.parent,
             path,
         )
-    named = [path.parent for path in configs if path.name == "config.yaml"]
-    for folder in [*reversed(named), *reversed(versions(base))]:
+    named = []
+    for path in configs:
+        if path.name == "config.yaml":
+            named.append(path.parent)
+    candidates = [*reversed(named), *reversed(versions(base))]
+    for folder in candidates:
         if (folder / CHECKPOINT).is_file():
             return RunChoice(folder, folder / CHECKPOINT)
     raise CheckpointError(
@@ -165,7 +173,10 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
             folder goes even if the first task had begun, as long as nothing of it was learned. An
             interrupted run keeps it, to go on there.
     """
-    entries = list(folder.iterdir()) if folder.is_dir() else []
+    if folder.is_dir():
+        entries = list(folder.iterdir())
+    else:
+        entries = []
     if all(
         entry.is_file()
         and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES)
@@ -188,7 +199,10 @@ def experiment_of(folder: Path) -> Iterator[None]:
         CifnetError: they cannot be made, or nothing can be written into them.
     """
     base = folder.parent
-    made = [above for above in folder.parents if not above.exists()]
+    made = []
+    for above in folder.parents:
+        if not above.exists():
+            made.append(above)
     try:
         try:
             base.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,10 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
     if count == 1:
         return f"{count:,} {one}"
     if several is None:
-        several = f"{one}es" if one.endswith("s") else f"{one}s"
+        if one.endswith("s"):
+            several = f"{one}es"
+        else:
+            several = f"{one}s"
     return f"{count:,} {several}"
 
 
@@ -138,7 +141,10 @@ def next_command(*words: str, trust: bool = False) -> str:
         >>> next_command("info", "my model", trust=True)
         "next: cifnet info 'my model' --trust"
     """
-    return f"next: cifnet {shlex.join(words)}" + (" --trust" if trust else "")
+    trust_option = ""
+    if trust:
+        trust_option = " --trust"
+    return f"next: cifnet {shlex.join(words)}" + trust_option
 
 
 def slug(text: str, keep: str = "") -> str:
@@ -187,12 +193,15 @@ def similar_spellings_message(
         The note, or None if there are no such names.
     """
     known = list(known)
-    first = {_spelling(name): name for name in reversed(known)}
+    first = {}
+    for name in reversed(known):
+        first[_spelling(name)] = name
     pairs = []
     for name in names:
         other = first.setdefault(_spelling(name), name)
         if other != name and name not in known:
-            pairs.append(f"'{printable(other)}' and '{printable(name)}'")
+            pair = f"'{printable(other)}' and '{printable(name)}'"
+            pairs.append(pair)
     if not pairs:
         return None
     return (
@@ -202,9 +211,8 @@ def similar_spellings_message(
 
 
 def _spelling(name: str) -> str:
-    return " ".join(
-        re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold()).split()
-    )
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return " ".join(re.sub(r"[\s_-]+", " ", folded).split())
 
 
 def first_line(error: BaseException) -> str:
