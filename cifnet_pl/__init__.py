@@ -1,6 +1,4 @@
-"""cifnet_pl: class-incremental learning without training (frozen backbone, closed-form
-classifier).
-"""
+"""Class-incremental learning without training: frozen backbone, closed-form classifier."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that users without Lightning do not wait for
-    it.
-    """
+    """Import a public name when it is first used, so that importing the package is fast."""
     if name == "__version__":
         return import_module("cifnet_pl.utilities.version").package_version()
     if name not in _HOME:

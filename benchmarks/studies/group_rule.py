@@ -1,11 +1,10 @@
-"""``python -m benchmarks.studies.group_rule BURSTS …``: which rule for groups makes promises that
-hold?
+"""``python -m benchmarks.studies.group_rule BURSTS …``: compare rules that find groups.
 
 Each of BURSTS is a folder that ``benchmarks.studies.bursts`` made. The head learns its training
 images; each rule finds the groups that are left out together, which calibrate the head. Rules
-differ in :data:`PART`, how much of its class an image's cluster may be, and in the cut: the one with
-the largest harm, or the finest within its standard error. The rule with the smallest negative log
-likelihood of the validation images, on average over BURSTS, is named last.
+differ in :data:`PART`, how much of its class an image's cluster may be, and in the cut: the one
+with the largest harm, or the finest within its standard error. The rule with the smallest negative
+log likelihood of the validation images, on average over BURSTS, is named last.
 """
 
 from __future__ import annotations

@@ -88,9 +88,7 @@ def export(
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
-    """Write one ONNX file; for a server ``1/model.onnx`` and ``labels.txt``, and ``config.pbtxt``
-    last.
-    """
+    """Write one ONNX file; for a server ``1/model.onnx``, ``labels.txt`` and ``config.pbtxt``."""
     from cifnet_pl.backbones.engines import FLOAT32
     from cifnet_pl.model.export import onnx_bytes, triton_config
 

@@ -1,3 +1,1 @@
-"""Data: where images come from, in which order their classes are learned, and how they become
-batches of tensors.
-"""
+"""Data: sources of images, the order of their classes, and batches of tensors."""

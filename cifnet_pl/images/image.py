@@ -231,9 +231,7 @@ def _opened(content: bytes, formats: Sequence[str]) -> Image.Image:
 
 
 def _register_heic() -> None:
-    """Register the HEIC format with Pillow in this process; UnreadableImage if the package for it
-    is missing.
-    """
+    """Register the HEIC format with Pillow; UnreadableImage if the package for it is missing."""
     if find_spec("pillow_heif") is None:
         raise UnreadableImage(
             "a HEIC image needs the package pillow-heif: pip install 'cifnet_pl[heic]'"

@@ -1,6 +1,4 @@
-"""Networks that are trained by gradient descent, task after task: the methods that ours are
-compared with.
-"""
+"""Trained methods to compare with: networks trained by gradient descent, task after task."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The trainer of all trained methods: a task in phases of several epochs, with exemplars and exact
-resuming.
+"""The trainer of all trained methods: phases of epochs, exemplars and exact resuming.
 
 A method overrides the methods under "for subclasses to override"; the rest is the same for all.
 """
@@ -598,9 +597,7 @@ class IterativeModule(TaskModule):
             self.learner.begin_phase(self.learning_parts(), phase)
 
     def train(self, mode: bool = True) -> IterativeModule:
-        """Set training mode for the parts that learn, if batch statistics learn; else evaluation
-        mode.
-        """
+        """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
         super().train(False)
         self.training = mode
         if mode and self.options["batch_statistics"] == "learned":
@@ -763,9 +760,7 @@ class IterativeModule(TaskModule):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the method's part of ``summary.json``, with the parameters of
-        :meth:`counted_modules`.
-        """
+        """Return the method's part of ``summary.json``, with its number of parameters."""
         parameters = 0
         for module in self.counted_modules():
             sizes = [p.numel() for p in module.parameters()]

@@ -1,3 +1,1 @@
-"""Lightning: modules that learn a stream of tasks, callbacks, checkpoints and the record of a
-run.
-"""
+"""Lightning: modules that learn a stream of tasks, callbacks, checkpoints and the run record."""

@@ -41,8 +41,7 @@ BACKBONE_IMAGES = 5000
 
 
 class CIFNetModule(TaskModule):
-    """A frozen backbone and a closed-form head: Lightning's side of
-    :class:`~cifnet_pl.model.classifier.Classifier`.
+    """A frozen backbone and a closed-form head: Lightning's side of ``Classifier``.
 
     ``training_step`` embeds a batch and lets the model observe it. At the end of the epoch the
     statistics are added over processes, the buffer is updated, and the head is solved. Nothing has

@@ -1,6 +1,4 @@
-"""Describe a run: its model, data, machine and versions for ``summary.json``, and its
-configuration for ``config.yaml``.
-"""
+"""Describe a run for ``summary.json``, and its configuration for ``config.yaml``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The evaluation after each task: counts over all test images of the classes seen, and the
-accuracies that follow from them.
-"""
+"""The evaluation after each task over all test images of the classes seen."""
 
 from __future__ import annotations
 

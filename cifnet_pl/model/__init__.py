@@ -1,3 +1,1 @@
-"""A learned model in plain torch: classify, extend, forget, merge, evaluate, audit, store, load and
-export it.
-"""
+"""A learned model in plain torch: classify, extend, forget, merge, evaluate, audit and store it."""

@@ -1,6 +1,4 @@
-"""Export one ONNX graph from images to calibrated probabilities, with resize and normalisation
-inside.
-"""
+"""Export one ONNX graph from images to calibrated probabilities, preprocessing included."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Compute the forgetting, the mean over earlier tasks j < K of (max over k of a_kj, minus
-    a_Kj).
+    """Compute the forgetting: the mean over tasks j < K of (max over k of a_kj) − a_Kj.
 
     Args:
         matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task

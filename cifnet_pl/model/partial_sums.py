@@ -334,9 +334,7 @@ class Shard:
         raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """Return the first position of the shard, and the one after its last, in a set of ``total``
-        samples.
-        """
+        """Return the first and one past the last position of the shard among ``total`` samples."""
         start = (self.index - 1) * total // self.count
         stop = self.index * total // self.count
         return start, stop

@@ -21,8 +21,7 @@ BLOCK = 256
 
 
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``leftᵀ right``, which is symmetric, to the blocks of ``gram`` on and below the diagonal,
-    in place.
+    """Add the symmetric ``leftᵀ right`` to ``gram`` on and below the diagonal, block by block.
 
     Args:
         gram: (p, p).
@@ -126,8 +125,7 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 class Sums(GrowingModule):
-    """Sums and counts of weighted rows ``x`` of width p, some of them belonging to one of C
-    classes.
+    """Sums and counts of weighted rows ``x`` of width p, of which some belong to one of C classes.
 
     Buffers (dtype as given, float64 unless told otherwise):
         class_sums: (C, p), ``Σ_{y=c} ω x``. With a leading bias feature its first column is the
@@ -198,8 +196,7 @@ class Sums(GrowingModule):
 
     @property
     def class_mass(self) -> Tensor:
-        """(C,) total weight of each class's rows, if all weights are alike: ``mass`` in proportion
-        to the counts.
+        """(C,) total weight of each class's rows if all weights are alike: in proportion to counts.
 
         Where there is a bias feature, read the first column of ``class_sums`` instead, which is
         exact.
@@ -208,9 +205,7 @@ class Sums(GrowingModule):
         return self.mass * self.counts / rows
 
     def empty(self, classes: int) -> Sums:
-        """Return sums of the same kind over no rows, on the same device, with ``classes``
-        classes.
-        """
+        """Return sums of the same kind over no rows of ``classes`` classes, on the same device."""
         dtype = self.class_sums.dtype
         kinds = {"gram": self.has_gram, "per_class": self.per_class}
         device = self.class_sums.device

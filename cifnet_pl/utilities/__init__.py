@@ -1,3 +1,1 @@
-"""Helpers that know nothing of the method: errors, text, files and locks, run folders, growing
-modules.
-"""
+"""Helpers without knowledge of the method: errors, text, files, locks, run folders, plug-ins."""

@@ -1,6 +1,4 @@
-"""Write files atomically: a file is complete or absent, whatever happens meanwhile; find those of
-the package.
-"""
+"""Write files atomically: a file is complete or absent, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
-    """Return the system's own error behind ``error``: on a full disk torch.save raises a
-    RuntimeError of its own.
-    """
+    """Return the system's own error behind ``error``: torch.save hides that of a full disk."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -150,9 +146,7 @@ def dump_yaml(content: Any) -> str:
 
 
 def config_files() -> dict[str, Path]:
-    """Return the file of each configuration by its name, such as ``heads/ridge``; the top folder
-    comes first.
-    """
+    """Return the file of each configuration by name, such as ``heads/ridge``; top folder first."""
     package = Path(__file__).parents[1]
     folder = package / "configs"
     if not folder.is_dir():  # a checkout, not an installation
@@ -280,8 +274,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive(output: Path) -> Iterator[None]:
-    """Hold the right to write ``output`` within the block; the system takes it back from a killed
-    process.
+    """Hold the lock on ``output`` within the block; the system releases it for a killed process.
 
     Processes that are forked meanwhile, such as those that decode images, do not hold it.
 
@@ -322,9 +315,7 @@ def _umask() -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to the disk, so that a file made or renamed in it survives a
-    power cut.
-    """
+    """Flush the entries of a folder to disk, so that new and renamed files survive a power cut."""
     if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -348,9 +339,7 @@ def is_first_process() -> bool:
 
 
 def of_all_processes(value: T) -> list[T]:
-    """Return the values of all processes of this run, in the order of their ranks; every process
-    must call this.
-    """
+    """Return the values of all processes in the order of ranks; each process must call this."""
     import torch.distributed  # here: a command line that only shows help does not wait for it
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

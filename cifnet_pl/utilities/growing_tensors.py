@@ -1,6 +1,4 @@
-"""Hash the tensors of a model, and load tensors into modules whose buffers grow with the
-classes.
-"""
+"""Hash the tensors of a model, and load tensors into buffers that grow with the classes."""
 
 from __future__ import annotations
 
@@ -123,8 +121,7 @@ def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
 
 
 class GrowingModule(nn.Module):
-    """An ``nn.Module`` whose ``load_state_dict`` works into a fresh object with smaller (empty)
-    buffers.
+    """An ``nn.Module`` whose state loads into a fresh object with smaller (empty) buffers.
 
     ``.to(device, dtype)`` moves it but never changes a dtype: the dtype of sums is chosen when they
     are made, and a sum that was rounded once stays wrong.
@@ -142,6 +139,4 @@ class GrowingModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        """Create the children that ``state`` (this module's part of the state, without prefix) has
-        tensors for.
-        """
+        """Create the children that have tensors in ``state``, this module's part without prefix."""

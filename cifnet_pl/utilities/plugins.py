@@ -34,9 +34,7 @@ GROUPS = ("heads", "backbones", "sources", "methods")
 
 
 def import_name(factory: Callable[..., Any]) -> str:
-    """Return the name that files have for a class or function: its own, or that of its import if it
-    is from outside.
-    """
+    """Return the name of a class or function in files: its own, or its import path if outside."""
     inside = factory.__module__.split(".")[0] == OWN
     if inside:
         return factory.__qualname__
@@ -44,9 +42,7 @@ def import_name(factory: Callable[..., Any]) -> str:
 
 
 def title_of(part: type) -> str:
-    """Return the name of a head or a method in tables and figures: its ``title``, else its class's
-    without the kind.
-    """
+    """Return the name of a head or method in tables and figures: its ``title`` or class name."""
     return str(getattr(part, "title", "")) or re.sub(
         "(Head|Module)$", "", part.__name__
     )
@@ -54,9 +50,7 @@ def title_of(part: type) -> str:
 
 @cache
 def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of the arguments of a class or function, without seeds, heads and
-    buffers.
-    """
+    """Return the defaults of the arguments of a callable, without seeds, heads and buffers."""
     defaults = {}
     for name, argument in inspect.signature(part).parameters.items():
         has_default = argument.default is not inspect.Parameter.empty
@@ -66,9 +60,7 @@ def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
 
 
 def about(part: type) -> dict[str, Any]:
-    """Return what a run's summary says of a head or a method, that it may come from outside: its
-    title and defaults.
-    """
+    """Return the title and the defaults of a head or a method, for a run's summary."""
     plain = {}
     for name, value in defaults_of(part).items():
         if isinstance(value, str | int | float | None):
@@ -78,8 +70,7 @@ def about(part: type) -> dict[str, Any]:
 
 @cache
 def code_hash(name: str) -> str | None:
-    """Return the SHA-256 of the file that an imported part is in, as it is when this is asked
-    first; None without one.
+    """Return the SHA-256 of the file of an imported plug-in when first asked; None without one.
 
     Args:
         name: ``module.name``.
@@ -112,9 +103,7 @@ def naming(part: str) -> Iterator[None]:
 
 
 def failure(error: BaseException) -> str:
-    """Return an error on one line, and the line of code from outside this package that it is
-    from.
-    """
+    """Return an error on one line with the plug-in's own line of code that raised it."""
     if isinstance(error, AssertionError):
         text = one_line(error)
     else:

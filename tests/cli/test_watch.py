@@ -281,7 +281,7 @@ def test_the_examples_of_the_documentation_work(place):
 
 
 def test_special_files_are_named_and_end_nothing(place, capsys):
-    """A pipe, a dangling link, a loop, a link to a device without end, a folder named as an image."""
+    """A pipe, a dangling link, a loop, a link to an endless device, a folder named as an image."""
     folder = place / "images"
     os.mkfifo(folder / "live.jpg")
     (folder / "gone.jpg").symlink_to("nowhere.jpg")

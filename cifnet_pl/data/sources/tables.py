@@ -1,6 +1,4 @@
-"""Read tables as data sources: embeddings that were computed elsewhere, and lists of image
-files.
-"""
+"""Read tables as data sources: embeddings computed elsewhere, and lists of image files."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def check_country(code: str) -> str:
 
 @contextmanager
 def outside_settings_ignored() -> Iterator[None]:
-    """Within the block, CodeCarbon reads no ``.codecarbon.config`` and no ``CODECARBON_`` variables.
+    """Keep CodeCarbon from reading ``.codecarbon.config`` and ``CODECARBON_`` variables.
 
     A file of the current folder could change every figure without a word, or send data out.
     """
