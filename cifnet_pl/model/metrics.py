@@ -85,8 +85,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
             column.append(row[j])
         known = [a for a in column if a is not None]
         if known and column[-1] is not None:
-            fall = max(known) - column[-1]
-            drops.append(fall)
+            drops.append(max(known) - column[-1])
     if drops:
         return sum(drops) / len(drops)
     return None

@@ -18,9 +18,11 @@ from cifnet_pl.data.plan import (
 )
 from cifnet_pl.data.sets import ArraySet, Grouping, Source
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.names import class_name
 from tests.command_line import make_images
 
-names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=25, unique=True)
+stored_names = st.text(min_size=1, max_size=4).map(class_name)
+names = st.lists(stored_names, min_size=1, max_size=25, unique=True)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -220,7 +220,7 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
         (
             'path,label\n"blue/0.png","a\nb"\n',
-            r"row 1 has control characters for label, 'a\\nb'",
+            r"class name 'a\\nb' has control characters",
         ),
         (
             "path,label\nblue/0.png,a\nblue/0.png,b\n",
