@@ -84,7 +84,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
     "watch": Command(
         "cifnet_pl.cli.watch",
-        "Classify new images of a folder, into a CSV file and to a webhook.",
+        "Classify new images of a folder or camera, into a CSV file and to a webhook.",
     ),
     "unpack": Command(
         "cifnet_pl.cli.unpack", "Write the images of a data source as class folders."

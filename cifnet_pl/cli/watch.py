@@ -1,4 +1,4 @@
-"""``watch``: classify new images of a folder, into a CSV file and to a webhook."""
+"""``watch``: classify new images of a folder or camera, into a CSV file and to a webhook."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import os
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.files import exclusive, list_cell, read_list_cell
 from cifnet_pl.utilities.text import has_controls, number_of, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.classifier import Prediction
+    from cifnet_pl.cli.camera import CameraStills
+    from cifnet_pl.images.files import NewFiles
+    from cifnet_pl.model.classifier import Classifier, Prediction
+    from cifnet_pl.model.served import ServedVersion
 
 COLUMNS = (
     "time",
@@ -48,8 +51,9 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 def watch(
-    model: str,
     images: str,
+    model: str | None = None,
+    workspace: str | None = None,
     output: str = "predictions.csv",
     webhook: str | None = None,
     unknown: float | None = 0.05,
@@ -57,18 +61,23 @@ def watch(
     every: float = 2.0,
     once: bool = False,
     trust: bool = False,
+    link: str | None = None,
 ) -> None:
-    """Classify each new image of a folder until Ctrl-C: a CSV row, and a JSON object for a webhook.
+    """Classify each new image of a folder or camera until Ctrl-C.
 
-    An image is new if no row has its content. Images that are there at the start come first.
-    Predictions are sent in order, each with the id of its image, until the receiver acknowledges
-    them with a status from 200 to 299. The others are sent again, also after a restart. The file
-    ``.sent`` beside the table lists the acknowledged ones. Nothing is sent anywhere else: no proxy
-    is used, and no redirection is followed.
+    Each image gets a row of a CSV file, and a JSON object that is sent to a webhook. An image is
+    new if no row has its content. Images that are there at the start come first. Predictions are
+    sent in order, each with the id of its image, until the receiver acknowledges them with a
+    status from 200 to 299. The others are sent again, also after a restart. The file ``.sent``
+    beside the table lists the acknowledged ones. Nothing is sent anywhere else: no proxy is used,
+    and no redirection is followed.
 
     Args:
+        images: the folder, with its sub-folders; or the http or https address of a network camera's
+            still image, which is asked for again and again.
         model: a run's folder, a checkpoint file or a bundle.
-        images: the folder, with its sub-folders.
+        workspace: folder of a workspace of ``serve``, in place of a model: each image is classified
+            by the version that is served then.
         output: the CSV file; rows are added to an existing one.
         webhook: http or https address that gets a POST for each image; null for none.
         unknown: share of images of known classes that may be called unknown; null to call none
@@ -79,48 +88,39 @@ def watch(
         once: whether to end when all images that are there are classified and sent.
         trust: whether custom heads and backbones that a model names may be imported, which runs
             their code.
+        link: address of the images' folder for others, which each JSON object's ``link`` begins
+            with; null for this machine's own.
 
     Raises:
-        UsageError: an invalid address, a share outside (0, 1), or another process that writes the
-            table.
+        UsageError: neither or both of a model and a workspace, an invalid address, a share outside
+            (0, 1), or another process that writes the table.
         DataError: no such folder, or a table with other columns.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.images.files import NewFiles, require_folder
-    from cifnet_pl.model.store import load
-
+    if (model is None) == (workspace is None):
+        raise UsageError("give one of --model and --workspace")
     if webhook is not None:
-        check_address(webhook)
+        check_address("--webhook", webhook)
     if every <= 0:
         raise UsageError(f"--every is {every:g}, expected more than 0")
-    folder = Path(images).expanduser()
     target = Path(output).expanduser()
-    require_folder(folder, "--images", "a folder of images")
+    waiting = image_source(images, target)
     with exclusive(target):
-        classifier = load(model, trust=trust)
-        unknown, coverage = classifier.available_shares(unknown, coverage)
+        source = model_source(model, workspace, trust)
+        source.current()
         table = WatchPredictions(target)
-        waiting = NewFiles(folder)
         sender = None
         if webhook is not None:
-            sender = Sender(
-                webhook, target.with_name(f"{target.name}.sent"), table.rows()
-            )
+            acknowledged = target.with_name(f"{target.name}.sent")
+            links = Links(waiting.folder, link)
+            sender = Sender(webhook, acknowledged, table.rows(), links)
         receiver = " and to the webhook" if sender is not None else ""
-        print(f"watching {folder}; predictions in {target}{receiver}", flush=True)
+        print(f"watching {images}; predictions in {target}{receiver}", flush=True)
         found = waiting.find(settled=not once)
         passed_over = 0
         while True:
             new = list(islice(found, IMAGES_PER_WRITE))
-            unseen = table.unseen(new)
-            contents = [image.content for image in unseen]
-            predictions = classifier.classify(
-                contents, 1, unknown=unknown, coverage=coverage
-            )
-            rows = [
-                table_row(image, prediction)
-                for image, prediction in zip(unseen, predictions, strict=True)
-            ]
+            rows = classified(source.current(), table.unseen(new), unknown, coverage)
             table.append(rows)
             if sender is not None:
                 sender.waiting += rows
@@ -136,15 +136,131 @@ def watch(
                 found = waiting.find(settled=not once)
 
 
-def check_address(webhook: str) -> None:
-    """Check the address of a webhook; UsageError unless it is one of http or https."""
-    expected = f"--webhook {printable(webhook)} is no http or https address"
-    if has_controls(webhook) or " " in webhook:
+def image_source(images: str, output: Path) -> NewFiles | CameraStills:
+    """Return what finds new images.
+
+    Args:
+        images: a folder, or the address of a camera.
+        output: the table, beside which images of a camera are kept.
+    """
+    from cifnet_pl.images.files import NewFiles, require_folder
+
+    if images.startswith(("http://", "https://")):
+        from cifnet_pl.cli.camera import CameraStills
+
+        check_address("--images", images)
+        return CameraStills(images, output.with_name(f"{output.name}.stills").resolve())
+    folder = Path(images).expanduser()
+    require_folder(folder, "--images", "a folder of images")
+    return NewFiles(folder)
+
+
+class FixedModel:
+    """A model that stays the same."""
+
+    def __init__(self, model: Classifier):
+        self.model = model
+
+    def current(self) -> Classifier:
+        """Return the model."""
+        return self.model
+
+
+class FollowedModel:
+    """The model that a service serves; the one before while that cannot be read."""
+
+    def __init__(self, served: ServedVersion):
+        self.served = served
+        self._model: Classifier | None = None
+        self._problem: str | None = None
+
+    def current(self) -> Classifier:
+        """Return the model that is served now."""
+        try:
+            number = self.served.number
+            self._model = self.served.model()
+            self._problem = None
+            if number != self.served.number:
+                print(f"version {self.served.number} is served", flush=True)
+        except CifnetError as error:
+            if self._model is None:
+                raise
+            if str(error) != self._problem:
+                self._problem = str(error)
+                print(f"version {self.served.number} goes on: {error}", flush=True)
+        return self._model
+
+
+def model_source(
+    model: str | None, workspace: str | None, trust: bool
+) -> FixedModel | FollowedModel:
+    """Return where the model comes from: a bundle or checkpoint, or a workspace."""
+    from cifnet_pl.model.served import ServedVersion
+    from cifnet_pl.model.store import load
+
+    if workspace is not None:
+        return FollowedModel(ServedVersion(Path(workspace).expanduser(), trust))
+    assert model is not None
+    return FixedModel(load(model, trust=trust))
+
+
+def classified(
+    model: Classifier,
+    images: Sequence[NewImage],
+    unknown: float | None,
+    coverage: float | None,
+) -> list[dict[str, str]]:
+    """Return the rows of some images.
+
+    Args:
+        model: that classifies.
+        images: to be classified.
+        unknown: as for :func:`watch`; ignored if the model cannot keep the promise.
+        coverage: likewise.
+    """
+    unknown, coverage = model.available_shares(unknown, coverage)
+    contents = [image.content for image in images]
+    predictions = model.classify(contents, 1, unknown=unknown, coverage=coverage)
+    rows = []
+    for image, prediction in zip(images, predictions, strict=True):
+        rows.append(table_row(image, prediction))
+    return rows
+
+
+class Links:
+    """Addresses of images.
+
+    Args:
+        folder: that holds them.
+        base: address of the folder for others; None for files of this machine.
+    """
+
+    def __init__(self, folder: Path, base: str | None):
+        self.folder = folder
+        self.base = base
+
+    def link(self, file: str) -> str:
+        """Return the address of an image."""
+        path = Path(file)
+        if self.base is None:
+            return path.resolve().as_uri()
+        try:
+            inner = path.relative_to(self.folder).as_posix()
+        except ValueError:
+            inner = path.name
+        name = quote(inner.encode("utf-8", "surrogateescape"))
+        return f"{self.base.rstrip('/')}/{name}"
+
+
+def check_address(option: str, value: str) -> None:
+    """Check the address that an option got; UsageError unless it is one of http or https."""
+    expected = f"{option} {printable(value)} is no http or https address"
+    if has_controls(value) or " " in value:
         raise UsageError(
             f"{expected}: it holds a space, a line break or a control character"
         )
     try:
-        address = urlsplit(webhook)
+        address = urlsplit(value)
         valid = address.scheme in ("http", "https") and bool(address.hostname)
         address.port  # noqa: B018, it raises where it is no number
     except ValueError as error:
@@ -275,13 +391,21 @@ class Sender:
         url: of the receiver.
         path: file that lists the ids of the acknowledged rows.
         rows: of the table.
+        links: gives the address of an image; None to send none.
 
     Attributes:
         waiting: rows that are not acknowledged.
     """
 
-    def __init__(self, url: str, path: Path, rows: Iterable[dict[str, str]]):
+    def __init__(
+        self,
+        url: str,
+        path: Path,
+        rows: Iterable[dict[str, str]],
+        links: Links | None = None,
+    ):
         self.url = url
+        self.links = links
         self._file = open(path, "a+b")  # noqa: SIM115, open until the program ends
         self._file.seek(0)
         acknowledged = set(self._file.read().decode().split("\n"))
@@ -311,7 +435,10 @@ class Sender:
 
     def _problem_of_sending(self, row: Mapping[str, str]) -> str | None:
         """Send a row; return why it was not acknowledged, or None."""
-        body = json.dumps(json_content(row)).encode()
+        content = json_content(row)
+        if self.links is not None:
+            content["link"] = self.links.link(row["file"])
+        body = json.dumps(content).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": row["id"]}
         request = urllib.request.Request(self.url, body, headers)
         try:

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.watch import COLUMNS, Sender, json_content
+from cifnet_pl.cli.camera import CameraStills
+from cifnet_pl.cli.watch import COLUMNS, Sender, json_content, model_source
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
-from tests.serving.services import image, saved
+from tests.serving.services import client, image, saved
 
 ROW = {**dict.fromkeys(COLUMNS, ""), "id": "17"}
 """Row of an image in the table."""
@@ -293,3 +294,93 @@ def test_special_files_are_named_and_end_nothing(place, capsys):
     assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "zzz.png"}
     named = set(re.findall(r"skipped \S*?(\w+\.\w+): ", capsys.readouterr().err))
     assert named == {"live.jpg", "gone.jpg", "loop.jpg", "endless.png"}
+
+
+# ---------------------------------------------------------------------- a living model, a camera
+
+
+def rows_watched(place, *options):
+    """Run ``watch --once`` on the images of a place; the rows."""
+    table = place / "predictions.csv"
+    words = ["watch", "--images", str(place / "images"), "--once", "true"]
+    assert main([*words, "--output", str(table), *options]) == 0
+    return rows_of(table)
+
+
+def test_the_version_that_a_workspace_serves_classifies(place):
+    """Also after it changed, while the service has the workspace open."""
+    with client(place / "w") as http:
+        options = ("--workspace", str(place / "w"))
+        (before,) = [
+            row for row in rows_watched(place, *options) if "red" in row["file"]
+        ]
+        assert before["class"] == "red"
+        http.post("/rename", json={"old": "red", "new": "crimson"})
+        (place / "images" / "more.png").write_bytes(image("red", 61))
+        (after,) = [
+            row for row in rows_watched(place, *options) if "more" in row["file"]
+        ]
+        assert after["class"] == "crimson"
+
+
+def test_a_followed_model_changes_while_it_is_watched(place):
+    with client(place / "w") as http:
+        source = model_source(None, str(place / "w"), False)
+        assert source.current().class_names == ["red", "green"]
+        http.post("/rename", json={"old": "red", "new": "crimson"})
+        assert source.current().class_names == ["crimson", "green"]
+        (place / "w" / "journal.sqlite").rename(place / "w" / "gone")
+        assert source.current().class_names == ["crimson", "green"]
+        (place / "w" / "gone").rename(place / "w" / "journal.sqlite")
+
+
+@pytest.mark.parametrize("options", [[], ["--model", "m", "--workspace", "w"]])
+def test_one_of_a_model_and_a_workspace_is_needed(options, place, capsys):
+    assert main(["watch", "--images", str(place / "images"), *options]) == 2
+    assert "--workspace" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_workspace_is_refused(place, capsys):
+    words = ["watch", "--images", str(place / "images"), "--workspace", str(place)]
+    assert main(words) == 1
+    assert "journal.sqlite" in capsys.readouterr().err
+
+
+class Camera(Receiver):
+    """A camera on this machine, which shows one image after another."""
+
+    def __init__(self, *images: bytes):
+        super().__init__()
+        shown = list(images)
+
+        def do_get(handler):
+            content = shown.pop(0) if len(shown) > 1 else shown[0]
+            handler.send_response(200)
+            handler.send_header("content-length", str(len(content)))
+            handler.end_headers()
+            handler.wfile.write(content)
+
+        self.server.RequestHandlerClass.do_GET = do_get
+
+
+def test_stills_of_a_camera_are_classified_once_each(tmp_path):
+    stills = tmp_path / "stills"
+    with Camera(image("red", 1), image("red", 1), image("green", 2)) as camera:
+        source = CameraStills(f"{camera.url}/still.jpg", stills)
+        found = [list(source.find()) for _ in range(4)]
+    assert [len(files) for files in found] == [1, 0, 1, 0]
+    assert found[0][0].read_bytes() == image("red", 1)
+
+
+def test_a_camera_that_does_not_answer_is_asked_again(tmp_path, capsys):
+    source = CameraStills("http://127.0.0.1:9/still.jpg", tmp_path)
+    assert list(source.find()) == list(source.find()) == []
+    assert capsys.readouterr().out.count("asked again") == 1
+
+
+def test_each_event_has_the_link_of_its_image(place):
+    with Receiver() as receiver:
+        options = ["--model", str(place / "model"), "--webhook", receiver.url]
+        rows_watched(place, *options, "--link", "https://shop.example/images/")
+    links = sorted(content["link"] for _, content in receiver.got)
+    assert links[-1] == "https://shop.example/images/day/red.png"

@@ -42,8 +42,9 @@ const COLUMNS = [
 ];
 
 /** How often a class is right on another day, as a bar: its middle, and between what as many new photos may show. */
-function estimate({ accuracy: right, interval: between, rarely_predicted: seldom }) {
+function estimate({ accuracy: right, interval: between, rarely_predicted: seldom }, estimated) {
   if (right === undefined) return "…";
+  if (right === null && !estimated) return make("span", { class: "hint", textContent: "not estimated" });
   if (right === null) return make("span", { class: "warn", textContent: "needs photos" });
   const [low, high] = between ?? [right, right];
   const label = between ? `${right.toFixed(0)} % (${low.toFixed(0)} to ${high.toFixed(0)})` : `${right.toFixed(0)} %`;
@@ -63,7 +64,7 @@ function confusions(own, others, newest) {
   });
 }
 
-function row({ name, images: photos, kept_images: kept }, answers, newest) {
+function row({ name, images: photos, kept_images: kept }, answers, newest, estimated) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
   const button = (text, work, kind = "") => {
     const label = `${text} ${kind ? "" : "of "}${name}`;
@@ -81,7 +82,7 @@ function row({ name, images: photos, kept_images: kept }, answers, newest) {
   }, "changes"));
   const others = make("div", {}, ...confusions(name, answers.confused_with, newest));
   const stored = kept.length < photos ? make("span", { class: "hint", textContent: ` (${kept.length} kept here)` }) : "";
-  return { cells: [named(name), examples, make("span", {}, String(photos), stored), estimate(answers), others, actions] };
+  return { cells: [named(name), examples, make("span", {}, String(photos), stored), estimate(answers, estimated), others, actions] };
 }
 
 /** Show the photos of a class: in groups, if there are several. */
@@ -189,7 +190,7 @@ export async function show() {
     const right = ({ name }) => of.get(name)?.accuracy ?? -1; // those that need photos first, then the worst
     const newest = new Map(found.map(({ name, kept_images: kept }) => [name, kept.at(-1)]));
     const unknown = { confused_with: [] };
-    table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name) ?? unknown, newest)));
+    table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name) ?? unknown, newest, look.accuracy.kind !== "unknown")));
   };
   const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
   if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
