@@ -276,7 +276,7 @@ class Answering:
 
     def _decode_next(self) -> None:
         """Decode the image that is next."""
-        asker, upload = self._encoded.take()
+        asker, upload = self._encoded.next_item()
         start = time.perf_counter()
         self._decode(upload.content, upload.answer)
         self._encoded.charge(asker, time.perf_counter() - start)

@@ -388,7 +388,7 @@ def image(
         bool, Query(description="true: its middle as a small JPEG")
     ] = False,
 ) -> Response:
-    """An image that is kept in the workspace; a small JPEG where browsers cannot show its format."""
+    """A kept image; a small JPEG where browsers cannot show its format."""
     path = service.workspace.image(name)
     if path.suffix in MEDIA_TYPES and not small:
         return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])

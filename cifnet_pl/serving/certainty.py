@@ -1,8 +1,8 @@
 """Call a prediction certain only where an image of an unknown class would not be.
 
-Probabilities and novelty do not tell an unknown class from a similar known one. So whole classes are
-left out: the images of each known class are compared with those of all the others only. A new image
-is certain if it is nearer to one class than to any other by a wider margin than all of these.
+Probabilities and novelty do not tell an unknown class from a similar known one. So whole classes
+are left out: the images of each known class are compared with those of all the others only. A new
+image is certain if it is nearer to one class than to any other by a wider margin than all of these.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 MIN_CLASSES = 20
 """Known classes from which the images of left-out ones say enough about unknown ones.
 
-On 41 groceries, all asked, of certain predictions were wrong with 8 known classes 9 to 25 %, with 14
-5 to 11 %, with 31 and 41 less than 1 %.
+On 41 groceries, all asked, the share of certain predictions that were wrong was 9 to 25 % with 8
+known classes, 5 to 11 % with 14, and below 1 % with 31 and 41.
 """
 
 SAFETY = 1.15

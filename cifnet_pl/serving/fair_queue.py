@@ -44,7 +44,7 @@ class FairQueue(Generic[Item]):
             self._request_seconds.setdefault(asker, 0.0)
             self._items.setdefault(asker, deque()).append(item)
 
-    def take(self) -> tuple[Asker, Item]:
+    def next_item(self) -> tuple[Asker, Item]:
         """Remove and return the next item; IndexError if there is none."""
         with self._lock:
             if not self._items:

@@ -95,7 +95,7 @@ def serve(
         share: whether other devices of the network may open the page: a token is made unless one is
             given, and the address is printed with a QR code for their camera.
         address: http or https address of the page behind a reverse proxy, such as
-            https://shop.example/photos/; it needs a token.
+            https://shop.example/cifnet/; it needs a token.
 
     Raises:
         SystemExit: Ctrl-C ended it, with code 130.
@@ -123,36 +123,24 @@ def serve(
     if share:
         host = "0.0.0.0" if host in LOOPBACK else host
         secret = secret or secrets.token_urlsafe(SHORTEST_TOKEN)
+    _require_token(secret, host, address)
     hosts = LOOPBACK_HOSTS
     if address is not None:
         hosts |= {public_host(address)}
-        if secret is None:
-            raise UsageError(
-                "--address can be reached by others: give a --token or --token_file"
-            )
-    if secret is None and host not in LOOPBACK:
-        raise UsageError(
-            f"--host {printable(host)} can be reached from other machines: give a --token or"
-            " --token_file"
-        )
     _check_numbers(keep_versions, rate, unknown, coverage)
     if watch is not None:
         require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
     path = Path(model or "cifnet").expanduser().resolve()
+    folder = path.with_name(f"{path.name}-workspace")
     if workspace:
         folder = Path(workspace).expanduser()
-    else:
-        folder = path.with_name(f"{path.name}-workspace")
     torch.set_num_threads(1)  # each answer keeps to one core: see Answering
     if model is not None:
         loaded = load(model, trust=trust)
     else:
         loaded = empty_model()
-    root = images or images_of_run(path)
-    learned_images = None
-    if root and (images or expanded(root).is_dir()):
-        learned_images = expanded(root)
+    learned_images = _learned_images(images, path)
     opened = Workspace(folder, loaded, keep_versions, trust, learned_images)
     if opened.current != 1:
         loaded = opened.load(opened.current)
@@ -195,6 +183,30 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
     print(f"ended; {folder} holds every change")
     raise SystemExit(128 + signal.SIGINT)
+
+
+def _require_token(secret: str | None, host: str, address: str | None) -> None:
+    """Raise UsageError where others can reach the service without a token."""
+    if secret is not None:
+        return
+    remedy = "give a --token or --token_file"
+    if address is not None:
+        raise UsageError(f"--address can be reached by others: {remedy}")
+    if host not in LOOPBACK:
+        shown = printable(host)
+        raise UsageError(f"--host {shown} can be reached from other machines: {remedy}")
+
+
+def _learned_images(images: str | None, run: Path) -> Path | None:
+    """Return the folder with the images that a model learned; None where it is not known."""
+    from cifnet_pl.images.files import expanded
+
+    if images:
+        return expanded(images)
+    recorded = images_of_run(run)
+    if recorded and expanded(recorded).is_dir():
+        return expanded(recorded)
+    return None
 
 
 def keep_watching(service: Service, folder: Path) -> None:

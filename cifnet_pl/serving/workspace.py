@@ -49,7 +49,8 @@ INSERT_WAITING = "INSERT INTO inbox (file, since) VALUES (?, ?) ON CONFLICT (fil
 WAITS_AGAIN = INSERT_WAITING + "UPDATE SET since = excluded.since, gone = NULL"
 WAITS_ONCE = INSERT_WAITING + "NOTHING"
 WAITING_ROWS = """
-    SELECT inbox.number, inbox.file, inbox.name, inbox.since, group_concat(sent.path, char(10))
+    SELECT inbox.number, inbox.file, inbox.name, inbox.since,
+           group_concat(sent.path, char(10))
     FROM inbox LEFT JOIN sent USING (file) WHERE inbox.gone IS NULL
     GROUP BY inbox.number ORDER BY inbox.number
 """
@@ -62,7 +63,10 @@ EARLIER_VERSION = (
     "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
     " ORDER BY place DESC LIMIT 1"
 )
-LATER_VERSION = "SELECT place, version FROM line WHERE place > (SELECT place FROM model) ORDER BY place LIMIT 1"
+LATER_VERSION = (
+    "SELECT place, version FROM line WHERE place > (SELECT place FROM model)"
+    " ORDER BY place LIMIT 1"
+)
 
 
 @dataclass(frozen=True)

@@ -173,19 +173,19 @@ def test_clients_take_turns_by_the_time_they_used():
     queue: FairQueue[str] = FairQueue()
     for i in range(3):
         queue.put(Asker("greedy", 1), f"greedy {i}")
-    order = [queue.take()[1]]
+    order = [queue.next_item()[1]]
     queue.charge(Asker("greedy", 1), 5.0)
     queue.put(Asker("modest", 2), "modest 0")
     queue.put(Asker("greedy", 3), "greedy, another request")
     for _ in range(4):
-        asker, item = queue.take()
+        asker, item = queue.next_item()
         queue.charge(asker, 1.0)
         order.append(item)
     assert order[0] == "greedy 0"
     assert order.index("modest 0") <= 2
     assert order.index("greedy, another request") < order.index("greedy 2")
     with pytest.raises(IndexError):
-        queue.take()
+        queue.next_item()
     assert not queue._client_seconds
     assert not queue._request_seconds
 
