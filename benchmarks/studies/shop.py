@@ -97,17 +97,21 @@ class Shop:
 
     def row(self, step: str, images: int, seconds: float) -> None:
         """Print what the page promises, and what images of new groups show."""
-        look = self.http.get("/look").json()
+        summary = self.http.get("/summary").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
+        asked = self.waiting("val")
+        certain = [one for one in asked if one["certain"]]
+        wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
+        print(f"all {len(asked)} asked: {len(certain)} certain, {wrong} of them wrong")
         tested = [
-            one
-            for one in self.waiting("val")
-            if one["class"] in known and one["file"] in self.later
+            one for one in asked if one["class"] in known and one["file"] in self.later
         ]
         shares = [
             right_of(tested, name) for name in sorted({one["class"] for one in tested})
         ]
-        said = [look["right"][key] for key in ("loo_accuracy", "new_group_accuracy")]
+        said = [
+            summary["accuracy"][key] for key in ("loo_accuracy", "new_group_accuracy")
+        ]
         shown = [
             "–" if value is None else f"{value:.1f}"
             for value in (*said, sum(shares) / len(shares))
@@ -127,16 +131,16 @@ class Shop:
 
     def compare(self, tested: list[dict[str, Any]]) -> None:
         """Print what is said of each class, beside the images of new groups."""
-        found = self.http.get("/classes/answers").json()
+        found = self.http.get("/classes/predictions").json()
         held = []
         print(f"± {found['margin']}; ten more images: {found['ten_more']}")
         for one in found["classes"]:
             count = sum(image["class"] == one["name"] for image in tested)
-            if one["right"] is not None and count:
-                (low, high), true = one["between"], right_of(tested, one["name"])
+            if one["accuracy"] is not None and count:
+                (low, high), true = one["interval"], right_of(tested, one["name"])
                 held.append(low <= true <= high)
                 print(
-                    f"  {one['name']}: {one['right']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f}"
+                    f"  {one['name']}: {one['accuracy']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f}"
                     f" of {count}"
                 )
         print(f"{sum(held)} of {len(held)} intervals hold")

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from cifnet_pl.cli.commands import Engine, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import list_cell, write_atomic
+from cifnet_pl.utilities.files import list_cell, path_cell, write_atomic
 from cifnet_pl.utilities.text import (
     counted,
     families,
@@ -226,7 +226,7 @@ class ClassificationTable:
         return header
 
     def _row(self, prediction: Prediction) -> list[str]:
-        cells = [str(prediction.file)]
+        cells = [path_cell(str(prediction.file))]
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
         for name, probability in list(ranked)[: self.top]:
             cells += [name, f"{probability:.6f}"]

@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, list_cell, read_list_cell
+from cifnet_pl.utilities.files import exclusive, list_cell, path_cell, read_list_cell
 from cifnet_pl.utilities.text import has_controls, number_of, printable
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def table_row(image: NewImage, prediction: Prediction) -> dict[str, str]:
     row = dict.fromkeys(COLUMNS, "")
     row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     row["id"] = image.id
-    row["file"] = str(image.file)
+    row["file"] = path_cell(image.file)
     row["unreadable"] = prediction.unreadable or ""
     if prediction.classes:
         row["closest"] = prediction.classes[0]

@@ -214,6 +214,23 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "".join(lines)
 
 
+FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r")
+"""Characters with which a cell begins that spreadsheets take for a formula."""
+
+
+def path_cell(path: Path | str) -> str:
+    """Return a path as a cell of a table that no spreadsheet takes for a formula.
+
+    Example:
+        >>> path_cell("=1+1.png")  # names the same file
+        './=1+1.png'
+    """
+    text = str(path)
+    if text.startswith(FORMULA_BEGINNINGS):
+        return f"./{text}"
+    return text
+
+
 def list_cell(values: Iterable[str]) -> str:
     r"""Return a list as one cell of a table: semicolons between values, those within are escaped.
 

@@ -384,3 +384,15 @@ def test_each_event_has_the_link_of_its_image(place):
         rows_watched(place, *options, "--link", "https://shop.example/images/")
     links = sorted(content["link"] for _, content in receiver.got)
     assert links[-1] == "https://shop.example/images/day/red.png"
+
+
+def test_no_file_name_is_a_formula_in_a_spreadsheet(place, monkeypatch):
+    """A path that begins like one names the same file with another beginning."""
+    monkeypatch.chdir(place / "images")
+    (place / "images" / "=1+1.png").write_bytes(image("red", 70))
+    assert (
+        main(["watch", "--model", "../model", "--images", ".", "--once", "true"]) == 0
+    )
+    names = [row["file"] for row in rows_of(Path("predictions.csv"))]
+    assert not [name for name in names if name.startswith("=")]
+    assert all(Path(name).is_file() for name in names)
