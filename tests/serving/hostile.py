@@ -1,4 +1,4 @@
-"""Requests that nobody should send: mutated photos, zip files, names, headers, paths, forms and
+"""Requests that nobody should send: mutated images, zip files, names, headers, paths, forms and
 JSON.
 """
 

@@ -21,7 +21,7 @@ KEPT = 4
 
 
 def decided(service: Service, name: str, first: int) -> LearningJob:
-    """Photos arrive, and all of those that wait but the newest are decided."""
+    """Images arrive, and all of those that wait but the newest are decided."""
     service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
     return service.learn(
         {waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False
@@ -29,7 +29,7 @@ def decided(service: Service, name: str, first: int) -> LearningJob:
 
 
 def random_change(service: Service, draw: random.Random) -> LearningJob:
-    """Bring photos and decide, forget, rename, undo or redo."""
+    """Bring images and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
     what: list[Callable[[], LearningJob]] = [
         partial(decided, service, name, draw.randrange(10**6)),

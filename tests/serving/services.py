@@ -64,7 +64,7 @@ def as_png(picture: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def heic(name: str) -> bytes:
-    """A photo as phones make it."""
+    """An image as phones make it."""
     import pillow_heif
 
     out = io.BytesIO()
@@ -75,7 +75,7 @@ def heic(name: str) -> bytes:
 def images(
     name: str, count: int, first: int = 100
 ) -> list[tuple[str, tuple[str, bytes]]]:
-    """Photos of one class, as a multipart request has them."""
+    """Images of one class, as a multipart request has them."""
     return [
         ("files", (f"{name}-{i}.png", image(name, i)))
         for i in range(first, first + count)
@@ -85,7 +85,7 @@ def images(
 def teach(
     http: httpx.Client, files: list[Any], name: str | None = None, **params: str
 ) -> httpx.Response:
-    """Bring photos, and learn those that were not known as one class, or each as its folder; the
+    """Bring images, and learn those that were not known as one class, or each as its folder; the
     last answer.
     """
     arrived = http.post("/inbox", files=files)
@@ -98,12 +98,12 @@ def teach(
 
 
 def counts(http: httpx.Client) -> dict[str, int]:
-    """How many photos each class was learned from."""
+    """How many images each class was learned from."""
     return {one["name"]: one["images"] for one in http.get("/classes").json()}
 
 
 def kept(http: httpx.Client) -> dict[str, list[str]]:
-    """The photos of each class that are kept."""
+    """The images of each class that are kept."""
     return {one["name"]: one["kept_images"] for one in http.get("/classes").json()}
 
 

@@ -1,4 +1,4 @@
-"""Photos that wait to be decided: by whom they are kept, in which order they come, what takes them
+"""Images that wait to be decided: by whom they are kept, in which order they come, what takes them
 away and back.
 """
 
@@ -32,7 +32,7 @@ def sent(http, files):
 
 
 def waiting(http):
-    """The photos that wait, once all of them are answered."""
+    """The images that wait, once all of them are answered."""
     return becomes(
         lambda: (
             (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"]
@@ -91,7 +91,7 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
     assert tree(tmp_path / "w" / "incoming") == set()
 
 
-def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
+def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
     found = waiting(http)["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
@@ -109,7 +109,7 @@ def test_the_most_doubtful_come_first_and_each_version_answers_anew(http):
     assert last["classes"][0]["name"] == "blue"
 
 
-def test_a_lesson_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_path):
+def test_an_update_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_path):
     """What was embedded when they came gives the same model as what is embedded when they are
     learned.
     """
@@ -178,7 +178,7 @@ def test_images_of_a_forgotten_class_can_be_taught_again(http):
     assert http.get("/inbox").json()["waiting"] == 0
 
 
-def test_a_image_that_is_learned_again_while_it_waits(tmp_path):
+def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
     """It waits since its class was forgotten, and that is undone: to learn it as another class may
     be a mistake.
     """
@@ -273,7 +273,7 @@ def test_groups_of_images_that_look_alike(http):
 
 
 def test_eight_people_decide_at_once(http):
-    """Each photo is learned once, by one of them, and none is lost; those who come late are
+    """Each image is learned once, by one of them, and none is lost; those who come late are
     told.
     """
     with ThreadPoolExecutor(8) as pool:

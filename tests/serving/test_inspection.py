@@ -1,4 +1,4 @@
-"""What a model says of its own stored samples, and groups of photos that look alike."""
+"""What a model says of its own stored samples, and groups of images that look alike."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -56,7 +56,7 @@ def taught(means: torch.Tensor, y: torch.Tensor) -> Classifier:
 
 
 def test_what_each_class_is_taken_for():
-    """Nothing tells the third class from the first; of a class of five photos nothing is said."""
+    """Nothing tells the third class from the first; of a class of five images nothing is said."""
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
     pear, plum, quince, rare = class_predictions(model).classes
@@ -111,10 +111,10 @@ def test_a_forecast_holds_what_as_many_groups_show(groups: int):
 
 
 def test_the_margin_is_of_groups_and_not_of_images():
-    """Of two classes with a hundred photos half are right: an error of 3.5 points, twice that if
+    """Of two classes with a hundred images half are right: an error of 3.5 points, twice that if
     four go together.
 
-    What two hundred new photos show has the same error once more.
+    What two hundred new images show has the same error once more.
     """
     columns = torch.arange(2).repeat_interleave(100)
     right = torch.arange(200) % 8 < 4

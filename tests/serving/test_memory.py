@@ -1,5 +1,5 @@
 """What a service no longer needs is not held: models of earlier versions, embeddings of deleted
-photos.
+images.
 """
 
 import gc
@@ -33,7 +33,7 @@ def taught(service: Service) -> LearningJob:
 
 
 def test_models_of_earlier_versions(service, caplog):
-    """After answers, and after a refused lesson, whose error is remembered, the next version
+    """After answers, and after a refused update, whose error is remembered, the next version
     replaces the model.
     """
     caplog.set_level(

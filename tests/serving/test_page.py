@@ -98,7 +98,7 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#version-table img")).to_have_count(0)
         expect(page.locator("#version-table tr").nth(3)).to_contain_text(
             "too few to say"
-        )  # of two held-back photos
+        )  # of two held-back images
         no_wider_than_the_screen(page)
         picture(page, f"versions-{width}")
         page.get_by_role("button", name="Delete all kept photos").click()
@@ -114,7 +114,7 @@ def test_drop_name_learn_undo(width, browser, server):
 
 
 def test_from_an_empty_page(browser, tmp_path):
-    """Two groups are named, and are the first classes; the next photos are answered."""
+    """Two groups are named, and are the first classes; the next images are answered."""
     with (
         ThreadServer(tmp_path / "w", begun=model(())) as server,
         page_of(browser, server) as page,
@@ -173,7 +173,7 @@ def test_a_change_that_cannot_be_shown_is_told(browser, server):
 
 
 def test_by_keyboard_in_the_dark(browser, server):
-    """Tabs by arrows; photos by keys, to the next after each; every control can be reached and is
+    """Tabs by arrows; images by keys, to the next after each; every control can be reached and is
     readable.
     """
     with page_of(browser, server, scheme="dark") as page:

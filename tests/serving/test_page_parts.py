@@ -1,4 +1,4 @@
-"""What the page takes in and shows, in a real browser: camera, paste, boxes, many photos,
+"""What the page takes in and shows, in a real browser: camera, paste, boxes, many images,
 questions, read-only.
 """
 
@@ -72,7 +72,7 @@ SHOWN = """(() => {
 
 
 def wait_for_another_picture(page) -> None:
-    """Wait until the camera shows something else: two photos of one picture are one photo."""
+    """Wait until the camera shows something else: two images of one picture are one image."""
     before = page.evaluate(SHOWN)
     while page.evaluate(SHOWN) == before:
         page.wait_for_timeout(50)
@@ -109,7 +109,7 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
 
 
 def test_a_list_that_comes_late_takes_no_name_back(browser, server):
-    """The list that is asked for after the first photo arrives when a second one has been taken and
+    """The list that is asked for after the first image arrives when a second one has been taken and
     named.
     """
     late = []
@@ -148,7 +148,7 @@ def test_a_camera_that_cannot_be_used_is_said(browser, server):
 
 
 def test_a_box_asks_about_a_part(browser, server):
-    """Half red, half green: each half is answered as what it is, and one is kept as a photo of its
+    """Half red, half green: each half is answered as what it is, and one is kept as an image of its
     own.
     """
     both = np.concatenate([pixels("red", 70, 120), pixels("green", 70, 120)], axis=1)
@@ -171,8 +171,8 @@ def test_a_box_asks_about_a_part(browser, server):
 
 
 def test_many_images_are_named_by_a_range_and_listed(browser, server):
-    """Doubtful ones first; click and shift select a range, one name serves for all; the CSV has
-    every photo.
+    """Uncertain ones first; click and shift select a range, one name serves for all; the CSV has
+    every image.
     """
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
     files = {
@@ -237,7 +237,7 @@ def test_a_reload_keeps_images_and_names(browser, server):
         expect(page.locator("#state")).to_contain_text("version 2")
 
 
-def test_cards_are_answered_anew_after_a_lesson_and_after_undo(browser, server):
+def test_cards_are_answered_anew_after_a_update_and_after_undo(browser, server):
     """No card names a class that is gone, and none has a percentage where it is unlike all that is
     known.
     """
@@ -267,7 +267,7 @@ def test_images_that_arrive_elsewhere_are_shown(browser, server):
 
 
 def test_what_may_be_a_mistake_is_asked_about(browser, server):
-    """A name that is nearly another; a photo of another class; a class that gets the name of
+    """A name that is nearly another; an image of another class; a class that gets the name of
     another one.
     """
     with page_of(browser, server) as page:
@@ -391,7 +391,7 @@ def test_formats_that_the_browser_cannot_show_are_shown(browser, server):
 
 
 def promise(right):
-    """Lets the service say how many photos are right."""
+    """Lets the service say how many images are right."""
 
     def answer(route):
         found = route.fetch()

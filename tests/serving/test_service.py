@@ -91,8 +91,8 @@ def test_answers_are_the_models_own(http, tmp_path):
         assert shares == pytest.approx(prediction.probabilities, abs=1e-6)
 
 
-def test_none_of_these_and_the_set_of_answers(http):
-    """A foreign photo is called so until it is taught; known ones get the set of classes that they
+def test_unknown_images_and_prediction_sets(http):
+    """A unknown image is called so until it is taught; known ones get the set of classes that they
     may be.
     """
     sent = [*images("red", 1, 60), *images("blue", 1, 60)]
@@ -153,7 +153,7 @@ def test_many_clients_get_the_answers_to_their_own_images(http):
 
 
 def test_taught_as_the_command_line_teaches(http, tmp_path):
-    """The same weights as ``extend`` gives for the same photos."""
+    """The same weights as ``extend`` gives for the same images."""
     lesson = taught(http)
     assert (lesson["version"], lesson["learned"], lesson["held_out_images"]) == (
         2,
@@ -185,7 +185,7 @@ def test_a_trial_changes_nothing(http, tmp_path):
     ]
 
 
-def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
+def test_class_folders_in_a_zip_file_and_an_image_counts_once(http):
     files = {
         f"{name}/{i}": content
         for name in ("blue", "red")
@@ -210,8 +210,8 @@ def test_class_folders_in_a_zip_file_and_a_image_counts_once(http):
 def test_learning_does_not_block_answers_and_others_wait_with_their_place(
     tmp_path, monkeypatch
 ):
-    """While a lesson cannot end, photos are answered, and two more changes say how many come before
-    them.
+    """While an update cannot end, images are answered, and two more changes say how many come
+    before them.
     """
     begun = threading.Event()
     go_on = threading.Event()
@@ -254,7 +254,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
 
 
 def test_purged_images_and_versions_are_gone(tmp_path):
-    """Photos of forgotten classes first, then all; what remains goes on, also after a new start."""
+    """Images of forgotten classes first, then all; what remains goes on, also after a new start."""
     with client(tmp_path / "w") as http:
         taught(http, "blue", 4)
         taught(http, "yellow", 3)
@@ -274,7 +274,7 @@ def test_purged_images_and_versions_are_gone(tmp_path):
     with client(tmp_path / "w") as http:
         taught(
             http, "yellow", 5
-        )  # three of them once more: a photo of the model's own memory counts once
+        )  # three of them once more: an image of the model's own memory counts once
         assert [len(files) for files in kept(http).values()] == [0, 0, 2]
 
 
@@ -327,7 +327,7 @@ def refused(http, path, content):
 
 
 def test_what_may_be_a_mistake_is_done_where_it_is_asked_for_anyway(http):
-    """A name that is nearly another, of a lesson and of a class; a photo as two classes: once by
+    """A name that is nearly another, of an update and of a class; an image as two classes: once by
     mistake, once not.
     """
     assert teach(http, images("red", 1, 300), " RED").status_code == 409
@@ -375,7 +375,7 @@ def test_renamed_classes_keep_their_images(http):
 
 
 def test_two_classes_become_one(http, tmp_path):
-    """The model is the one that learned all photos as one class, and undo takes it back; photos
+    """The model is the one that learned all images as one class, and undo takes it back; images
     must be kept for it.
     """
     taught(http, "blue", 6)
@@ -468,9 +468,9 @@ def test_downloads(http, tmp_path):
     assert tree(tmp_path / "w" / "incoming") == set()
 
 
-def test_doubtful_images_and_the_nearest_image(http):
-    """Photos of another colour are found, but the only one of a class; an answer shows the most
-    similar kept photo.
+def test_uncertain_images_and_the_nearest_image(http):
+    """Images of another colour are found, but the only one of a class; an answer shows the most
+    similar kept image.
     """
     for name, other in (("blue", "yellow"), ("yellow", "blue")):
         wrong = [("files", ("wrong.png", image(other, 900)))]
@@ -712,7 +712,7 @@ def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
         assert sorted(http.get("/audit").json()["not_judged"]) == [
             "green",
             "red",
-        ]  # four near-copies each
+        ]  # four near-duplicates each
         assert http.post("/forget", json={"name": "green"}).json()["exact"] is True
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4]

@@ -30,7 +30,7 @@ expect = sync_api.expect
 @pytest.mark.system
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server):
-    """Its photo waits with the name that was typed; what was asked is counted."""
+    """Its image waits with the name that was typed; what was asked is counted."""
     scheme = "dark" if width == "tablet" else "light"
     with page_of(browser, server, width, scheme, "till") as page:
         answer = page.locator("#till-answer")
@@ -78,7 +78,7 @@ def test_answers_of_a_day_are_counted(http):
 
 @pytest.mark.system
 def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
-    """Its scripts, photos, requests, and the view for the till."""
+    """Its scripts, images, requests, and the view for the till."""
     with ThreadServer(tmp_path / "w", below="/photos") as server:
         with page_of(browser, server) as page:
             drop(page, "drop", {"a.png": image("red", 70, 120)})

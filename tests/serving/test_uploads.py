@@ -1,4 +1,4 @@
-"""Photos from outside: limits, zip files that lie, formats that are not decoded, classes without a
+"""Images from outside: limits, zip files that lie, formats that are not decoded, classes without a
 name.
 """
 
@@ -130,7 +130,7 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
         assert (question.value.status, question.value.instead) == (409, {name: other})
 
 
-def test_two_names_of_one_lesson_that_are_nearly_one_are_asked_about(tmp_path):
+def test_two_names_of_one_update_that_are_nearly_one_are_asked_about(tmp_path):
     with pytest.raises(Question, match="'x' and 'X' differ"):
         LabelledUploads(
             tmp_path,
