@@ -26,6 +26,9 @@ from cifnet_pl.serving.refusals import RequestError
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""
 
+MIN_CONFUSIONS = 2
+"""Images of a class that must be taken for another one before it is named."""
+
 NAMED_CONFUSIONS = 2
 """Classes that are named at most as those that a class is confused with."""
 
@@ -210,34 +213,34 @@ def class_predictions(model: Classifier) -> ClassPredictions:
     """Return what is predicted for the buffer's samples of each class, in the model's order."""
     names = model.class_names
     samples = model.calibration_samples()
+    kind = model.calibration.known
     stored = None
-    if model.calibration.known not in ("few", "unknown"):
+    if kind != "unknown":
         stored = left_out_predictions(model)
     if samples is None or stored is None:
         unknown = [ClassEstimate(name=name, accuracy=None) for name in names]
         return ClassPredictions(classes=unknown)
     true, predicted = stored
     count = len(names)
-    confusion = (
-        (true * count + predicted)
-        .bincount(minlength=count**2)
-        .view(count, count)
-        .numpy()
-    )
-    hits = confusion.diagonal()
-    rare = set(rarely_predicted(hits, confusion.sum(axis=1)).tolist())
+    cells = (true * count + predicted).bincount(minlength=count**2)
+    confusion = cells.view(count, count).numpy()
+    rare = set(rarely_predicted(confusion.diagonal(), confusion.sum(axis=1)).tolist())
     groups = counted_groups(samples)
     columns = samples.columns.cpu()[samples.counted.cpu()]
-    classes = []
-    for row in range(count):
-        number = len(torch.unique(groups[columns == row]))
-        classes.append(class_estimate(names, confusion[row], row, number, row in rare))
-    lower, _ = forecast(1.0, len(torch.unique(groups)))  # where all are right, too
-    return ClassPredictions(
-        classes=classes,
-        margin=max(accuracy_margin(samples), 100 - lower),
-        ten_more=gain_of_more_images(samples),
-    )
+    result = ClassPredictions(classes=[])
+    for row, name in enumerate(names):
+        estimate = ClassEstimate(name=name, accuracy=None)
+        estimate.confused_with = confused_with(names, confusion[row], row)
+        if kind != "few":
+            number = len(torch.unique(groups[columns == row]))
+            estimate_accuracy(estimate, confusion[row], row, number)
+            estimate.rarely_predicted = row in rare
+        result.classes.append(estimate)
+    if kind != "few":
+        lower, _ = forecast(1.0, len(torch.unique(groups)))  # where all are right, too
+        result.margin = max(accuracy_margin(samples), 100 - lower)
+        result.ten_more = gain_of_more_images(samples)
+    return result
 
 
 def counted_groups(samples: CalibrationSamples) -> torch.Tensor:
@@ -249,34 +252,41 @@ def counted_groups(samples: CalibrationSamples) -> torch.Tensor:
     return groups[samples.counted.cpu()]
 
 
-def class_estimate(
-    names: Sequence[str], predictions: np.ndarray, row: int, groups: int, rare: bool
-) -> ClassEstimate:
-    """Return what is said of one class.
+def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> list[str]:
+    """Return the classes that are predicted in place of one, the most frequent first.
 
     Args:
         names: of all classes.
         predictions: (C,) how often each class was predicted for samples of this one.
         row: position of the class.
-        groups: number of groups that its samples are of.
-        rare: whether it is rarely predicted.
     """
-    images = int(predictions.sum())
-    estimate = ClassEstimate(name=names[row], accuracy=None)
-    if images < MIN_IMAGES_PER_CLASS:
-        return estimate
-    estimate.rarely_predicted = rare
+    least = max(MIN_CONFUSIONS, CONFUSED_SHARE * predictions.sum())
     confused = []
     for column in np.argsort(-predictions, kind="stable").tolist():
-        if column != row and predictions[column] > CONFUSED_SHARE * images:
+        if column != row and predictions[column] >= least:
             confused.append(names[column])
-    estimate.confused_with = confused[:NAMED_CONFUSIONS]
+    return confused[:NAMED_CONFUSIONS]
+
+
+def estimate_accuracy(
+    estimate: ClassEstimate, predictions: np.ndarray, row: int, groups: int
+) -> None:
+    """Set the accuracy of one class and its interval, if there are images enough.
+
+    Args:
+        estimate: of the class.
+        predictions: (C,) how often each class was predicted for its samples.
+        row: position of the class.
+        groups: number of groups that its samples are of.
+    """
+    images = int(predictions.sum())
+    if images < MIN_IMAGES_PER_CLASS:
+        return
     share = float(predictions[row]) / images
     low, high = forecast(share, groups)
     if high - low <= WIDEST_INTERVAL:
         estimate.accuracy = 100 * share
         estimate.interval = (low, high)
-    return estimate
 
 
 def forecast(share: float, groups: int) -> tuple[float, float]:
