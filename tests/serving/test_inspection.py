@@ -155,3 +155,14 @@ def test_what_ten_more_images_would_bring():
         class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
         is None
     )
+
+
+def test_confusions_are_told_of_few_images_too():
+    """Of six images a class no accuracy is told, but what they are taken for is."""
+    y = torch.arange(3).repeat_interleave(6)
+    model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
+    found = class_predictions(model)
+    if model.calibration.known == "few":
+        assert [one.accuracy for one in found.classes] == [None] * 3
+        assert found.classes[0].confused_with == ["quince"]
+    assert found.classes[1].confused_with == []

@@ -70,7 +70,7 @@ def test_drop_name_learn_undo(width, browser, server):
         page.get_by_role("tab", name="Classes").click()
         expect(page.locator("#class-table tr")).to_have_count(5)
         expect(page.locator("#class-table .thumbs img")).to_have_count(4)
-        expect(page.locator("#class-table tr").nth(1)).to_contain_text("needs photos")
+        expect(page.locator("#class-table tr").nth(1)).to_contain_text("not estimated")
         page.get_by_role("button", name="Audit").click()
         expect(page.locator("#audited")).to_contain_text(
             "near-copies of one alone are kept:"
