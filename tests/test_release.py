@@ -35,10 +35,9 @@ def test_the_workflow_runs_what_ci_runs():
 def test_the_workflow_fits_its_schema():
     check = pytest.importorskip("check_jsonschema")
     path = str(ROOT / ".github/workflows/ci.yml")
-    assert check.main(["--builtin-schema", "vendor.github-workflows", path]) in (
-        0,
-        None,
-    )
+    with pytest.raises(SystemExit) as ended:
+        check.main(["--builtin-schema", "vendor.github-workflows", path])
+    assert ended.value.code == 0
 
 
 def words(paths: list[Path]) -> int:
@@ -107,7 +106,12 @@ def test_the_table_of_heads_is_that_of_the_code():
 def test_the_command_line_reference_is_that_of_the_parsers():
     script = runpy.run_path(str(ROOT / ".ci/command_line.py"))
     page = (ROOT / "docs/reference/command_line.md").read_text(encoding="utf-8")
-    assert page == script["page"](), "run python .ci/command_line.py"
+    assert plain(page) == plain(script["page"]()), "run python .ci/command_line.py"
+
+
+def plain(text: str) -> list[str]:
+    """Return the words of a help text without types, whose order depends on what was imported."""
+    return re.sub(r"\(type:.*?\)", "", text, flags=re.DOTALL).split()
 
 
 def option_names(text: str) -> set[str]:
