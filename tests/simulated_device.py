@@ -45,6 +45,18 @@ MAY_MIX = {
 """Operations that a GPU too does with tensors elsewhere: copies, and indices on the CPU."""
 
 
+WAITS: list[str] = []
+"""Operations so far for which a GPU must finish all that it was told to do."""
+
+READS = {
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+}
+"""Operations whose result, or its size, must be known on the CPU."""
+
+
 class There(Tensor):
     """A tensor on ``DEVICE``; ``held`` is what it holds."""
 
@@ -77,6 +89,7 @@ class There(Tensor):
 
     def tolist(self) -> Any:
         """Copied to the CPU, as of any tensor."""
+        WAITS.append("tolist")
         return self.held.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -157,6 +170,9 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ]
     _check_devices(operator, tensors)
     device = kwargs.get("device")
+    copied = operator is aten._to_copy.default and device is not None
+    if operator in READS or (copied and not kwargs.get("non_blocking")):
+        WAITS.append(str(operator))
     if device is not None:
         there = _is_there(device)
     else:

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl import CalibrationBuffer
+from cifnet_pl import CalibrationBuffer, CIFNetDataModule, CIFNetModule
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.embedding import LateCheck
-from cifnet_pl.utilities.errors import NonFiniteError
 from tests.command_line import BUFFER, FAST, fit, learned, make_images, measurements
-from tests.simulated_device import simulated_device
+from tests.simulated_device import WAITS, simulated_device
 
 THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
 LAST = ["--ckpt_path", "last"]
@@ -256,19 +254,99 @@ def assert_close(one: Classifier, other: Classifier) -> None:
         assert gap <= 1e-6 * torch.linalg.vector_norm(tensor.double()), key
 
 
-def test_embeddings_are_checked_one_batch_late(device):
-    """The program does not wait for the device, but no batch stays unchecked."""
-    check = LateCheck()
-    good = torch.ones(3, 4)
-    bad = good.clone()
-    bad[1, 2] = torch.nan
-    check.begin(bad.to(device), lambda row: f"image {row}")
-    with pytest.raises(NonFiniteError, match="image 1"):
-        check.begin(good.to(device), None)
-    check.begin(good[:0].to(device), None)
-    check.begin(good.to(device), None)
-    check.finish()
-    check.begin(bad.to(device), lambda row: f"image {row}")
-    with pytest.raises(NonFiniteError, match="image 1"):
-        check.finish()
-    check.finish()
+# ---------------------------------------------------------------------- the pass over a task
+
+PASS = ["--model.head", "RidgeHead", *BUFFER, "--data.num_workers", "1"]
+
+
+def waits_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+    """Operations in calls of a method that wait for the device."""
+    found: list[str] = []
+    real = getattr(owner, name)
+
+    def counted(*args: object, **options: object) -> object:
+        before = len(WAITS)
+        result = real(*args, **options)
+        found.extend(WAITS[before:])
+        return result
+
+    monkeypatch.setattr(owner, name, counted)
+    return found
+
+
+def test_no_step_of_a_pass_waits_for_the_device(tmp_path, monkeypatch):
+    steps = waits_of(monkeypatch, CIFNetModule, "training_step")
+    copies = waits_of(monkeypatch, CIFNetDataModule, "transfer_batch_to_device")
+    ends = waits_of(monkeypatch, CIFNetModule, "end_pass")
+    with simulated_device():
+        assert fit(tmp_path, *PASS, *THERE, "--data.max_tasks", "2") == 0
+    assert steps == copies == []
+    assert ends
+
+
+def test_steps_wait_once_in_many_embeddings(tmp_path, monkeypatch):
+    monkeypatch.setattr("cifnet_pl.learning.cifnet_module.UNCHECKED_EMBEDDINGS", 128)
+    ends = []
+    real = CIFNetModule.end_pass
+
+    def end_pass(self: CIFNetModule) -> None:
+        ends.append(len(self._unchecked))
+        real(self)
+
+    monkeypatch.setattr(CIFNetModule, "end_pass", end_pass)
+    options = [*PASS, *THERE, "--data.max_tasks", "1", "--data.batch_size", "32"]
+    with simulated_device():
+        assert fit(tmp_path, *options) == 0
+    assert max(ends) == 4
+
+
+def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
+    tmp_path, monkeypatch, capsys
+):
+    real = Classifier.embed_unchecked
+    calls = []
+
+    def embed(self: Classifier, images: torch.Tensor) -> torch.Tensor:
+        z = real(self, images)
+        calls.append(len(z))
+        if len(calls) == 3:
+            z = z.clone()
+            z[5] = float("nan")
+        return z
+
+    monkeypatch.setattr(Classifier, "embed_unchecked", embed)
+    observed = []
+    observe = Classifier.observe
+    monkeypatch.setattr(
+        Classifier,
+        "observe",
+        lambda self, z, *rest: (observed.append(len(z)), observe(self, z, *rest)),
+    )
+    options = ["--data.batch_size", "16", "--data.max_tasks", "1"]
+    with simulated_device():
+        assert fit(tmp_path, *PASS, *THERE, *options) == 1
+    message = capsys.readouterr().err
+    assert "batch 2, image" in message
+    assert "NaN" in message
+    assert observed == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [([], 256), (["--data.batch_size", "48"], 48)],
+    ids=["default", "given"],
+)
+def test_batches_are_larger_on_a_gpu(options, size, tmp_path, monkeypatch):
+    sizes = []
+    real = CIFNetModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        sizes.append(len(batch.label))
+        assert batch.image.device.type == "cuda"
+        assert batch.key.device.type == batch.row.device.type == "cpu"
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(CIFNetModule, "training_step", training_step)
+    with simulated_device():
+        assert fit(tmp_path, *PASS, *THERE, *options, "--data.max_tasks", "1") == 0
+    assert max(sizes) == size

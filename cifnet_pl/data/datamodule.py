@@ -31,6 +31,7 @@ from cifnet_pl.data.loading import (
     SCORES,
     Batch,
     Batches,
+    EmbeddingBatch,
     ImageBatch,
     ImageLoader,
     PlannedBatch,
@@ -92,8 +93,8 @@ class CIFNetDataModule(LightningDataModule):
         max_tasks: stop after this many tasks, or null for all; a later run may raise it and go on.
         image_size: side in pixels (short side resized, centre cropped); null for the weights' own
             size and crop.
-        batch_size: images per process and batch; null for 64, and on a GPU as many as it embeds
-            fast, at most 256. Only trained methods learn something else from other batches.
+        batch_size: images per process and batch; null for 64, and for up to 256 where a frozen
+            backbone embeds on a GPU. The result depends on it only in trained methods.
         num_workers: decoding threads of each process that embeds, or null to share out the cores,
             at most 16 each.
         val_fraction: share of each class held out where the source has no test split.
@@ -632,6 +633,23 @@ class CIFNetDataModule(LightningDataModule):
         if isinstance(batch, tuple) and hasattr(batch, "label"):
             return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
         return batch
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Copy a batch to a device, without waiting for what the device is doing.
+
+        Content hashes and positions stay on the CPU: they are needed there alone.
+        """
+        if isinstance(batch, ImageBatch):
+            image = batch.image.to(device, non_blocking=True)
+            label = batch.label.to(device, non_blocking=True)
+            return batch._replace(image=image, label=label)
+        if isinstance(batch, EmbeddingBatch):
+            embedding = batch.embedding.to(device, non_blocking=True)
+            label = batch.label.to(device, non_blocking=True)
+            return batch._replace(embedding=embedding, label=label)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _global_labels(self) -> Tensor:
         """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""

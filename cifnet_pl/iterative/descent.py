@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from cifnet_pl.iterative.augmentation import augmentation_of
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice, check_that
+from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
 Schedule = Literal["cosine", "step"]
 
@@ -256,21 +255,6 @@ def _milestones(given: list[Any] | None) -> tuple[list[float], list[float]]:
         first, later = first_and_later("milestones", given)
         return first, later
     return given, given
-
-
-@contextmanager
-def explaining_full_memory(batch_size: int) -> Iterator[None]:
-    """Within the block, say what to do if the GPU's memory is full.
-
-    Raises:
-        CifnetError: it is full.
-    """
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise CifnetError(
-            f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
-        ) from error
 
 
 def check_tuning(tuning: float, rate: float) -> None:

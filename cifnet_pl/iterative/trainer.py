@@ -25,7 +25,6 @@ from cifnet_pl.iterative.descent import (
     Phase,
     Regime,
     Schedule,
-    explaining_full_memory,
 )
 from cifnet_pl.iterative.exemplars import (
     Candidates,
@@ -46,7 +45,7 @@ from cifnet_pl.iterative.resuming import TaskResume
 from cifnet_pl.iterative.task_plan import TaskPlan, check_processes, plan_steps
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_callback import run_folder
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -580,7 +579,7 @@ class IterativeModule(TaskModule):
             old_images, old_labels, old_keys = self.exemplars.at(positions)
             images = torch.cat([images, old_images])
             labels = torch.cat([labels, old_labels])
-            keys = torch.cat([keys, old_keys])
+            keys = torch.cat([keys, old_keys.to(keys.device)])
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
         samples = StepBatch(images, labels, keys, seed, self)
         self.learner.step(samples, step.progress)

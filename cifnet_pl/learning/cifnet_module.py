@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,15 +15,15 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.loading import Batch, EmbeddingBatch
+from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.heads.ridge_messages import edge_messages
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.embedding import LateCheck
+from cifnet_pl.model.embedding import check_finite
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
@@ -38,6 +38,31 @@ from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
+
+
+UNCHECKED_EMBEDDINGS = 4096
+"""Embeddings that wait on a GPU until they are looked at, at least."""
+
+
+class EmbeddedBatch(NamedTuple):
+    """A batch whose embeddings were not looked at yet.
+
+    Attributes:
+        z: (n, d) float32 embeddings.
+        batch: its images, or the embeddings themselves.
+        name: what errors call the batch.
+        learned: whether the model observes it.
+    """
+
+    z: Tensor
+    batch: Batch
+    name: str
+    learned: bool
+
+
+def _place(batch_name: str, names: Sequence[str], rows: Tensor, position: int) -> str:
+    """Return what errors call an image: its batch, and its name in the set."""
+    return f"{batch_name}, image {names[int(rows[position])]}"
 
 
 class CIFNetModule(TaskModule):
@@ -99,9 +124,9 @@ class CIFNetModule(TaskModule):
         )
         self.calibration = self.model.calibration
         self._messages_shown: set[str] = set()
-        # Content hashes of this task's images, and their rows in the source, by batch.
-        self._grouped: list[tuple[Tensor, Tensor]] = []
-        self._late_check = LateCheck()
+        # Content hashes of this task's images, and their groups, by batch.
+        self._groups: list[tuple[Tensor, Tensor]] = []
+        self._unchecked: list[EmbeddedBatch] = []
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the tensors of backbone, head and buffer depend on."""
@@ -199,10 +224,10 @@ class CIFNetModule(TaskModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Embed a batch and let the model observe it; return its embeddings and labels."""
-        z = self.embed(batch)
-        self.model.observe(z, batch.label, batch.key)
+        z = self._embed(batch, learned=True)
         if self.data.source.groups is not None:
-            self._grouped.append((batch.key, batch.row))
+            groups = self.data.source.groups[batch.row.cpu().numpy()]
+            self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
         return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
@@ -211,32 +236,21 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        self._late_check.finish()
         self.data.begin_task(len(self.learned_tasks))
         self.add_up(self.model)
         counts = self.head.class_counts()
         self.require_images(
             [self.class_names[label] for label in counts if not counts[label]]
         )
-        self._add_given_groups()
+        for local in of_all_processes(self._groups):
+            for keys, groups in local:
+                self.calibration.add_given_groups(keys, groups)
+        self._groups.clear()
         self.model.finish_task()
         for topic, message in edge_messages(self.head.choices()).items():
             if topic not in self._messages_shown:
                 rank_zero_info(message)
             self._messages_shown.add(topic)
-
-    def _add_given_groups(self) -> None:
-        """Let the calibration know the groups of this task's images, of all processes."""
-        groups_of = self.data.source.groups
-        local = []
-        for keys, rows in self._grouped:
-            assert groups_of is not None
-            groups = torch.from_numpy(groups_of[rows.cpu().numpy()])
-            local.append((keys.cpu(), groups))
-        self._grouped.clear()
-        for pairs in of_all_processes(local):
-            for keys, groups in pairs:
-                self.calibration.add_given_groups(keys, groups)
 
     def add_up(self, model: Classifier) -> None:
         """Add the statistics that a model has observed in all processes."""
@@ -247,36 +261,52 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the unfinished task from the model."""
-        self._grouped.clear()
-        self._late_check = LateCheck()
+        self._groups.clear()
+        self._unchecked.clear()
         self.model.abort_task()
 
-    def embed(self, batch: Batch) -> Tensor:
-        """Return (n, d) float32 embeddings of a batch; those of images go into the cache.
+    def _embed(self, batch: Batch, learned: bool) -> Tensor:
+        """Return (n, d) float32 embeddings of a batch, which may still be computed by a GPU.
+
+        They are checked, cached and learned at once on a CPU, and together with those of other
+        batches on a GPU: to look at values means to wait for all that the GPU was told to do.
+
+        Args:
+            batch: images or embeddings.
+            learned: whether the model observes the batch.
+        """
+        if isinstance(batch, EmbeddingBatch):
+            z = batch.embedding
+        else:
+            with explaining_full_memory(self.data.batch_size):
+                z = self.model.embed_unchecked(batch.image)
+        name = f"batch {self.trainer.fit_loop.batch_idx}"
+        if not self.trainer.training:
+            name = "evaluation"
+        self._unchecked.append(EmbeddedBatch(z, batch, name, learned))
+        waiting = sum(len(embedded.z) for embedded in self._unchecked)
+        if z.device.type != "cuda" or waiting >= UNCHECKED_EMBEDDINGS:
+            self.end_pass()
+        return z
+
+    def end_pass(self) -> None:
+        """Check, cache and learn the embeddings of all batches so far.
 
         Raises:
             NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from
                 0, and the image.
         """
-        if isinstance(batch, EmbeddingBatch):
-            return batch.embedding
-
-        def name(row: int) -> str:
-            return self._image_name(int(batch.row[row]))
-
-        if self.device.type == "cpu" or not self.trainer.training:
-            z = self.model.embed(batch.image, name)
-        else:
-            z = self.model.embed(batch.image, name, self._late_check)
-        self.data.remember(batch, z)
-        return z
-
-    def _image_name(self, row: int) -> str:
-        """Return the name of an image of the current loop, for error messages."""
-        source = self.data.source
-        if self.trainer.training:
-            return f"batch {self.trainer.fit_loop.batch_idx}, image {source.train.names[row]}"
-        return f"evaluation, image {source.val.names[row]}"
+        unchecked = self._unchecked
+        self._unchecked = []
+        for z, batch, name, learned in unchecked:
+            if isinstance(batch, ImageBatch):
+                source = self.data.source
+                names = (source.train if learned else source.val).names
+                place = partial(_place, name, names, batch.row)
+                check_finite(z, place)
+                self.data.remember(batch, z)
+            if learned:
+                self.model.observe(z, batch.label, batch.key)
 
     # ------------------------------------------------------------------ prediction
 
@@ -286,7 +316,7 @@ class CIFNetModule(TaskModule):
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probabilities of an evaluation batch."""
-        self.evaluated = self.embed(batch)
+        self.evaluated = self._embed(batch, learned=False)
         return self.head.probabilities(self.evaluated)
 
     def state_elements(self) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,7 +24,7 @@ from cifnet_pl.learning.run_state import (
 )
 from cifnet_pl.learning.task_evaluation import EvaluationCounts, TaskEvaluation
 from cifnet_pl.model.bundle import FORMAT
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.plugins import (
     about,
     code_hash,
@@ -33,6 +35,21 @@ from cifnet_pl.utilities.plugins import (
 
 NEVER = 2**62
 """Batches or epochs between two evaluations, where Lightning must not start them itself."""
+
+
+@contextmanager
+def explaining_full_memory(batch_size: int) -> Iterator[None]:
+    """Within the block, say what to do if the GPU's memory is full.
+
+    Raises:
+        CifnetError: it is full.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise CifnetError(
+            f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
+        ) from error
 
 
 class TaskModule(LightningModule):
@@ -90,6 +107,9 @@ class TaskModule(LightningModule):
             names: their names.
             labels: their labels.
         """
+
+    def end_pass(self) -> None:
+        """Complete what waits for the device once all batches of a loop have been seen."""
 
     def finish_task(self) -> None:
         """Complete the task once all its batches have been learned from."""
@@ -252,6 +272,7 @@ class TaskModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Finish the task, count it as one optimizer step, evaluate."""
+        self.end_pass()
         start = time.perf_counter()
         self._solving = True
         self.finish_task()
@@ -322,6 +343,7 @@ class TaskModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Compute the evaluation from the counts of all processes."""
         assert self._evaluation_counts is not None
+        self.end_pass()
         self.evaluation = self._evaluation_counts.compute()
         accuracy = self.evaluation.accuracy
         if self.trainer.state.fn != "fit":
@@ -332,6 +354,7 @@ class TaskModule(LightningModule):
 
     def on_validation_end(self) -> None:
         """Write the embeddings of this process into the cache."""
+        self.end_pass()
         self.data.share_collected()
 
     on_test_epoch_start = on_validation_epoch_start

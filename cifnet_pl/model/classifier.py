@@ -32,7 +32,7 @@ from cifnet_pl.images.reader import (
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
-from cifnet_pl.model.embedding import LateCheck, embed_squares
+from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.model.unknowns import Judge, Verdict
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
@@ -332,19 +332,12 @@ class Classifier:
 
     # ------------------------------------------------------------------ prediction
 
-    def embed(
-        self,
-        images: Tensor,
-        name: Callable[[int], str] | None = None,
-        late_check: LateCheck | None = None,
-    ) -> Tensor:
+    def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
         """Embed square images with the frozen backbone.
 
         Args:
             images: (n, 3, s, s) uint8 with s = ``image_size``, on any device.
             name: position in ``images`` → what an error calls that image.
-            late_check: checks the embeddings while the next batch is embedded; None to check them
-                now.
 
         Returns:
             (n, d) float32 embeddings.
@@ -353,9 +346,13 @@ class Classifier:
             NonFiniteError: an embedding holds NaN or infinity.
         """
         with autocast(self.device.type, self.precision):
-            return embed_squares(
-                self.backbone, images.to(self.device), name, late_check
-            )
+            return embed_squares(self.backbone, images.to(self.device), name)
+
+    def embed_unchecked(self, images: Tensor) -> Tensor:
+        """Embed as :meth:`embed`, but without looking at the embeddings, for which a GPU waits."""
+        with autocast(self.device.type, self.precision):
+            z: Tensor = self.backbone(images.to(self.device))
+        return z
 
     def embed_batch(self, batch: DecodedBatch) -> Tensor:
         """Embed the images of a batch that could be read.

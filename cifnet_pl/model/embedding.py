@@ -19,48 +19,8 @@ DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
 """The backbone that comes with the package's dependencies."""
 
 
-class LateCheck:
-    """Check the embeddings of a GPU one batch late, so that the program does not wait for it."""
-
-    def __init__(self) -> None:
-        self._z: Tensor | None = None
-        self._name: Callable[[int], str] | None = None
-
-    def begin(self, z: Tensor, name: Callable[[int], str] | None) -> None:
-        """Check the embeddings of the batch before, and begin to check those of this one.
-
-        Args:
-            z: (n, d) embeddings on a GPU.
-            name: position in ``z`` → what an error calls that image.
-
-        Raises:
-            NonFiniteError: an embedding of the batch before holds NaN or infinity.
-        """
-        self.finish()
-        self._z = z
-        self._name = name
-        if len(z):
-            smallest, largest = z.aminmax()  # NaN where any value is
-            extremes = torch.stack([smallest, largest])
-            self._extremes = extremes.to("cpu", non_blocking=True)
-        else:
-            self._extremes = torch.zeros(2)
-        self._is_computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._is_computed.record()
-
-    def finish(self) -> None:
-        """Check the embeddings of the last batch; NonFiniteError as :meth:`begin`."""
-        z = self._z
-        self._z = None
-        if z is None:
-            return
-        self._is_computed.synchronize()
-        if not self._extremes.isfinite().all():
-            check_finite(z, self._name)
-
-
 def check_finite(z: Tensor, name: Callable[[int], str] | None) -> None:
-    """Check embeddings (n, d).
+    """Check embeddings (n, d); this waits for the device that computes them.
 
     Args:
         z: the embeddings.
@@ -78,10 +38,7 @@ def check_finite(z: Tensor, name: Callable[[int], str] | None) -> None:
 
 
 def embed_squares(
-    backbone: Backbone,
-    images: Tensor,
-    name: Callable[[int], str] | None = None,
-    late_check: LateCheck | None = None,
+    backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None
 ) -> Tensor:
     """Embed square images, and check the embeddings.
 
@@ -89,7 +46,6 @@ def embed_squares(
         backbone: frozen.
         images: (n, 3, s, s) uint8, on its device.
         name: position in ``images`` → what an error calls that image.
-        late_check: checks the embeddings while the next batch is embedded; None to check them now.
 
     Returns:
         (n, d) float32.
@@ -98,10 +54,7 @@ def embed_squares(
         NonFiniteError: an embedding holds NaN or infinity.
     """
     z: Tensor = backbone(images)
-    if late_check is None:
-        check_finite(z, name)
-    else:
-        late_check.begin(z, name)
+    check_finite(z, name)
     return z
 
 

@@ -96,7 +96,10 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         self._judge = None
         self._novelty = []
         self._rejected = torch.zeros_like(self._rejected)
-        self._set_counts = torch.zeros(len(module.class_names), 3, dtype=torch.int64)
+        self._set_counts = torch.zeros(
+            len(module.class_names), 3, dtype=torch.int64, device=module.device
+        )
+        self._rejected = self._rejected.to(module.device)
         if not isinstance(module, CIFNetModule):
             return
         unknown, coverage = module.model.available_shares(UNKNOWN_SHARE, COVERAGE)
@@ -114,19 +117,19 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if not isinstance(module, CIFNetModule):
             return
         judge = self._judge
-        counts = torch.zeros(len(batch.label), 3, dtype=torch.int64)
+        counts = torch.zeros_like(batch.label)[:, None].repeat(1, 3)
         counts[:, 0] = 1
         if judge is not None and judge.sets is not None:
             members = judge.sets.of_probabilities(probabilities)
-            counts[:, 1] = members.gather(1, batch.label[:, None]).flatten().cpu()
-            counts[:, 2] = members.sum(dim=1).cpu()
-        self._set_counts.index_add_(0, batch.label.cpu(), counts)
+            counts[:, 1] = members.gather(1, batch.label[:, None]).flatten()
+            counts[:, 2] = members.sum(dim=1)
+        self._set_counts.index_add_(0, batch.label, counts)
         if self._unknown is not None:
             novelty = module.head.novelty(module.evaluated)
-            self._novelty.append(novelty.cpu())
+            self._novelty.append(novelty)
             if judge is not None and judge.reference is not None:
                 rejected = judge.reference.p_values(novelty) <= UNKNOWN_SHARE
-                self._rejected += rejected.sum().cpu()
+                self._rejected += rejected.sum()
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Add the counts of all processes, and write ``prediction_sets.csv``."""
@@ -136,10 +139,9 @@ class CoverageAndNoveltyMetrics(TaskCallback):
             judge is None and self._unknown is None
         ):
             return
-        counts = torch.stack(of_all_processes(self._set_counts)).sum(dim=0)
-        novelty = torch.cat(
-            of_all_processes(torch.cat([torch.zeros(0), *self._novelty]))
-        )
+        counts = torch.stack(of_all_processes(self._set_counts.cpu())).sum(dim=0)
+        local = torch.cat([torch.zeros(0), *[part.cpu() for part in self._novelty]])
+        novelty = torch.cat(of_all_processes(local))
         rejected = sum(of_all_processes(int(self._rejected)))
         images, covered, members = counts.sum(dim=0).tolist()
         if not images:

@@ -104,7 +104,7 @@ def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path, ca
         ),
         (
             ["--data.unknown", "{tmp}/bad", "--model.head", "NCMHead"],
-            ["NCMHead", "unknown"],
+            ["NCMHead", "novelty"],
         ),
     ],
 )

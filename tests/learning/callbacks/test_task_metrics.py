@@ -1,8 +1,11 @@
 """The seconds of a task that a run was stopped in."""
 
+import time
+
 import pytest
 import torch
 
+from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
 from tests.iterative.suite import data, install, learner
@@ -46,3 +49,18 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(
     assert 0 < first < LONG
     assert (second > LONG) == (kind == "trained")
     assert metrics.state_dict()["open_seconds"] == 0  # between tasks
+
+
+def test_slow_images_are_seen_as_waiting(tmp_path, monkeypatch):
+    real = ImageLoader._read
+
+    def slow(self, row, pixels):
+        time.sleep(0.002)
+        return real(self, row, pixels)
+
+    monkeypatch.setattr(ImageLoader, "_read", slow)
+    metrics = TaskMetrics()
+    fed = digits(max_tasks=1, batch_size=32)
+    trainer(tmp_path, metrics).fit(module(), datamodule=fed)
+    (row,) = metrics.record.rows
+    assert row.waiting_seconds > 0.5 * row.train_seconds
