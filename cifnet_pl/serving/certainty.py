@@ -2,8 +2,8 @@
 
 Probabilities and novelty do not tell an unknown class from a similar known one. So whole classes
 are left out: the images of each known class are compared with those of all the others only. A new
-image is certain if it is nearer to one class than to any other by a wider margin than
-nearly all of these.
+image is certain if it is nearer to one class than to any other by a wider margin than nearly all of
+these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ known classes, 2 to 4 % with 24, about 1 % with 31, and 0 with 36 and 41.
 
 SAFETY = 1.15
 QUANTILE = 0.999
-"""A prediction is certain from this factor times this quantile of the margins of left-out classes."""
+"""A prediction is certain from this factor times this quantile of left-out classes' margins."""
 
 COMPARED_IMAGES = 3000
 """Images that are compared with each other at most."""

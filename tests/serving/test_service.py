@@ -597,6 +597,7 @@ def test_read_only(tmp_path):
             http.post("/inbox", files=images("blue", 1)),
             http.post("/inbox/learn", json={"names": {"a": "b"}}),
             http.post("/inbox/names", json={"names": {"a": "b"}}),
+            http.post("/days", json={"asked": 1}),
         ]
         answers += [http.post("/inbox/remove", json={"images": ["a"]})]
         assert {answer.status_code for answer in answers} == {403}
