@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from cifnet_pl.images.colour import in_srgb
 from cifnet_pl.images.files import read_bytes
-from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square
+from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square, is_incomplete
 from cifnet_pl.images.names import HEIC_BRANDS
 from cifnet_pl.images.png import plain_png
 from cifnet_pl.utilities.errors import DataError
@@ -202,7 +202,10 @@ class EncodedImage:
         if pixels is not None:
             return pixels
         with self.open() as image:
-            return opened_square(image, size, crop_ratio)
+            pixels = opened_square(image, size, crop_ratio)
+        if is_incomplete(self.content):
+            raise UnreadableImage("the file is cut off before the end of its pixels")
+        return pixels
 
     def identify(self) -> Look:
         """Return the hash alone, without thumbnail and time."""

@@ -216,6 +216,22 @@ def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | 
     return in_srgb(_upright(square, header.orientation), header.profile)
 
 
+def is_incomplete(content: bytes) -> bool:
+    """Return whether a JPEG file ends before its last pixel, or is filled up with anything else.
+
+    Pillow paints what is missing grey where an end mark follows.
+    """
+    if not content.startswith(START_OF_IMAGE):
+        return False
+    for colours in ("RGB", "CMYK"):
+        try:
+            simplejpeg.decode_jpeg(content, colours, min_width=1, min_height=1)
+        except ValueError as error:
+            if "premature end" in str(error).casefold():
+                return True
+    return False
+
+
 class Window(NamedTuple):
     """What is resized along one side of an image.
 

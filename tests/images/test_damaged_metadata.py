@@ -187,3 +187,43 @@ def test_colours_are_converted_to_srgb(format: str) -> None:
 )
 def test_srgb_and_damaged_profiles_change_nothing(profile: bytes) -> None:
     assert (read_square(encoded("PNG", icc_profile=profile), 6) == PIXELS).all()
+
+
+# ---------------------------------------------------------------------- incomplete files
+
+
+def jpeg(mode: str = "RGB", progressive: bool = False) -> bytes:
+    """Return a JPEG file of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    image = Image.fromarray(pixels).convert(mode)
+    image.save(content, "JPEG", quality=90, progressive=progressive)
+    return content.getvalue()
+
+
+END = b"\xff\xd9"
+INCOMPLETE = {
+    "an end mark": lambda content: content[: len(content) // 2] + END,
+    "zeros": lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
+    "nothing": lambda content: content[: len(content) // 2],
+}
+
+
+@pytest.mark.parametrize("ending", INCOMPLETE)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("crop_ratio", [1.0, 0.9])
+def test_a_jpeg_file_that_is_cut_off_is_unreadable(
+    ending: str, mode: str, progressive: bool, crop_ratio: float
+) -> None:
+    content = INCOMPLETE[ending](jpeg(mode, progressive))
+    with pytest.raises(UnreadableImage):
+        read_square(content, 8, crop_ratio)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_what_follows_a_whole_jpeg_file_does_not_matter(mode: str) -> None:
+    whole = jpeg(mode)
+    expected = read_square(whole, 8)
+    for content in (whole + b"junk", whole[:-2] + b"\0\1\2" + END):
+        assert np.abs(read_square(content, 8).astype(int) - expected).max() <= 8
