@@ -32,6 +32,7 @@ from benchmarks.studies.images import (
 )
 from cifnet_pl.heads import ACILHead, Head, RidgeHead
 from cifnet_pl.model.metrics import average_accuracy
+from cifnet_pl.report.figures import STYLE
 from cifnet_pl.statistics import Ridge
 
 FACTORS = (0.03, 0.1, 0.3, 1, 3, 10)
@@ -97,6 +98,7 @@ def main() -> None:
     multiples(images)
     if not options.widths:
         return
+    plt.rcParams.update(STYLE)
     panels = len(options.widths)
     figure, axes = plt.subplots(
         1, panels, figsize=(10, 4), sharey=True, squeeze=False, layout="constrained"

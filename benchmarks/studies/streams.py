@@ -12,6 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from cifnet_pl.__main__ import main as cifnet
+from cifnet_pl.report.figures import STYLE
 
 KINDS: dict[str, list[str]] = {
     "Disjoint": [],
@@ -214,7 +216,8 @@ def main() -> None:
     if options.heads:
         compare(options.logs, commands)
     else:
-        draw_all(options.logs, commands, options.figures)
+        with matplotlib.rc_context(STYLE):
+            draw_all(options.logs, commands, options.figures)
 
 
 def draw_all(
