@@ -22,6 +22,10 @@ NAME_LENGTH_SHOWN = 100
 """Characters of an entry's name that an error message shows."""
 
 
+UTF8_FLAG = 0x800
+"""Bit of an entry that says that its name is UTF-8 (APPNOTE.TXT, appendix D)."""
+
+
 class Archive:
     """The files of one Zip archive.
 
@@ -80,12 +84,26 @@ class Archive:
         )
 
 
+def entry_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of an entry of a Zip archive, with slashes.
+
+    macOS writes UTF-8 without saying so, which :mod:`zipfile` reads as code page 437.
+    """
+    name = entry.filename
+    if not entry.flag_bits & UTF8_FLAG:
+        try:
+            name = name.encode("cp437").decode("utf-8")
+        except UnicodeError:  # it is another encoding
+            name = entry.filename
+    return name.replace("\\", "/")
+
+
 def unsafe_entry_message(entry: zipfile.ZipInfo) -> str | None:
     """Return why an entry of a Zip archive is hostile; None if it is not.
 
     It is if its name leads out of the archive, or if it is a link.
     """
-    name = entry.filename.replace("\\", "/")
+    name = entry_name(entry)
     shown = printable(name[:NAME_LENGTH_SHOWN])
     parts = PurePosixPath(name).parts
     has_drive = bool(parts) and ":" in parts[0]
@@ -101,7 +119,7 @@ def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
     message = unsafe_entry_message(entry)
     if message is not None:
         raise DataError(f"archive {printable(str(path))} {message}")
-    name = entry.filename.replace("\\", "/")
+    name = entry_name(entry)
     if name.endswith("/") or not PurePosixPath(name).parts:
         return None
     return str(PurePosixPath(name))

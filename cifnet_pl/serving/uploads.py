@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from cifnet_pl.images.archives import unsafe_entry_message
+from cifnet_pl.images.archives import entry_name, unsafe_entry_message
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import (
     EncodedImage,
@@ -127,10 +127,10 @@ def _zipped_images(
             entries = archive.infolist()
             _check_entries(entries, where, limits)
             for entry in entries:
-                if entry.is_dir() or is_hidden(entry.filename):
+                if entry.is_dir() or is_hidden(entry_name(entry)):
                     continue
                 with archive.open(entry) as content:
-                    yield entry.filename, _content(entry.filename, content, limits)
+                    yield entry_name(entry), _content(entry.filename, content, limits)
     except RequestError:
         raise
     except (

@@ -1,7 +1,9 @@
 """What every source does with names, splits, labels, hidden files and entries of other kinds."""
 
 import os
+import tarfile
 import unicodedata
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,20 @@ import numpy as np
 import pytest
 
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.sets import ImageSet, Source
+from cifnet_pl.data.plan import order_classes
+from cifnet_pl.data.sets import ImageSet, Source, SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import DIRECTION_MARKS
-from tests.data.entrances import ENTRANCES, Entrance, Sample, png, samples
+from tests.data.entrances import (
+    ENTRANCES,
+    Entrance,
+    Sample,
+    add_member,
+    class_folders,
+    png,
+    samples,
+)
 
 COMPOSED = unicodedata.normalize("NFC", "Müller-Café")
 DECOMPOSED = unicodedata.normalize("NFD", "Müller-Café")
@@ -83,6 +95,46 @@ def test_odd_names_stay_as_they_are(
 ) -> None:
     source = entrance.build(tmp_path, samples(name, "red"), monkeypatch)
     assert source.class_names == sorted([name, "red"])
+
+
+def test_archives_of_macos_hold_names_in_utf_8_without_saying_so(
+    tmp_path: Path,
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for i, label in enumerate([DECOMPOSED] * 4 + ["red"] * 4):
+            entry = zipfile.ZipInfo(f"{label}/{i}.png")
+            archive.writestr(entry, png(i))
+    content = (tmp_path / "a.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        flagged = [entry.flag_bits for entry in archive.infolist()]
+    assert 0x800 in flagged
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # local, central
+        parts = content.split(signature)
+        cleared = [
+            part[: offset - 4] + b"\0\0" + part[offset - 2 :] for part in parts[1:]
+        ]
+        content = signature.join([parts[0], *cleared])
+    (tmp_path / "a.zip").write_bytes(content)
+    source = ENTRANCES["archive"].open(tmp_path / "a.zip")
+    assert source.class_names == [COMPOSED, "red"]
+
+
+def test_orders_of_classes_and_domains_know_both_unicode_forms(tmp_path: Path) -> None:
+    assert order_classes([COMPOSED, "red"], ["red", DECOMPOSED]) == ["red", COMPOSED]
+
+
+@pytest.mark.parametrize(
+    "content", ["red\nblue\n", "\ufeffred\r\nblue\r\n", "red\nblue"]
+)
+def test_lists_of_classes_as_systems_write_them(content: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as shard:
+        for sample in samples(0, 1):
+            add_member(shard, f"{sample.seed}.png", png(sample.seed))
+            add_member(shard, f"{sample.seed}.cls", b"%d" % sample.label)
+    names = tmp_path / "classes.txt"
+    names.write_bytes(content.encode())
+    options = SourceOptions(tmp_path / "a.tar", own={"classes": str(names)})
+    assert build_source("webdataset", options).class_names == ["red", "blue"]
 
 
 # ---------------------------------------------------------------------- labels
@@ -208,6 +260,12 @@ def test_folders_that_are_splits_are_no_classes(
 ) -> None:
     with pytest.raises(DataError, match="expected train and test"):
         ENTRANCES[name].build(tmp_path, split_samples(*splits), monkeypatch)
+
+
+def test_splits_are_no_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = class_folders(tmp_path, split_samples("train", "test"), monkeypatch)
+    with pytest.raises(DataError, match="not domains"):
+        ENTRANCES["domains"].open(root)
 
 
 @pytest.mark.parametrize("name", ["folders", "archive"])

@@ -248,6 +248,73 @@ def test_bad_tables(table: str, sentence: str, tmp_path: Path) -> None:
         build_source("manifest", SourceOptions(tmp_path / "table.csv"))
 
 
+ROWS = [f"{name}/{i}.png" for name in ("blue", "green") for i in range(3)]
+
+
+def listing(header: str, separator: str, ending: str = "") -> str:
+    """Return a table over ``ROWS``."""
+    lines = [header.replace(",", separator)]
+    for path in ROWS:
+        lines.append(f"{path}{separator}{path.split('/')[0]}{ending}")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "semicolons": listing("path,label", ";").encode(),
+    "tabs": listing("path,label", "\t").encode(),
+    "bars": listing("path,label", "|").encode(),
+    "UTF-16": listing("path,label", "\t").encode("utf-16"),
+    "UTF-16, big endian": b"\xfe\xff" + listing("path,label", ",").encode("utf-16-be"),
+    "UTF-8 with a mark": listing("path,label", ",").encode("utf-8-sig"),
+    "spaces": listing("path, label", ", ", " ").encode(),
+    "capitals": listing("Path,LABEL", ",").encode(),
+    "backslashes": listing("path,label", ",").replace("/", "\\").encode(),
+    "dots": listing("path,label", ",").replace("blue/", "./blue/../blue/").encode(),
+    "empty cells at the ends": listing("path,label,", ",", ",").encode(),
+    "empty rows": listing("path,label", ",").encode() + b"\n,\n , \n\n",
+    "carriage returns": listing("path,label", ",").replace("\n", "\r\n").encode(),
+    "quotes": "\n".join(
+        ['"path";"label"', *(f'"{p}";"{p.split("/")[0]}"' for p in ROWS)]
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("content", TABLES.values(), ids=TABLES)
+def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> None:
+    class_tree(tmp_path, 3)
+    (tmp_path / "table.csv").write_bytes(content)
+    source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
+    assert source.class_names == ["blue", "green"]
+    assert sorted([*source.train.names, *source.val.names]) == ROWS
+    empty = content == TABLES["empty rows"]
+    assert any("2 empty rows" in note for note in source.notes) == empty
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            "path,label\nblue/0.png,Käfer\n".encode("latin-1"),
+            "not UTF-8 .line 2.: save it",
+        ),
+        (b"PK\x03\x04\xff", "not UTF-8"),
+        (b"path,label,label\nblue/0.png,a,b\n", "two columns 'label'"),
+        (b"path,label\n./blue/0.png,a\nblue/0.png,b\n", "lists an image twice"),
+        (b"path,label\nblue/0.png,a\nblue/../blue/0.png,b\n", "lists an image twice"),
+        (b"path,label\nblue/0.png,a,b\n", "row 1 has 3 cells, the header has 2"),
+        (b"path,label\nblue/0.png,\n", "row 1 has nothing for label"),
+        (b"", "no column 'path', it has none"),
+    ],
+)
+def test_tables_that_cannot_be_read(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    class_tree(tmp_path, 3)
+    (tmp_path / "table.csv").write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        build_source("manifest", SourceOptions(tmp_path / "table.csv"))
+
+
 def test_no_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no table was given"):
         build_source("manifest", SourceOptions())

@@ -40,6 +40,7 @@ from cifnet_pl.data.sources.tables import import_pyarrow, open_table
 from cifnet_pl.images.files import expanded, is_folder, listing, shown_path
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
+from cifnet_pl.utilities.names import split_of
 from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -457,6 +458,12 @@ def domains(options: SourceOptions) -> Source:
     with listing():
         root = required_root(options, WHAT_DOMAINS)
         domain_folders = class_folders(root)
+        if all(split_of(name) for name in domain_folders):
+            named = ", ".join(domain_folders)
+            raise DataError(
+                f"{shown_path(root)} has {named}, which are splits and not domains: use"
+                " --data.source folder"
+            )
         folders_of_domain: list[dict[str, list[Path]]] = []
         for homes in domain_folders.values():
             folders: dict[str, list[Path]] = {}
