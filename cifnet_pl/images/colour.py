@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
-STANDARD = "sRGB"
-"""Part of the descriptions of profiles that need no conversion."""
+TOLERANCE = 4
+"""Largest difference from sRGB, of 255 levels, of colours that need no conversion.
+
+Profiles of sRGB differ a little from each other. What a profile calls itself is not trusted.
+"""
 
 
 def in_srgb(pixels: np.ndarray, profile: bytes | None) -> np.ndarray:
@@ -39,10 +42,9 @@ def conversion(profile: bytes) -> Any | None:
     """Return the transform from the colours of a profile to sRGB; None if it needs none."""
     try:
         given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        is_rgb = given.profile.xcolor_space.strip() == "RGB"
-        if not is_rgb or STANDARD in ImageCms.getProfileDescription(given):
+        if given.profile.xcolor_space.strip() != "RGB":
             return None
-        return ImageCms.buildTransform(
+        transform = ImageCms.buildTransform(
             given,
             ImageCms.createProfile("sRGB"),
             "RGB",
@@ -51,3 +53,14 @@ def conversion(profile: bytes) -> Any | None:
         )
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
         return None
+    colours = _all_colours()
+    converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
+    difference = np.abs(converted.astype(int) - colours).max()
+    return transform if difference > TOLERANCE else None
+
+
+def _all_colours() -> np.ndarray:
+    """Return colours from all over the cube of RGB, as pixels (18, 324, 3) uint8."""
+    levels = np.arange(0, 256, 15, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
+    return grid.reshape(len(levels), -1, 3)

@@ -29,7 +29,7 @@ INFLATED_LIMIT = 2**20
 """Bytes of a text or profile that Pillow accepts."""
 
 
-class Chunk(NamedTuple):
+class PngChunk(NamedTuple):
     """A part of a PNG file.
 
     Attributes:
@@ -64,7 +64,7 @@ def plain_png(content: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _chunks(content: bytes) -> Iterator[Chunk]:
+def _chunks(content: bytes) -> Iterator[PngChunk]:
     """Yield the chunks of a file up to its end, or to where it is cut off."""
     start = len(SIGNATURE)
     while start + 12 <= len(content):
@@ -72,7 +72,7 @@ def _chunks(content: bytes) -> Iterator[Chunk]:
         end = start + 12 + length
         if end > len(content):
             return
-        yield Chunk(kind, start, end)
+        yield PngChunk(kind, start, end)
         start = end
 
 

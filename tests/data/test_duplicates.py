@@ -31,7 +31,7 @@ NAMES = ["ant", "bee", "cow", "dog"]
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Class folders in two parts without a copy."""
+    """Class folders in two parts without duplicates."""
     whole = make_images(tmp_path / "made", NAMES, 12)
     for name in NAMES:
         for i in range(12):
@@ -43,7 +43,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repeated(images: Path, tmp_path: Path) -> Path:
-    """The same with three copies of a bee, an ant among the cows, and a tested ant that was
+    """The same with three duplicates of a bee, an ant among the cows, and a tested ant that was
     learned.
     """
     folder = Path(shutil.copytree(images, tmp_path / "repeated"))
@@ -64,7 +64,7 @@ def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
     return learned(logs, *FOLDER, "--data.root", str(root), *options, version=version)
 
 
-def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
+def test_duplicates_are_named_and_left_out(images, repeated, tmp_path, caplog):
     (repeated / "train" / "cow" / "wrong.png").unlink()
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
     assert (
@@ -83,7 +83,7 @@ def test_copies_are_named_and_left_out(images, repeated, tmp_path, caplog):
     assert cifnet_pl.load(folder).counts["bee"] == 9
 
 
-def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
+def test_an_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
     """And where it stands three times, each of the three is named."""
     shutil.copy(
         repeated / "train" / "cow" / "wrong.png",
@@ -109,10 +109,10 @@ def test_a_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog
     ]
 
 
-def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(
+def test_held_out_duplicates_are_tested_once_and_those_in_two_classes_not_at_all(
     images: Path,
 ) -> None:
-    """Three copies of a held-out image are one image; each of the others is named."""
+    """Three duplicates of a held-out image are one image; each of the others is named."""
     for name in ("a.png", "b.png"):
         shutil.copy(images / "val" / "bee" / "9.png", images / "val" / "bee" / name)
     shutil.copy(images / "val" / "ant" / "10.png", images / "val" / "dog" / "wrong.png")
@@ -140,7 +140,7 @@ def test_held_out_copies_are_tested_once_and_those_in_two_classes_not_at_all(
     assert sum(len(labels) for _, labels in task.test) == len(val) - 5
 
 
-def test_a_run_that_goes_on_leaves_the_same_copies_out(
+def test_a_run_that_goes_on_leaves_the_same_duplicates_out(
     repeated: Path, tmp_path: Path
 ) -> None:
     whole = run(tmp_path / "a", repeated, *BUFFER)
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_leaves_the_same_copies_out(
     assert_same_model(whole, on)
 
 
-def test_a_class_with_copies_is_cached(
+def test_a_class_with_duplicates_is_cached(
     repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its images are not read again to compare them; classes with an image that lies in two are
@@ -178,7 +178,7 @@ def test_a_class_with_copies_is_cached(
 
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
-    """A copy in a later task is the one that is left out."""
+    """A duplicate in a later task is the one that is left out."""
     root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
     source = build_source("folder", SourceOptions(root, val_fraction=0.2))

@@ -159,7 +159,7 @@ def test_held_out_share(
     } == held
 
 
-def test_another_seed_holds_back_others() -> None:
+def test_another_seed_holds_out_others() -> None:
     names = [f"{i}.jpg" for i in range(100)]
     one, two = (held_out(names, 0.3, seed) for seed in (0, 1))
     assert one.sum() == two.sum() == 30

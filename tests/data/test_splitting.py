@@ -1,6 +1,4 @@
-"""Images that are held out in whole groups: sub-folders, names, days, bursts, and those that look
-alike.
-"""
+"""Held-out splits in whole groups: sub-folders, names, days, bursts, near-duplicates."""
 
 import io
 from datetime import datetime, timedelta
@@ -156,7 +154,7 @@ def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
         build_source(source, SourceOptions(tmp_path, group=group))
 
 
-def test_a_run_holds_groups_back_and_its_model_lives_on(tmp_path: Path):
+def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path: Path):
     images = make_images(tmp_path / "images", ["ant", "bee"], 16)
     data = [
         "--data.source",
@@ -211,7 +209,7 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
 def test_images_that_cannot_be_divided_in_groups_are_divided_one_by_one(
     tmp_path: Path, moments: int, shots: int
 ):
-    """None look alike; all do; or half of all images would have to be held out for a fifth."""
+    """There are no near-duplicates, or all are, or half of all would be held out for a fifth."""
     if shots == 1:
         files = shelf(tmp_path, moments, min(shots, 10))
     else:

@@ -1,4 +1,4 @@
-"""Near-duplicates: images that look alike are one group, whatever their size and brightness."""
+"""Near-duplicates are one group, whatever their size and brightness."""
 
 from pathlib import Path
 

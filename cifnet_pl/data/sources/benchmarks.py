@@ -370,7 +370,7 @@ FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
 TEST_SESSIONS = {3, 7, 10}
 
 
-class Frame(NamedTuple):
+class Core50Frame(NamedTuple):
     """An image of CORe50: its session, object and number there, and its path below the root."""
 
     session: int
@@ -424,7 +424,7 @@ def core50(options: SourceOptions) -> Source:
     return checked_source(source, f"{shown_path(root)} with stride {stride}")
 
 
-def _frames(root: Path) -> list[Frame]:
+def _frames(root: Path) -> list[Core50Frame]:
     """Return all frames in the order of session, object and number."""
     frames = []
     for session in root.glob("s[0-9]*"):
@@ -434,7 +434,9 @@ def _frames(root: Path) -> list[Frame]:
                 if match is not None:
                     session_number, object_number, number = map(int, match.groups())
                     name = f"{session.name}/{home.name}/{path.name}"
-                    frames.append(Frame(session_number, object_number, number, name))
+                    frames.append(
+                        Core50Frame(session_number, object_number, number, name)
+                    )
     return sorted(frames)
 
 
