@@ -237,7 +237,7 @@ def test_a_reload_keeps_images_and_names(browser, server):
         expect(page.locator("#state")).to_contain_text("version 2")
 
 
-def test_cards_are_answered_anew_after_a_update_and_after_undo(browser, server):
+def test_cards_are_answered_anew_after_an_update_and_after_undo(browser, server):
     """No card names a class that is gone, and none has a percentage where it is unlike all that is
     known.
     """

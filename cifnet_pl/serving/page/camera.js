@@ -79,14 +79,19 @@ export function takesPictures(take) {
     await take([await picture()], given);
   });
   let held = false;
-  for (const end of ["pointerup", "pointerleave", "pointercancel", "keyup", "blur"]) $("camera-ten").addEventListener(end, () => { held = false; });
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture", "keyup"]) $("camera-ten").addEventListener(end, () => { held = false; });
   const hold = async () => {
     if (held) return;
     held = true;
     const given = $("camera-name").value.trim();
-    await take(await several(() => held), given);
+    const photos = await several(() => held);
+    held = false;
+    await take(photos, given);
   };
-  action($("camera-ten"), "pointerdown", hold);
+  action($("camera-ten"), "pointerdown", (event) => {
+    $("camera-ten").setPointerCapture(event.pointerId); // what moves below the finger does not end it
+    return hold();
+  });
   $("camera-ten").addEventListener("keydown", (event) => { if (event.key === " " && !event.repeat) hold().catch((error) => say(error.message)); });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);
