@@ -60,7 +60,7 @@ def test_a_damaged_graph_is_made_again(
         content = bytearray(exported(small(seed=1)._embedder()))
     graph.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
     assert_agree(small())
-    assert "is damaged: the network is exported again" in caplog.text
+    assert "damaged" in caplog.text
     assert len(exports) == 2
     assert_agree(small())
     assert len(exports) == 2
@@ -83,23 +83,21 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
     backbone = small()
     assert backbone.engine() == "onnxruntime"
     assert_agree(backbone)
-    assert "the next command exports the network again" in caplog.text
+    assert "exports" in caplog.text
 
 
 def test_a_graph_that_computes_something_else_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch
 ):
     wrong = exported(small(seed=1)._embedder())
-    with pytest.raises(NoGraph, match="ONNX Runtime differs from torch by"):
+    with pytest.raises(NoGraph, match="differs"):
         check_graph(wrong, small()._embedder())
     assert check_graph(wrong, small(seed=1)._embedder()) < 1e-5
     monkeypatch.setattr(graphs, "exported", lambda embedder: wrong)
     backbone = small()
     assert backbone.engine() == "torch"
     assert torch.equal(backbone(images()), backbone.embed(images()))
-    assert (
-        "engine torch, not onnxruntime: ONNX Runtime differs from torch" in caplog.text
-    )
+    assert "engine torch" in caplog.text
 
 
 class Edited(Small):
@@ -118,7 +116,7 @@ def test_a_network_whose_code_has_changed_is_exported_again(
         small()._embedder().identity
     )
     assert_agree(edited)
-    assert "small computes something else than when it was exported" in caplog.text
+    assert "small computes something else" in caplog.text
     assert_agree(Backbone("small", Edited(), 12, Preprocessing(16)))
     assert exports == ["small", "small"]
 
@@ -145,7 +143,5 @@ def test_a_thread_embeds_by_torch_while_another_exports():
 
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
-    with pytest.raises(
-        CifnetError, match=r"does not load the graph of small.*use engine torch"
-    ):
+    with pytest.raises(CifnetError, match=r"small.*engine torch"):
         engines.Engine("onnxruntime").runtime(small()._embedder, "cpu", "32-true")

@@ -112,10 +112,7 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
     runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
     assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
-    assert (
-        "they embed images in different precisions: 32-true, and bf16-mixed"
-        in capsys.readouterr().err
-    )
+    assert "precisions: 32-true, and bf16-mixed" in capsys.readouterr().err
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
@@ -156,10 +153,7 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
         )
         == 2
     )
-    assert (
-        "precision half does not leave the statistics alone: use 32-true, bf16"
-        in capsys.readouterr().err
-    )
+    assert "precision half" in capsys.readouterr().err
 
 
 @pytest.mark.system
@@ -182,10 +176,9 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
         )
         == 0
     )
-    assert (
-        "the graph computes in float32; the model learned from embeddings in bf16-mixed"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "float32" in said
+    assert "bf16-mixed" in said
     model.precision = FLOAT32
     assert (
         check_onnx(target.read_bytes(), Graph(model).eval(), model).torch < 1e-5
