@@ -37,11 +37,12 @@ def test_a_class_has_at_most_four_of_our_classes_up_to_its_root():
 
 
 def test_no_module_imports_what_windows_lacks():
+    """Functions may, where they have another way on Windows."""
     lacking = re.compile(
-        r"^\s*(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b",
+        r"^(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b",
         re.MULTILINE,
     )
-    assert lacking.search("import sys\n    import fcntl\n")
+    assert lacking.search("import sys\nimport fcntl\n")
     assert not [
         path
         for path in PACKAGE.rglob("*.py")

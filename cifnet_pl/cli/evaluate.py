@@ -124,7 +124,7 @@ def known_images(
         DataError: it knows none of the classes.
     """
     names = set(model.class_names)
-    known = images.of(names)
+    known = images.of_classes(names)
     unknown = listed(
         [printable(each) for each in images.class_names if each not in names]
     )

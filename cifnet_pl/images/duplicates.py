@@ -147,7 +147,7 @@ def standardised_thumbnails(thumbnails: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def similar_groups(looks: Sequence[Look]) -> np.ndarray:
-    """Group near-duplicates of one class: images that look alike, and those of one burst.
+    """Group near-duplicates of one class: similar images, and those of one burst.
 
     Args:
         looks: at the images.

@@ -79,7 +79,7 @@ def read_header(content: bytes) -> JpegHeader:
         LeftToPillow: the file is no JPEG, has other than one or three channels of 8 bits, says its
             orientation in XMP alone, has a colour profile in several parts, or is damaged.
     """
-    frame: Frame | None = None
+    frame: JpegFrame | None = None
     orientation = 1
     profile: bytes | None = None
     for marker, body in _segments(content):
@@ -119,7 +119,7 @@ def _unpacked(layout: str, content: bytes, position: int) -> tuple[int, ...]:
         raise LeftToPillow from None
 
 
-class Frame(NamedTuple):
+class JpegFrame(NamedTuple):
     """Size in pixels and number of channels of a JPEG file."""
 
     width: int
@@ -127,11 +127,11 @@ class Frame(NamedTuple):
     channels: int
 
 
-def _frame(segment: bytes) -> Frame:
+def _frame(segment: bytes) -> JpegFrame:
     bits, height, width, channels = _unpacked(">BHHB", segment, 0)
     if bits != 8 or channels not in (1, 3) or not (width and height):
         raise LeftToPillow
-    return Frame(width, height, channels)
+    return JpegFrame(width, height, channels)
 
 
 def _orientation(segment: bytes) -> int:

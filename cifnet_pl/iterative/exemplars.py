@@ -1,4 +1,4 @@
-"""Exemplars: stored images of past classes, and how they are selected."""
+"""Exemplars: images of past classes in memory, and how they are selected."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class LabelledImages:
                 notes.append(strays)
             return cls(list(folders), files, notes=tuple(notes))
 
-    def of(self, wanted: set[str]) -> LabelledImages:
+    def of_classes(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
         labels = []
         for label, name in enumerate(self.class_names):

@@ -158,7 +158,7 @@ def extend(
     if check is not None:
         found = samples_of(old, check, "--check", tested=True)
         warnings += found.notes
-        check_images = found.of(set(old.class_names))
+        check_images = found.of_classes(set(old.class_names))
         if not check_images.class_names:
             raise DataError(
                 f"{check} has no folder of a class that the model knows: give images of its old"

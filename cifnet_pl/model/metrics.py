@@ -533,7 +533,7 @@ def evaluate(
 
     Args:
         model: a learned model.
-        images: of classes that it knows; see :meth:`LabelledImages.of`.
+        images: of classes that it knows; see :meth:`LabelledImages.of_classes`.
         unreadable: images that cannot be decoded are appended.
         progress: whether to draw a bar on a terminal.
 

@@ -162,12 +162,12 @@ class Removable:
             rows: (g, k) positions of the rows of g groups of k.
             q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
         """
-        products = self.products.of(rows)
+        products = self.products.among(rows)
         return self._without(rows, products, q @ self.away[rows].mT, q @ self.means.T)
 
     def without_themselves(self, rows: Tensor) -> InnerProducts:
         """Return the same products where the rows themselves are compared with the means."""
-        products = self.products.of(rows)
+        products = self.products.among(rows)
         along = self.along[rows]
         columns = self.columns[rows]
         means = self.mean_products[columns]

@@ -1,4 +1,4 @@
-"""Find images that look alike and are left out together: near-duplicates, and the images of one
+"""Find similar images that are left out together: near-duplicates, and the images of one
 group.
 
 Near-duplicates are of one moment, or edited one from the other. How alike two embeddings are is
@@ -9,10 +9,10 @@ classes. The limit was measured with the default backbone at 128 px. Of 25 000 i
 or re-coloured versions, and drawings of one sign. Of pairs of images that differ by 4 % of the
 frame 77 and 93 % are.
 
-An group is a day, a shelf or a burst. An image whose twin was learned says nothing of images of
-another day. Images of one group are alike, but so are independent images of a homogeneous class.
-What tells them apart is the harm: to leave out an image's look-alikes must raise the error far more
-than to leave out as many images of its class drawn at random. Names, their order and times are not
+A group is a day, a shelf or a burst. An image whose near-duplicate was learned says nothing of new
+groups. Images of one group are similar, but so are independent images of a homogeneous class. The
+harm tells them apart: leaving out an image's group must raise the error far more than leaving out
+as many images of its class drawn at random. Names, their order and times are not
 looked at. ``docs/studies/new_groups.md`` has the measurements.
 """
 
@@ -145,7 +145,7 @@ CUTS = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
 """Mean cosines of centred embeddings at which clusters are cut, the finest first."""
 
 HARM = 2.0
-"""Errors without look-alikes over errors without as many random images, from which on images come
+"""Errors without the group over errors without as many random images, from which on images come
 in groups.
 
 Of independent images (Tiny-ImageNet, Caltech-101, CIFAR-100, and 36 subsets) the largest is 1.36,
@@ -222,7 +222,7 @@ def find_groups(
     Clusters of each class are made by average linkage of embeddings less the mean of all, by their
     cosine, and cut at each of :data:`CUTS`. ``harm = (1 + errors without the own cluster) / (1 +
     errors without a random group of the same size)``, over the images whose class is known without
-    their group. Finer cuts leave twins behind, coarser ones take so much of a class that random
+    their group. Finer cuts leave similar images behind, coarser ones take so much of a class that random
     groups harm, too: the harm is largest between. If its largest value is below :data:`HARM`, or
         that difference below twice its standard error (McNemar), images are independent. Else the
         finest

@@ -126,7 +126,7 @@ class RowProducts:
         self.count = torch.bincount(columns)
         self._squares = rows.square().sum(dim=1)
 
-    def of(self, rows: Tensor) -> Tensor:
+    def among(self, rows: Tensor) -> Tensor:
         """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
         if rows.shape[1] == 1:
             return self._squares[rows][..., None]
@@ -184,7 +184,7 @@ def left_out_by_products(
     """
     result = torch.empty_like(scores, dtype=torch.float64)
     for rows in equal_groups(groups, len(scores)):
-        hat = products.of(rows)
+        hat = products.among(rows)
         rest = scores[rows] - hat @ targets[rows]
         system = _solved(hat, rest)
         result[rows] = (rest + hat @ system.solution).masked_fill(

@@ -280,7 +280,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     )
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
-    images = LabelledImages.find(shifted / "new", "--images").of(set(CLASSES))
+    images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
     before = Outcomes.measure(old, NewSamples.embed(old, images, []).samples)
     files = [shifted / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
