@@ -29,7 +29,7 @@ def test_images_of_a_zip_file_with_their_folders():
     result = of_zip(
         zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good})
     )
-    assert result == [("all/a/1.png", good), ("b\\2.png", good), ("top.png", good)]
+    assert result == [("all/a/1.png", good), ("b/2.png", good), ("top.png", good)]
 
 
 def lying() -> bytes:
