@@ -101,10 +101,14 @@ class Backbone(nn.Module):
         self.network = network.requires_grad_(False).to(
             memory_format=torch.channels_last
         )
-        mean = torch.tensor(preprocessing.mean)[:, None, None]
-        std = torch.tensor(preprocessing.std)[:, None, None]
-        self.scale: Tensor = nn.Buffer(1 / (255 * std), persistent=False)
-        self.shift: Tensor = nn.Buffer(-mean / std, persistent=False)
+        channel_mean = torch.tensor(preprocessing.mean)
+        mean = channel_mean[:, None, None]
+        channel_std = torch.tensor(preprocessing.std)
+        std = channel_std[:, None, None]
+        scale = 1 / (255 * std)
+        self.scale: Tensor = nn.Buffer(scale, persistent=False)
+        shift = -mean / std
+        self.shift: Tensor = nn.Buffer(shift, persistent=False)
         self._sha256: str | None = None
         self._engine = Engine(engine)
         self.eval()
@@ -141,10 +145,12 @@ class Backbone(nn.Module):
         if device != "cpu":
             return self.embed(images)
         learning = self.learning
-        batch_size = CPU_BATCH if learning is None else learning.cpu_batch
-        return torch.cat(
-            [self.embed(batch) for batch in torch.split(images, batch_size)]
-        )
+        if learning is None:
+            batch_size = CPU_BATCH
+        else:
+            batch_size = learning.cpu_batch
+        embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
+        return torch.cat(embedded)
 
     def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
@@ -170,10 +176,12 @@ class Backbone(nn.Module):
         # torchvision, timm and torch refuse a side with one of these.
         except (AssertionError, RuntimeError) as error:
             side = self.preprocessing.image_size
-            if images.shape[2:] == (side, side):
+            size = images.shape[2:]
+            if size == (side, side):
                 raise
             raise self._wrong_side(images, one_line(error)) from error
-        if z.shape != (len(images), self.features):
+        expected_shape = (len(images), self.features)
+        if z.shape != expected_shape:
             raise self._wrong_side(
                 images, f"it gives embeddings of shape {tuple(z.shape)}"
             )
@@ -181,8 +189,9 @@ class Backbone(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+            shape = tuple(images.shape)
             raise CifnetError(
-                f"images have shape {tuple(images.shape)}, {images.dtype}, expected (n, 3, h, w)"
+                f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w)"
                 " uint8"
             )
         if self.learning is not None and not self.learning.learned:
@@ -276,7 +285,8 @@ class Backbone(nn.Module):
         Raises:
             CifnetError: a side that the network cannot take.
         """
-        return self.embed(natural_images(side).to(self.scale.device))
+        images = natural_images(side).to(self.scale.device)
+        return self.embed(images)
 
     @property
     def sha256(self) -> str:
@@ -319,5 +329,7 @@ class Backbone(nn.Module):
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
         if self.learning is None:
-            return sum(parameter.numel() for parameter in self.network.parameters())
-        return sum(buffer.numel() for buffer in self.network.buffers())
+            sizes = [parameter.numel() for parameter in self.network.parameters()]
+            return sum(sizes)
+        sizes = [buffer.numel() for buffer in self.network.buffers()]
+        return sum(sizes)

@@ -83,7 +83,8 @@ def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
             f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8"
         )
     side = int(side_text)
-    return BuiltNetwork(nn.Flatten(), 3 * side * side, _unscaled(side))
+    pixels = 3 * side * side
+    return BuiltNetwork(nn.Flatten(), pixels, _unscaled(side))
 
 
 def patch_dictionary(
@@ -137,9 +138,8 @@ def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
     network._fc = nn.Identity()
     mean = 127 / 255  # the authors normalise as (255·x − 127) / 128
     std = 128 / 255
-    preprocessing = Preprocessing(
-        224, 0.875, mean=(mean, mean, mean), std=(std, std, std)
-    )
+    channel_std = (std, std, std)
+    preprocessing = Preprocessing(224, 0.875, mean=(mean, mean, mean), std=channel_std)
     return BuiltNetwork(_Pool(network), 1280, preprocessing)
 
 
@@ -157,7 +157,8 @@ def torchvision_weights(
 
     weights = _torchvision_weights(rest)
     transform = weights.transforms()
-    file = Path(torch.hub.get_dir(), "checkpoints", Path(weights.url).name)
+    file_name = Path(weights.url).name
+    file = Path(torch.hub.get_dir(), "checkpoints", file_name)
     if file.is_file():
         read_tensors(file)  # torchvision would unpickle whatever is in it
     elif not download:
@@ -165,7 +166,8 @@ def torchvision_weights(
             f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
             "or allow the download with --model.download true (Python: download=True)"
         )
-    build = get_model_builder(type(weights).__name__.removesuffix("_Weights").lower())
+    class_name = type(weights).__name__
+    build = get_model_builder(class_name.removesuffix("_Weights").lower())
     not_held = explained(
         CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError
     )
@@ -176,9 +178,9 @@ def torchvision_weights(
         network, features = headless(build(weights=weights))
     image_size = transform.crop_size[0]
     crop_ratio = image_size / transform.resize_size[0]
-    preprocessing = Preprocessing(
-        image_size, crop_ratio, tuple(transform.mean), tuple(transform.std)
-    )
+    mean = tuple(transform.mean)
+    std = tuple(transform.std)
+    preprocessing = Preprocessing(image_size, crop_ratio, mean, std)
     return BuiltNetwork(network, features, preprocessing)
 
 
@@ -196,7 +198,8 @@ def _torchvision_weights(name: str) -> Any:
         known = []
         for model in list_models():
             if "." not in model:  # not of detection, segmentation or video
-                known += [str(member) for member in get_model_weights(model)]
+                members = [str(member) for member in get_model_weights(model)]
+                known += members
         raise unknown_name(
             "torchvision weights", name, [k for k in known if "_Weights." in k]
         )
@@ -246,7 +249,8 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
     pretrained_names = timm.list_pretrained(f"{model}.*")
     if tag and rest not in pretrained_names:
         raise unknown_name("timm weights", rest, pretrained_names)
-    state = _timm_tensors(timm.get_pretrained_cfg(rest), rest, download)
+    weights = timm.get_pretrained_cfg(rest)
+    state = _timm_tensors(weights, rest, download)
     with explained(
         CheckpointError,
         f"the weights of timm:{rest} do not fill the network",
@@ -274,7 +278,8 @@ def _without_classifier(network: Any) -> BuiltNetwork:
     import timm
 
     network.reset_classifier(0)
-    config = cast(Any, timm.data).resolve_model_data_config(network)
+    timm_data = cast(Any, timm.data)
+    config = timm_data.resolve_model_data_config(network)
     preprocessing = Preprocessing(
         config["input_size"][-1],
         config["crop_pct"],
@@ -321,7 +326,8 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNet
             "backbone file:… needs an architecture, e.g. --model.architecture resnet18"
         )
     built = random_weights(architecture, None, download)
-    fill(built.network, read_tensors(Path(rest)), rest)
+    tensors = read_tensors(Path(rest))
+    fill(built.network, tensors, rest)
     return built
 
 
@@ -355,8 +361,10 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
         preprocessing = Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
         return BuiltNetwork(build(), features, preprocessing)
     if rest not in list_models():
-        raise unknown_name("architecture", rest, [*CIFAR_ARCHITECTURES, *list_models()])
-    network, features = headless(get_model_builder(rest)(weights=None))
+        known = [*CIFAR_ARCHITECTURES, *list_models()]
+        raise unknown_name("architecture", rest, known)
+    build = get_model_builder(rest)
+    network, features = headless(build(weights=None))
     return BuiltNetwork(network, features, Preprocessing(224, 0.875))
 
 
@@ -382,7 +390,10 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         raise UsageError(
             f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module"
         )
-    missing = [name for name in REQUIRED_ATTRIBUTES if not hasattr(network, name)]
+    missing = []
+    for name in REQUIRED_ATTRIBUTES:
+        if not hasattr(network, name):
+            missing.append(name)
     if missing:
         raise UsageError(
             f"import:{rest} does not say its {missing[0]}: give the module the attributes features"
@@ -395,7 +406,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         features, preprocessing = _said_of_itself(network)
     side = preprocessing.image_size
     with naming(f"import:{rest}"), torch.inference_mode():
-        z = network.eval()(torch.zeros(2, 3, side, side))
+        images = torch.zeros(2, 3, side, side)
+        z = network.eval()(images)
     if z.shape == (2, features) and z.isfinite().all():
         return BuiltNetwork(network, features, preprocessing)
     if z.shape != (2, features):

@@ -92,7 +92,8 @@ def build_backbone(
     """
     base_name, views = split_views(name)
     family, _, rest = base_name.partition(":")
-    network, features, preprocessing = _builder(family)(rest, architecture, download)
+    build = _builder(family)
+    network, features, preprocessing = build(rest, architecture, download)
     for view in views:
         network, features = VIEWS[view](network, features)
     backbone = Backbone(name, network, features, preprocessing, architecture, engine)
@@ -110,9 +111,8 @@ def _builder(family: str) -> Builder:
         return BACKBONES[family]
     entry_point = plugins.entry_point("backbones", family)
     if entry_point is None:
-        raise unknown_name(
-            "backbone", family, [*BACKBONES, *plugins.offered("backbones")]
-        )
+        known = [*BACKBONES, *plugins.offered("backbones")]
+        raise unknown_name("backbone", family, known)
     builder: Builder = plugins.import_part(entry_point)
     return builder
 

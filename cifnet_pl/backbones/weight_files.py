@@ -86,10 +86,10 @@ def _stripped(key: str, names: Collection[str]) -> str | None:
     """Strip prefixes from a stored name until it is one of the network; None if it never is."""
     name = key
     while name not in names:
-        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
-        if prefix is None:
+        fitting = [prefix for prefix in PREFIXES if name.startswith(prefix)]
+        if not fitting:
             return None
-        name = name.removeprefix(prefix)
+        name = name.removeprefix(fitting[0])
     return name
 
 
@@ -178,7 +178,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} holds a {type(content).__name__}, expected a dictionary of tensors"
         )
     state = _inner_state(content)
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+    return tensors
 
 
 def _inner_state(content: dict[str, Any]) -> dict[str, Any]:

@@ -81,9 +81,10 @@ def shard_batches(
         >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    return [
-        np.array_split(chunk, world)[rank] for chunk in pieces(rows, batch_size * world)
-    ]
+    parts = []
+    for chunk in pieces(rows, batch_size * world):
+        parts.append(np.array_split(chunk, world)[rank])
+    return parts
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -130,9 +131,12 @@ class ImageLoader:
         Args:
             batches: positions of the images of each batch.
         """
-        rows = iter([batch.tolist() for batch in batches])
-        largest = max((len(batch) for batch in batches), default=1)
-        ahead = max(2, AHEAD * self._workers // max(1, largest))
+        lists = [batch.tolist() for batch in batches]
+        rows = iter(lists)
+        sizes = [len(batch) for batch in batches]
+        largest = max(sizes, default=1)
+        batches_ahead = AHEAD * self._workers // max(1, largest)
+        ahead = max(2, batches_ahead)
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
         pinned = self._device == "cuda"
         made = decode_batches(
@@ -144,20 +148,25 @@ class ImageLoader:
         """Decode an image; return its content hash, or the reason why it cannot be read."""
         try:
             image = self._images.image(row)
-            pixels[:] = image.square(self._size, self._crop_ratio)
+            square = image.square(self._size, self._crop_ratio)
+            pixels[:] = square
             return HashOrReason(image.hash, None)
         except UnreadableImage as error:
-            return HashOrReason(0, f"{self._images.place(row)}: {error}")
+            place = self._images.place(row)
+            return HashOrReason(0, f"{place}: {error}")
 
     def _batch(self, batch: PixelBatch[int, HashOrReason]) -> ImageBatch:
         pixels = batch.pixels
         results = batch.results()
-        readable = np.array([result.reason is None for result in results], dtype=bool)
+        is_readable = [result.reason is None for result in results]
+        readable = np.array(is_readable, dtype=bool)
         unreadable = tuple(
             result.reason for result in results if result.reason is not None
         )
-        rows = np.array(batch.items, dtype=np.int64)[readable]
-        hashes = np.array([result.hash for result in results], dtype=np.int64)[readable]
+        items = np.array(batch.items, dtype=np.int64)
+        rows = items[readable]
+        hashes_of_all = [result.hash for result in results]
+        hashes = np.array(hashes_of_all, dtype=np.int64)[readable]
         if unreadable:
             pixels = pixels[torch.from_numpy(readable)]
         return ImageBatch(
@@ -170,7 +179,8 @@ class ImageLoader:
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
-        for batch in self.decode(pieces(np.arange(len(self._images)), CHECKED_BATCH)):
+        every_row = np.arange(len(self._images))
+        for batch in self.decode(pieces(every_row, CHECKED_BATCH)):
             yield from batch.unreadable
 
     def close(self) -> None:
@@ -236,9 +246,8 @@ class StoredLoader:
         """Let the workers decode the first images of the next iteration now."""
         self._begun = iter(())
         if self._loader is not None:
-            self._begun = self._loader.decode(
-                [b.rows for b in self._plan if b.store is None]
-            )
+            rows_to_decode = [b.rows for b in self._plan if b.store is None]
+            self._begun = self._loader.decode(rows_to_decode)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun is None:
@@ -255,7 +264,10 @@ class StoredLoader:
                 yield self._stored(batch.rows, batch.store)
 
     def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
-        keys = self._samples.hashes(rows) if self._learned else np.zeros_like(rows)
+        if self._learned:
+            keys = self._samples.hashes(rows)
+        else:
+            keys = np.zeros_like(rows)
         return EmbeddingBatch(
             store.get(rows),
             torch.from_numpy(self._samples.labels[rows]),
@@ -281,7 +293,8 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
         loaders: loaders of the sets, all of which are searched.
     """
     others = chain.from_iterable(loader.unreadable() for loader in loaders)
-    names = list(islice(dict.fromkeys(chain(known, others)), UNREADABLE_SHOWN + 1))
+    distinct = dict.fromkeys(chain(known, others))
+    names = list(islice(distinct, UNREADABLE_SHOWN + 1))
     if len(names) == 1:
         return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
     shown = names[:UNREADABLE_SHOWN]
@@ -347,21 +360,24 @@ class Batches:
             yield from self._image_batches(self.samples)
             return
         for rows in pieces(self.rows, self.size):
-            z = cast(Store, self.samples).get(rows)
-            labels = self.labels[torch.from_numpy(self.samples.labels[rows])]
-            yield KeyedBatch(
-                z, labels, torch.from_numpy(self.samples.hashes(rows)), rows
-            )
+            store = cast(Store, self.samples)
+            z = store.get(rows)
+            positions = torch.from_numpy(self.samples.labels[rows])
+            labels = self.labels[positions]
+            hashes = torch.from_numpy(self.samples.hashes(rows))
+            yield KeyedBatch(z, labels, hashes, rows)
 
     def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
         with closing(loader):
-            for batch in loader.decode(pieces(self.rows, self.size)):
+            row_batches = pieces(self.rows, self.size)
+            for batch in loader.decode(row_batches):
                 if batch.unreadable and not self.skip:
                     raise DataError(name_unreadable(batch.unreadable, ()))
                 if len(batch.row):
                     labels = self.labels[batch.label]
-                    yield KeyedBatch(batch.image, labels, batch.key, batch.row.numpy())
+                    rows = batch.row.numpy()
+                    yield KeyedBatch(batch.image, labels, batch.key, rows)
 
 
 @dataclass(frozen=True)

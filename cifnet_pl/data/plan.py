@@ -45,7 +45,8 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
             order >= 0, "class_order", order, "a seed of at least 0, a list, or null"
         )
         generator = np.random.default_rng(order)
-        return [names[i] for i in generator.permutation(len(names))]
+        permutation = generator.permutation(len(names))
+        return [names[i] for i in permutation]
     if len(set(order)) < len(order):
         raise UsageError("class_order names a class twice")
     chosen = []
@@ -129,7 +130,8 @@ def task_sizes(
         last = [rest]
     else:
         last = []
-    return first + [per_task] * full + last
+    full_tasks = [per_task] * full
+    return first + full_tasks + last
 
 
 Tasks = tuple[tuple[str, ...], ...]
@@ -180,11 +182,15 @@ class TaskStream:
             raise DataError(
                 f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
             )
-        new = [name for name in ordered if name not in known]
+        new = []
+        for name in ordered:
+            if name not in known:
+                new.append(name)
         n_new = len(new)
         sizes = _remaining_sizes(n_new, per_task, initial, len(past))
         left = iter(new)
-        return cls(past + tuple(tuple(islice(left, size)) for size in sizes))
+        tasks = tuple(tuple(islice(left, size)) for size in sizes)
+        return cls(past + tasks)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -368,13 +374,18 @@ class Plan:
             rows: positions of the training samples of each task.
             order: names of all classes in the order of learning.
         """
-        labels_in_order = [self.position[name] for name in order]
+        labels_in_order = []
+        for name in order:
+            labels_in_order.append(self.position[name])
         seen: set[int] = set()
         tasks = []
         for task_rows in rows:
             labels = self.source.train.labels[task_rows]
             unseen = set(labels.tolist()) - seen
-            new = [label for label in labels_in_order if label in unseen]
+            new = []
+            for label in labels_in_order:
+                if label in unseen:
+                    new.append(label)
             seen |= unseen
             names = [self.source.class_names[label] for label in new]
             tasks.append(tuple(names))
@@ -383,7 +394,10 @@ class Plan:
     @cached_property
     def position(self) -> dict[str, int]:
         """Class name → label within the source."""
-        return {name: i for i, name in enumerate(self.source.class_names)}
+        positions = {}
+        for i, name in enumerate(self.source.class_names):
+            positions[name] = i
+        return positions
 
     @cached_property
     def evaluated(self) -> Grouping | None:
@@ -409,9 +423,11 @@ class Plan:
             tested &= ~self.untested
         groups = self.evaluated
         if groups is not None:
-            later = np.arange(tasks, len(groups.names))
+            last = len(groups.names)
+            later = np.arange(tasks, last)
             to_come = np.intersect1d(later, groups.train)
-            tested &= ~np.isin(groups.val, to_come)
+            is_later = np.isin(groups.val, to_come)
+            tested &= ~is_later
         none = np.zeros(0, dtype=np.int64)
         test_rows = []
         for name in names:

@@ -73,7 +73,8 @@ class SampleSet(ABC):
     def rows_of(self) -> dict[int, np.ndarray]:
         """Class position → positions of its samples, ascending."""
         order = np.argsort(self.labels, kind="stable")
-        classes, starts = np.unique(self.labels[order], return_index=True)
+        sorted_labels = self.labels[order]
+        classes, starts = np.unique(sorted_labels, return_index=True)
         rows_by_class = np.split(order, starts)[1:]
         return dict(zip(classes.tolist(), rows_by_class, strict=True))
 
@@ -93,7 +94,8 @@ class SampleSet(ABC):
         Returns:
             (n,) int64.
         """
-        unread = rows[self._hashes[rows] < 0]
+        is_unread = self._hashes[rows] < 0
+        unread = rows[is_unread]
         for row in unread.tolist():
             self._hashes[row] = self.content_hash(row)
         known: np.ndarray = self._hashes[rows]
@@ -199,7 +201,8 @@ class Source:
         labels = [*train.labels, *val.labels]
         whole = FileSet(train.root, names, labels, train.contents)
         no_rows = np.arange(0)
-        return Source(self.class_names, whole, whole.subset(no_rows), notes=self.notes)
+        no_samples = whole.subset(no_rows)
+        return Source(self.class_names, whole, no_samples, notes=self.notes)
 
 
 class FileSet(ImageSet):
@@ -253,7 +256,9 @@ class FileSet(ImageSet):
 
     def subset(self, rows: np.ndarray) -> FileSet:
         """Return the files at positions ``rows``, with their hashes as far as they are known."""
-        names = [self.names[i] for i in rows]
+        names = []
+        for i in rows:
+            names.append(self.names[i])
         labels = self.labels[rows].tolist()
         files = FileSet(self.root, names, labels, self.contents)
         every_row = np.arange(len(rows))
@@ -307,7 +312,9 @@ class ArraySet(ImageSet):
         if rows is None:
             rows = range(len(self.labels))
         self.rows = np.asarray(rows, dtype=np.int64)
-        self.names = [str(i) for i in self.rows.tolist()] if names is None else names
+        if names is None:
+            names = [str(i) for i in self.rows.tolist()]
+        self.names = names
 
     def given(self, index: int) -> Image.Image | bytes:
         """Return the image.
@@ -317,7 +324,8 @@ class ArraySet(ImageSet):
             UnreadableImage: the reader failed otherwise.
         """
         try:
-            return self.read(int(self.rows[index]))
+            row = int(self.rows[index])
+            return self.read(row)
         except CifnetError:
             raise
         except Exception as error:  # each object and decoder fails in its own way
@@ -330,7 +338,9 @@ class ArraySet(ImageSet):
 
     def subset(self, rows: np.ndarray) -> ArraySet:
         """Return the images at positions ``rows``."""
-        names = [self.names[i] for i in rows]
+        names = []
+        for i in rows:
+            names.append(self.names[i])
         return ArraySet(
             self.read,
             self.labels[rows],
@@ -435,7 +445,9 @@ def classes_of(
                 f"{where}: a label is {label}, but there are names of 0 to {last}"
             )
     require_class_names(class_names, where)
-    position = {label: i for i, label in enumerate(distinct)}
+    position = {}
+    for i, label in enumerate(distinct):
+        position[label] = i
     positions = [position[label] for label in read]
     return class_names, np.array(positions, dtype=np.int64)
 
@@ -682,7 +694,10 @@ def held_out_rows(
     chosen = np.zeros(len(samples), dtype=bool)
     for rows in samples.rows_of.values():
         for group in np.unique(groups[rows]):
-            members = rows[groups[rows] == group]
-            names = [samples.names[i] for i in members]
+            is_member = groups[rows] == group
+            members = rows[is_member]
+            names = []
+            for i in members:
+                names.append(samples.names[i])
             chosen[members] = held_out(names, fraction, seed)
     return chosen

@@ -120,9 +120,8 @@ def fetch(name: HubName, download: bool) -> Path:
             info = hub.HfApi().model_info(
                 name.repository, revision=name.revision, files_metadata=True
             )
-            _check_files(
-                name, {file.rfilename: file.size for file in info.siblings or []}
-            )
+            sizes = {file.rfilename: file.size for file in info.siblings or []}
+            _check_files(name, sizes)
         options = {"repo_id": name.repository, "local_files_only": not download}
         config = hub.hf_hub_download(filename=CONFIG, revision=name.revision, **options)
         folder = Path(config).parent
@@ -161,11 +160,14 @@ def push(
         api = hub.HfApi()
         address = api.create_repo(name.repository, private=private, exist_ok=True)
         info = api.model_info(name.repository)
-        existing = [file.rfilename for file in info.siblings or []]
+        existing = []
+        for file in info.siblings or []:
+            existing.append(file.rfilename)
         _refuse_existing(name, existing, overwrite)
         card = model_card(model, name.repository).encode()
         changes: list[Any] = [hub.CommitOperationAdd(CARD, card)]
-        added = sorted(path.name for path in folder.iterdir())
+        files = [path.name for path in folder.iterdir()]
+        added = sorted(files)
         for file in added:
             changes.append(hub.CommitOperationAdd(file, str(folder / file)))
         for file in existing:
@@ -181,7 +183,8 @@ def push(
 def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
     """Raise CheckpointError unless the files of a repository (name → bytes) are of a bundle."""
     if CONFIG not in sizes or not any(file.startswith("tensors-") for file in sizes):
-        files = ", ".join(printable(file) for file in sorted(sizes)[:5]) or "nothing"
+        first_files = [printable(file) for file in sorted(sizes)[:5]]
+        files = ", ".join(first_files) or "nothing"
         raise CheckpointError(
             f"{name.shown} is no model of this package, it has {files}"
         )
@@ -193,10 +196,12 @@ def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
 
 def _refuse_existing(name: HubName, files: list[str], overwrite: bool) -> None:
     """Raise UsageError if a repository with ``files`` must not be written to."""
-    others = sorted(file for file in files if not OWN_FILES.fullmatch(file))
+    foreign = [file for file in files if not OWN_FILES.fullmatch(file)]
+    others = sorted(foreign)
     if others:
+        other = printable(others[0])
         raise UsageError(
-            f"{name.shown} holds other files ({printable(others[0])}): choose another name"
+            f"{name.shown} holds other files ({other}): choose another name"
         )
     if CONFIG in files and not overwrite:
         raise UsageError(
@@ -225,7 +230,8 @@ def _message(name: HubName, what: str, error: Exception) -> str:
             " Python download=True"
         )
     status = getattr(getattr(error, "response", None), "status_code", None)
-    refused = status in (401, 403, 404) or "LocalTokenNotFoundError" in kinds
+    needs_login = "LocalTokenNotFoundError" in kinds
+    refused = status in (401, 403, 404) or needs_login
     message = f"cannot {what} {name.shown}: {one_line(error)[:200]}"
     if refused:
         message += (

@@ -109,9 +109,8 @@ def learned_images(model: Classifier) -> LearnedImages:
     name_of = model.name_of
     counts: LearnedImages = Counter()
     for label, hashes in model.images.by_label().items():
-        counts.update(
-            (name_of[label], content_hash) for content_hash in hashes.tolist()
-        )
+        keys = [(name_of[label], content_hash) for content_hash in hashes.tolist()]
+        counts.update(keys)
     return counts
 
 
@@ -219,7 +218,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
             model.calibration.exclude_selected(other.calibration.chosen)
     before = model.images.duplicates + other.images.duplicates
     for label, hashes in other.images.by_label().items():
-        repeated = np.full(len(hashes), labels[label])
+        label_of_class = labels[label]
+        repeated = np.full(len(hashes), label_of_class)
         model.images.add(repeated, hashes)
     model.count_duplicates(before)
     model.held_out = None  # the split of one says nothing of the other's images
@@ -243,11 +243,14 @@ def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     ours = model.backbone
     theirs = other.backbone
     if ours.sha256 != theirs.sha256:
+        our_hash = ours.sha256[:12]
+        their_hash = theirs.sha256[:12]
         raise UsageError(
-            f"their backbones differ: {ours.name} (sha256 {ours.sha256[:12]}…)"
-            f" and {theirs.name} ({theirs.sha256[:12]}…)"
+            f"their backbones differ: {ours.name} (sha256 {our_hash}…)"
+            f" and {theirs.name} ({their_hash}…)"
         )
-    if (model.image_size, model.crop_ratio) != (other.image_size, other.crop_ratio):
+    preprocessing = (model.image_size, model.crop_ratio)
+    if preprocessing != (other.image_size, other.crop_ratio):
         raise UsageError(
             f"their images are prepared differently: {model.image_size} px with crop ratio"
             f" {model.crop_ratio:g}, and {other.image_size} px with crop ratio"

@@ -78,7 +78,8 @@ class NewSamples:
         rows_of_first = torch.from_numpy(first).to(device)
         embeddings = torch.cat(embedding_batches)
         z = embeddings[rows_of_first]
-        own = labels[images.files.labels[selected]]
+        labels_of_images = images.files.labels[selected]
+        own = labels[labels_of_images]
         y = torch.from_numpy(own)
         key = torch.from_numpy(hashes[~learned])
         samples = BufferSamples(z, y.to(device), key.to(device))
@@ -110,7 +111,8 @@ class Outcomes(NamedTuple):
         confidence, predicted = probabilities.max(dim=1)
         predicted_labels = model.head.labels[predicted]
         correct = predicted_labels == samples.y
-        not_known = torch.full((len(samples.y),), torch.nan, dtype=torch.float64)
+        count = len(samples.y)
+        not_known = torch.full((count,), torch.nan, dtype=torch.float64)
         outcomes = cls(confidence.cpu(), correct.cpu(), not_known, not_known, not_known)
         shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
         judge = model.judge(*shares)
@@ -120,8 +122,9 @@ class Outcomes(NamedTuple):
             is_true = own == model.head.labels
             covered = (members & is_true).any(dim=1)
             set_size = members.sum(dim=1)
+            set_sizes = set_size.double().cpu()
             outcomes = outcomes._replace(
-                covered=covered.double().cpu(), set_size=set_size.double().cpu()
+                covered=covered.double().cpu(), set_size=set_sizes
             )
         if judge.reference is not None:
             novelty = model.head.novelty(samples.z)
@@ -133,7 +136,8 @@ class Outcomes(NamedTuple):
 
     def join(self, other: Outcomes) -> Outcomes:
         """Return the outcomes of both, one after the other."""
-        return Outcomes(*map(torch.cat, zip(self, other, strict=True)))
+        pairs = zip(self, other, strict=True)
+        return Outcomes(*map(torch.cat, pairs))
 
     @property
     def accuracy(self) -> float | None:
@@ -150,7 +154,8 @@ class Outcomes(NamedTuple):
     def confident_errors(self) -> int:
         """Number of wrong predictions with a confidence above ``HIGH_CONFIDENCE``."""
         confident = self.confidence > HIGH_CONFIDENCE
-        return int((confident & ~self.correct).sum())
+        is_wrong = confident & ~self.correct
+        return int(is_wrong.sum())
 
     @property
     def set_coverage(self) -> float | None:

@@ -86,7 +86,8 @@ def digits(options: SourceOptions) -> Source:
 
     pixels, labels = load_digits(return_X_y=True)
     squares = pixels.reshape(-1, 8, 8)
-    images = (squares * (255 / 16)).round().astype(np.uint8)
+    scaled = squares * (255 / 16)
+    images = scaled.round().astype(np.uint8)
     class_names = [str(digit) for digit in range(10)]
     return split_by_seed(
         class_names, ArraySet(partial(array_image, images), labels), options
@@ -118,7 +119,8 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         )
 
     def make(part: int, labels: np.ndarray) -> ArraySet:
-        return ArraySet(partial(dataset_image, opened[part]), labels)
+        read = partial(dataset_image, opened[part])
+        return ArraySet(read, labels)
 
     labels = [_labels(part) for part in opened]
     class_names = _class_names(opened[0])
@@ -129,7 +131,8 @@ def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
     """Return the arguments that a torchvision set takes for each of its splits."""
     from torchvision import datasets
 
-    parameters = inspect.signature(getattr(datasets, name)).parameters
+    builder = getattr(datasets, name)
+    parameters = inspect.signature(builder).parameters
     if name in PARTS:
         return PARTS[name]
     if "train" in parameters:
@@ -151,7 +154,8 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    root = expanded(options.root or DEFAULT_ROOT).absolute()
+    given = expanded(options.root or DEFAULT_ROOT)
+    root = given.absolute()
     keywords: dict[str, Any] = {"root": str(root), **arguments}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
@@ -201,7 +205,8 @@ def _labels(dataset: Any) -> list[int]:
     try:
         return [int(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise _unsuitable(type(dataset).__name__, first_line(error)) from error
+        kind = type(dataset).__name__
+        raise _unsuitable(kind, first_line(error)) from error
 
 
 def _class_names(dataset: Any) -> list[str]:
@@ -335,8 +340,13 @@ def _validation(annotations: Path, class_names: list[str]) -> FileSet:
         DataError: no image of the classes, or one that is listed but not there.
     """
     images = annotations.parent / "images"
-    present = {path.name for path in images.iterdir()} if images.is_dir() else set()
-    position = {name: i for i, name in enumerate(class_names)}
+    if images.is_dir():
+        present = {path.name for path in images.iterdir()}
+    else:
+        present = set()
+    position = {}
+    for i, name in enumerate(class_names):
+        position[name] = i
     names: list[str] = []
     labels: list[int] = []
     with annotations.open(newline="", encoding="utf-8") as file:
@@ -409,10 +419,14 @@ def core50(options: SourceOptions) -> Source:
     objects = sorted({frame.object for frame in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
     frames = frames[stride - 1 :: stride]
-    labels = [objects.index(frame.object) for frame in frames]
+    labels = []
+    for frame in frames:
+        labels.append(objects.index(frame.object))
     paths = [frame.path for frame in frames]
     whole = FileSet(root, paths, labels)
-    session_numbers = [sessions.index(frame.session) for frame in frames]
+    session_numbers = []
+    for frame in frames:
+        session_numbers.append(sessions.index(frame.session))
     domains = SampleGroups(
         [f"s{session}" for session in sessions],
         np.array(session_numbers, dtype=np.int64),
@@ -535,9 +549,8 @@ def cifar100(options: SourceOptions) -> Source:
         return ArraySet(parts[part], positions, where=where)
 
     labels = [part.labels for part in parts]
-    return source_of_splits(
-        labels, make, options, shown_path(root), parts[0].class_names
-    )
+    class_names = parts[0].class_names
+    return source_of_splits(labels, make, options, shown_path(root), class_names)
 
 
 class ParquetImages:
@@ -557,10 +570,12 @@ class ParquetImages:
         self.file = file
         self._images = table.array(IMAGE)
         self.labels: list[Any] = table.array(LABEL).tolist()
-        metadata = import_pyarrow().parquet.read_schema(file).metadata or {}
+        schema = import_pyarrow().parquet.read_schema(file)
+        metadata = schema.metadata or {}
         description = json.loads(metadata.get(b"huggingface", b"{}"))
         features = description.get("info", {}).get("features", {})
-        self.class_names: list[str] | None = features.get(LABEL, {}).get("names")
+        label_feature = features.get(LABEL, {})
+        self.class_names: list[str] | None = label_feature.get("names")
 
     def __call__(self, row: int) -> bytes:
         """Return the content of an image's file; DataError if there is none."""

@@ -88,7 +88,8 @@ def _held_out_source(root: Path, options: SourceOptions) -> Source:
     else:
         source = _split_by_group(names, whole, options, options.group)
     notes = [*source.notes, *passed_over.notes()]
-    for note in (nesting_message(whole, names), strays_message(root)):
+    messages = (nesting_message(whole, names), strays_message(root))
+    for note in messages:
         if note:
             notes.append(note)
     return replace(source, notes=tuple(notes))
@@ -202,14 +203,17 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
         with_classes = [sub_folders(path) for path in splits.values()]
         has_classes = any(with_classes)
         return has_classes or not _images_beside(splits["train"])
-    inner = [{sub_folder.name for sub_folder in sub_folders(path)} for path in folders]
+    inner = []
+    for path in folders:
+        inner.append({sub_folder.name for sub_folder in sub_folders(path)})
     return len(folders) > 1 and _all_equal(inner)
 
 
 def _all_equal(names: Iterable[set[str]]) -> bool:
     """Return whether all sets of names are the same, and not empty."""
     first, *others = names
-    return bool(first) and all(other == first for other in others)
+    same = [other == first for other in others]
+    return bool(first) and all(same)
 
 
 def _train_and_test(train: Path, test: Path) -> Source:
@@ -242,7 +246,9 @@ def _split_near(
     """Hold out a share of each class; near-duplicates stay on one side where that is possible."""
     val = np.zeros(len(whole), dtype=bool)
     for rows in whole.rows_of.values():
-        names = [whole.names[row] for row in rows]
+        names = []
+        for row in rows:
+            names.append(whole.names[row])
         looks = whole.look(rows)
         val[rows] = held_out_together(
             names, looks, options.val_fraction, options.split_seed
@@ -268,8 +274,13 @@ def _split_by_group(
     whole_classes: list[str] = []
     for label, rows in whole.rows_of.items():
         class_name = class_names[label]
-        names = [whole.names[row] for row in rows]
-        looks = whole.look(rows) if kind in ("day", "burst") else []
+        names = []
+        for row in rows:
+            names.append(whole.names[row])
+        if kind in ("day", "burst"):
+            looks = whole.look(rows)
+        else:
+            looks = []
         groups = name_groups(names, looks)
         sizes = Counter(groups)
         numbers[rows] = [number_of_name(f"{class_name}\0{group}") for group in groups]
@@ -353,23 +364,28 @@ def strays_message(*folders: Path) -> str | None:
     Args:
         folders: each holds class folders.
     """
-    strays = list(chain.from_iterable(_images_beside(home) for home in folders))
+    images_beside = [_images_beside(home) for home in folders]
+    strays = list(chain.from_iterable(images_beside))
     if not strays:
         return None
     count = len(strays)
     them = "each"
     if count == 1:
         them = "it"
+    first_stray = shown_path(strays[0])
     return (
         f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {shown_path(strays[0])}: move {them} into the folder of its class"
+        f" over, the first is {first_stray}: move {them} into the folder of its class"
     )
 
 
 def _images_beside(home: Path) -> list[Path]:
     """Return the images right in a folder or archive, beside its sub-folders."""
     part = archive_part(home)
-    entries = sorted(home.iterdir()) if part is None else archived_files(part)
+    if part is None:
+        entries = sorted(home.iterdir())
+    else:
+        entries = archived_files(part)
     found = []
     for path in entries:
         if path.parent == home and is_image(path) and not is_folder(path):
@@ -397,16 +413,16 @@ def file_set(
     names: list[str] = []
     labels: list[int] = []
     for label, homes in enumerate(folders.values()):
-        files = list(
-            chain.from_iterable(image_files(home, passed_over) for home in homes)
-        )
+        found = [image_files(home, passed_over) for home in homes]
+        files = list(chain.from_iterable(found))
         if not files and not may_be_empty:
             known = " ".join(sorted(EXTENSIONS))
             raise DataError(
                 f"class folder {shown_path(homes[0])} holds no image ({known}): add images or"
                 " remove the folder"
             )
-        names += [path.relative_to(root).as_posix() for path in files]
+        relative = [path.relative_to(root).as_posix() for path in files]
+        names += relative
         labels += [label] * len(files)
     return FileSet(root, names, labels)
 

@@ -51,7 +51,10 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
         UsageError: neither a name nor a folder, or a package that is missing.
         DataError: a data set, split or column that is not there.
     """
-    where = f"hf:{printable(name)}" if name else printable(str(options.root))
+    if name:
+        where = f"hf:{printable(name)}"
+    else:
+        where = printable(str(options.root))
     parts = _load(name, options, where)
     splits_found = _named_splits(parts, options, where)
     train = parts[splits_found["train"]]
@@ -70,8 +73,10 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
             )
             continue
         read.append(part)
-        labels += part.select_columns([label])[label]
-        names += [f"{split}/{i}" for i in range(len(part))]
+        part_labels = part.select_columns([label])[label]
+        labels += part_labels
+        part_names = [f"{split}/{i}" for i in range(len(part))]
+        names += part_names
         splits += [meaning] * len(part)
     described = f"{where}: column '{printable(label)}'"
     label_names = getattr(train.features[label], "names", None)
@@ -79,7 +84,9 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     reader = row_reader(read, image, where)
     where_read = f"{where}#"
     whole = ArraySet(reader, positions, names, where=where_read, sequential=True)
-    given = splits if len(read) > 1 else None
+    given = None
+    if len(read) > 1:
+        given = splits
     source = source_with_split(class_names, whole, given, options, where)
     all_notes = (*notes, *source.notes)
     return replace(source, notes=all_notes)
@@ -101,7 +108,8 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         explained(DataError, f"cannot load {where}", end=hint),
     ):
         if not name:
-            return dict(_local(datasets, expanded(options.root or Path()), config))
+            root = expanded(options.root or Path())
+            return dict(_local(datasets, root, config))
         cache = None
         if options.root is not None:
             cache = str(expanded(options.root))
@@ -180,7 +188,8 @@ def _has_labels(part: Any, label: str) -> bool:
         labels = part.select_columns([label])[label]
     else:
         labels = []
-    return any(value not in (None, -1) for value in labels)
+    known = [value not in (None, -1) for value in labels]
+    return any(known)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:

@@ -69,7 +69,8 @@ def source_of(given: Any, options: SourceOptions) -> Source:
         return parts[part].make(positions)
 
     labels = [part.labels for part in parts]
-    return source_of_splits(labels, make, options, "the data", parts[0].class_names)
+    class_names = parts[0].class_names
+    return source_of_splits(labels, make, options, "the data", class_names)
 
 
 def _is_pair(given: Any) -> bool:
@@ -90,7 +91,8 @@ def _read(part: Any) -> LabelledObject:
     if _is_pair(part):
         return _read_arrays(*part)
     if not _is_data_set(part):
-        raise UsageError(f"the data source is a {type(part).__name__}, {EXPECTED}")
+        kind = type(part).__name__
+        raise UsageError(f"the data source is a {kind}, {EXPECTED}")
     return _read_data_set(part)
 
 
@@ -133,7 +135,9 @@ def _read_data_set(dataset: Any) -> LabelledObject:
     ):
         targets = getattr(dataset, "targets", None)
         if targets is None:
-            targets = [dataset[i][1] for i in range(len(dataset))]
+            targets = []
+            for i in range(len(dataset)):
+                targets.append(dataset[i][1])
         pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
     class_names = getattr(dataset, "classes", None)

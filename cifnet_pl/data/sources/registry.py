@@ -128,7 +128,10 @@ def _check_options(name: str, options: SourceOptions) -> None:
     else:
         kind = name
     known = OWN_OPTIONS.get(kind, ())
-    unknown = [option for option in options.own if option not in known]
+    unknown = []
+    for option in options.own:
+        if option not in known:
+            unknown.append(option)
     if unknown and known:
         raise unknown_name(f"option of data source {name}", unknown[0], known)
     if unknown:
@@ -146,13 +149,15 @@ def _torchvision_class(name: str) -> str:
     prefix = ""
     if name.startswith(TORCHVISION_PREFIX):
         prefix = TORCHVISION_PREFIX
-    classes = {plain.lower(): plain for plain in set_names()}
-    plain = classes.get(name.removeprefix(prefix).lower())
+    classes = {}
+    for class_name in set_names():
+        classes[class_name.lower()] = class_name
+    bare_name = name.removeprefix(prefix).lower()
+    plain = classes.get(bare_name)
     if plain is None:
         torchvision_names = []
         for class_name in classes.values():
             torchvision_names.append(prefix + class_name)
-        raise unknown_name(
-            "data source", name, [*SOURCES, *offered("sources"), *torchvision_names]
-        )
+        known = [*SOURCES, *offered("sources"), *torchvision_names]
+        raise unknown_name("data source", name, known)
     return plain

@@ -117,7 +117,8 @@ class SampleTable:
         id_columns = {"ids", "id"} & set(self.columns)
         if ids is None and not id_columns:
             return EmbeddingSet(z, labels, self.path)
-        identities = self.vector(ids or "ids", len(z))
+        column = ids or "ids"
+        identities = self.vector(column, len(z))
         values, counts = np.unique(identities, return_counts=True)
         if len(values) < len(z):
             repeated = values[counts.argmax()]
@@ -161,9 +162,9 @@ def readable(path: Path) -> Any:
 
 def _npz(path: Path) -> SampleTable:
     with zipfile.ZipFile(path) as archive:
-        members = {
-            info.filename.removesuffix(".npy"): info for info in archive.infolist()
-        }
+        members = {}
+        for info in archive.infolist():
+            members[info.filename.removesuffix(".npy")] = info
 
     def read(name: str) -> np.ndarray:
         member = members[name]
@@ -189,7 +190,8 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     """
     with path.open("rb") as file:
         file.seek(offset + 26)
-        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        lengths = file.read(4)
+        name_length, extra_length = struct.unpack("<HH", lengths)
         header_length = 30 + name_length + extra_length
         file.seek(offset + header_length)
         version = np.lib.format.read_magic(file)
@@ -217,7 +219,8 @@ def _parquet(path: Path) -> SampleTable:
         table = parquet.read_table(path, columns=[name])
         return _column(table[name], path, name)
 
-    return SampleTable(path, parquet.read_schema(path).names, read)
+    names = parquet.read_schema(path).names
+    return SampleTable(path, names, read)
 
 
 def import_pyarrow() -> Any:
@@ -313,7 +316,9 @@ class EmbeddingSet(SampleSet):
             identities = self.rows
         else:
             identities = ids[self.rows]
-        self.names = [str(name) for name in identities.tolist()]
+        self.names = []
+        for name in identities.tolist():
+            self.names.append(str(name))
 
     @property
     def root(self) -> Path:
@@ -334,7 +339,9 @@ class EmbeddingSet(SampleSet):
         file_rows = self.rows[rows]
         if len(file_rows) and (np.diff(file_rows) == 1).all():
             # A view of consecutive rows is read from the file in one piece.
-            part = self.embeddings[file_rows[0] : file_rows[-1] + 1]
+            first = file_rows[0]
+            last = file_rows[-1]
+            part = self.embeddings[first : last + 1]
         else:
             part = self.embeddings[file_rows]
         with np.errstate(over="ignore"):  # values too large become infinity
@@ -354,18 +361,19 @@ class EmbeddingSet(SampleSet):
 
     def place(self, index: int) -> str:
         """Return the file and the sample's name in it."""
-        return f"{shown_path(self.file)}#{printable(self.names[index])}"
+        name = printable(self.names[index])
+        return f"{shown_path(self.file)}#{name}"
 
     def subset(self, rows: np.ndarray) -> EmbeddingSet:
         """Return the samples at positions ``rows``."""
         own_rows = self.rows[rows]
-        return EmbeddingSet(
-            self.embeddings, self.labels[rows], self.file, own_rows, self.ids
-        )
+        labels = self.labels[rows]
+        return EmbeddingSet(self.embeddings, labels, self.file, own_rows, self.ids)
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the embedding's bytes."""
-        row = np.ascontiguousarray(self.embeddings[self.rows[index]])
+        vector = self.embeddings[self.rows[index]]
+        row = np.ascontiguousarray(vector)
         return content_hash(row.tobytes())
 
 
@@ -409,7 +417,8 @@ def read_split(word: Any, where: str) -> Split:
         DataError: it means none.
     """
     text = str(word)
-    split = TRUTH_VALUES.get(text.casefold(), split_of(text))
+    by_name = split_of(text)
+    split = TRUTH_VALUES.get(text.casefold(), by_name)
     if split is None:
         raise DataError(
             f"{where} has split '{printable(text)}', expected train or test"
@@ -453,7 +462,8 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         path = Path(root)
     table = open_table(path)
     column = (options or {}).get("embeddings", "embeddings")
-    return int(table.matrix(str(column)).shape[1])
+    matrix = table.matrix(str(column))
+    return int(matrix.shape[1])
 
 
 # ---------------------------------------------------------------------- lists of image files
@@ -498,7 +508,8 @@ def manifest(options: SourceOptions) -> Source:
     where = shown_path(options.root)
     names = {}
     for meaning in MEANINGS:
-        names[meaning] = str(options.own.get(meaning, meaning))
+        own_name = options.own.get(meaning, meaning)
+        names[meaning] = str(own_name)
     table = _read_table(file, names)
     cells = _manifest_cells(table, names, options, where)
     if not cells["path"]:
@@ -524,7 +535,8 @@ def manifest(options: SourceOptions) -> Source:
     if not table.empty_rows:
         return source
     note = f"note: {where}: {number_of(table.empty_rows, 'empty row')} passed over"
-    return replace(source, notes=(note, *source.notes))
+    notes = (note, *source.notes)
+    return replace(source, notes=notes)
 
 
 class ManifestTable(NamedTuple):
@@ -591,16 +603,16 @@ def _read_table(path: Path, names: dict[str, str]) -> ManifestTable:
         )
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise unknown_name(
-            f"kind of table in {shown_path(path)}", path.suffix or "no ending", ENDINGS
-        )
+        ending = path.suffix or "no ending"
+        raise unknown_name(f"kind of table in {shown_path(path)}", ending, ENDINGS)
     if ending == ".parquet":
         table = open_table(path)
         wanted = {name.casefold() for name in names.values()}
         columns = {}
         for name in table.columns:
             if name.casefold() in wanted:
-                columns[name] = table.array(name).tolist()
+                values = table.array(name)
+                columns[name] = values.tolist()
         return ManifestTable(table.columns, columns, 0)
     with readable(path):
         content = path.read_bytes()
@@ -620,7 +632,8 @@ def _decode_text(content: bytes, path: Path) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        breaks = content.count(b"\n", 0, error.start)
+        line = breaks + 1
         raise DataError(
             f"{shown_path(path)} is not {encoding.upper()} (line {line}): save it as CSV UTF-8"
         ) from error
@@ -634,7 +647,8 @@ def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
     """
     with readable(path):
         delimiter = _delimiter(text, names)
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        stream = io.StringIO(text, newline="")
+        lines = csv.reader(stream, delimiter=delimiter)
         rows = []
         for line in lines:
             rows.append([cell.strip() for cell in line])
@@ -650,7 +664,8 @@ def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
             )
         columns[name] = []
     empty_rows = 0
-    for number, row in enumerate(rows[1:], 1):
+    numbered_rows = enumerate(rows[1:], 1)
+    for number, row in numbered_rows:
         if not any(row):
             empty_rows += bool(row)
             continue
