@@ -85,9 +85,8 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
         write_images(Path(folder, "more"), setup, seed=1000)
         new = Path(folder, "more", "train")
         files = sorted((root / "train").rglob("*.jpg"))
-        for entry in sorted(
-            new.iterdir()
-        ):  # for extend, to which other names are other classes
+        # For extend, to which other names are other classes.
+        for entry in sorted(new.iterdir()):
             entry.rename(entry.with_name(f"new_{entry.name}"))
         times: dict[str, list[list[float]]] = {
             "fit": [[], []],

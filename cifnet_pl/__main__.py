@@ -127,13 +127,13 @@ def prepare_process() -> None:
         keep_freed_memory,
     )  # here: Ctrl-C is answered once this file is imported
 
+    # Whatever their encoding (cp1252, ASCII, …).
     for stream in (
         sys.stdout,
         sys.stderr,
-    ):  # whatever their encoding (cp1252, ASCII, …)
-        if hasattr(
-            stream, "reconfigure"
-        ):  # streams that a test or a notebook put there may lack it
+    ):
+        # Streams that a test or a notebook put there may lack it.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     keep_freed_memory()
     wait_briefly()

@@ -7,14 +7,12 @@ import os
 import tempfile
 from pathlib import Path
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # before torch is imported: several workers share the cores
+# Before torch is imported: several workers share the cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-if (
-    "CIFNET_CACHE" not in os.environ
-):  # a network is exported once, not in every test, and not into the user's folder
+# A network is exported once, not in every test, and not into the user's folder.
+if "CIFNET_CACHE" not in os.environ:
     os.environ["CIFNET_CACHE"] = os.path.join(
         tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}"
     )

@@ -93,9 +93,8 @@ def test_a_capacity_below_the_number_of_classes_is_refused(few: int) -> None:
     buffer = filled(CalibrationBuffer(capacity=2), TASKS[0])
     before = content(buffer)
 
-    def learn_more() -> (
-        None
-    ):  # many samples are refused when they are offered, few at the end of the task
+    # Many samples are refused when they are offered, few at the end of the task.
+    def learn_more() -> None:
         buffer.add(*(part[:few] for part in TASKS[1]))
         buffer.commit()
 

@@ -132,9 +132,8 @@ def exported(embedder: Embedder) -> bytes:
                 verbose=False,
             )
         return bytes(graph.model_proto.SerializeToString())
-    except (
-        Exception
-    ) as error:  # the exporter has an error class for every unknown operation
+    except Exception as error:
+        # The exporter has an error class for every unknown operation.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

@@ -227,9 +227,8 @@ class Layers(nn.Module):
         # The attribute's name is part of the weights' hash, so that caches tell networks with and
         # without earlier layers apart.
         self.layered = network
-        self._outputs: dict[
-            int, list[Tensor]
-        ] = {}  # by thread: several may embed at a time
+        # By thread: several may embed at a time.
+        self._outputs: dict[int, list[Tensor]] = {}
         for name in names:
             network.get_submodule(name).register_forward_hook(self._collect)
 

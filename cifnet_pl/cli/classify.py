@@ -187,9 +187,8 @@ class ClassificationTable:
             unknown = model.available_shares(UNKNOWN_SHARE)[0]
         self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
         self._warning: str | None = None
-        if (
-            self.unknown is not None or coverage is not None
-        ):  # refused before the work begins
+        # Refused before the work begins.
+        if self.unknown is not None or coverage is not None:
             self._warning = model.judge(**self._judged).warning
 
     def write(self, file: IO[bytes]) -> None:

@@ -126,10 +126,11 @@ def run_command(command: str, args: Sequence[str]) -> None:
     )
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
+    # Other commands take several.
     for option in parameters.keys() & {
         "images",
         "check",
-    }:  # other commands take several
+    }:
         if (
             parameters[option].annotation in (str, str | None)
             and words.count(f"--{option}") > 1
@@ -174,10 +175,11 @@ def _add(
         options |= {"type": str, "nargs": "+"}
         parser.add_argument(parameter.name, **options)
         return
+    # Several values, in one option or several.
     if kind in (
         list[str],
         list[str] | None,
-    ):  # several values, in one option or several
+    ):
         options |= {"type": str, "nargs": "+", "action": "extend"}
     elif kind == str | None:
         options["type"] = str

@@ -263,10 +263,11 @@ class CIFNetCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = self._own.get("ckpt_path")
         kwargs["weights_only"] = True
+        # RunTable shows the results.
         for name in (
             "return_predictions",
             "verbose",
-        ):  # RunTable shows the results
+        ):
             if name in kwargs:
                 kwargs[name] = False
         return kwargs
@@ -284,9 +285,8 @@ def is_alone_in_slurm_job() -> bool:
 
 
 def _clear(folder: Path, kind: type[BaseException] | None) -> None:
-    if (
-        kind is not None
-    ):  # neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception
+    # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+    if kind is not None:
         runs.remove_unbegun(folder, failed=issubclass(kind, Exception))
 
 
@@ -324,9 +324,8 @@ def run(args: list[str]) -> None:
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:
-        if isinstance(
-            error.__context__, KeyboardInterrupt
-        ):  # Lightning leaves with 1, as for any error
+        # Lightning leaves with 1, as for any error.
+        if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
         raise
 

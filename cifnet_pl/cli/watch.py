@@ -450,5 +450,6 @@ class Sender:
             OSError,
             ValueError,
             HTTPException,
-        ) as error:  # whatever the receiver sends
+        ) as error:
+            # Whatever the receiver sends.
             return printable(str(error) or type(error).__name__)

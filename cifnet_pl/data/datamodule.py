@@ -398,9 +398,8 @@ class CIFNetDataModule(LightningDataModule):
         """
         if self.duplicates is None:
             return SourceDuplicates()
-        for (
-            cache
-        ) in self._caches():  # a cache knows the hashes of the images that it stores
+        # A cache knows the hashes of the images that it stores.
+        for cache in self._caches():
             cache.known(np.arange(len(cache.images.labels)))
         found = find_duplicates(
             self.source, self.plan.all_rows(self.learner.learned_tasks)

@@ -186,9 +186,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     labels = np.concatenate([train.labels, val.labels])
     repeats = find_repeats(hashes, labels)
     found = SourceDuplicates()
-    tested_as: dict[
-        int, int
-    ] = {}  # training sample → its first duplicate among the test samples
+    # Training sample → its first duplicate among the test samples.
+    tested_as: dict[int, int] = {}
     duplicates = sorted(repeats.twice.items())
     for row, first in duplicates:
         if row < count:

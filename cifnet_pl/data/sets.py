@@ -275,7 +275,8 @@ class FileSet(ImageSet):
         except (
             OSError,
             KeyError,
-        ):  # it is unreadable, and is reported when it is decoded
+        ):
+            # It is unreadable, and is reported when it is decoded.
             return ()
 
     def size(self, index: int) -> int:

@@ -171,9 +171,8 @@ class ArchivePart(NamedTuple):
 
 def archive_part(path: Path) -> ArchivePart | None:
     """Find the archive that a path is, or leads into; None if no part of the path is an archive."""
-    if (
-        ".zip" not in str(path).lower()
-    ):  # fast for most paths: this is asked of every image
+    # Fast for most paths: this is asked of every image.
+    if ".zip" not in str(path).lower():
         return None
     for parent in (path, *path.parents):
         if parent.suffix.lower() == ".zip":

@@ -98,9 +98,8 @@ def decoding() -> Iterator[None]:
         ) from error
     except UnreadableImage:
         raise
-    except (
-        Exception
-    ) as error:  # on damaged files every decoder of Pillow fails in its own way
+    except Exception as error:
+        # On damaged files every decoder of Pillow fails in its own way.
         raise UnreadableImage(
             getattr(error, "strerror", None) or first_line(error)
         ) from error

@@ -216,9 +216,8 @@ def _explained(name: HubName, what: str) -> Iterator[None]:
         yield
     except CifnetError:
         raise
-    except (
-        Exception
-    ) as error:  # huggingface_hub and its network packages raise many kinds
+    except Exception as error:
+        # The package huggingface_hub and its network packages raise many kinds.
         raise CheckpointError(_message(name, what, error)) from error
 
 

@@ -238,9 +238,8 @@ class Inbox:
         self.limits = limits
         self._lock = Lock()
         self._version = 0
-        self._predictions: dict[
-            str, InboxImage
-        ] = {}  # of that version, by the name of the file
+        # Of that version, by the name of the file.
+        self._predictions: dict[str, InboxImage] = {}
 
     @property
     def served(self) -> ServedModel:

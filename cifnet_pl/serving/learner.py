@@ -141,9 +141,8 @@ class Learner:
         except CifnetError as error:
             LOGGER.warning("%s refused: %s", job.action, error)
             return {}, explained(error)
-        except (
-            BaseException
-        ):  # a fault of ours: the service goes on, and the log has the traceback
+        except BaseException:
+            # A fault of ours: the service goes on, and the log has the traceback.
             LOGGER.exception("%s failed", job.action)
             return {}, RequestError(500, messages.FAILED)
         if served is not None:

@@ -177,9 +177,8 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=10,
     )
-    with suppress(
-        KeyboardInterrupt
-    ):  # uvicorn raises it again, unless the process was started to ignore Ctrl-C
+    # Uvicorn raises it again, unless the process was started to ignore Ctrl-C.
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
     print(f"ended; {folder} holds every change")
     raise SystemExit(128 + signal.SIGINT)
@@ -232,9 +231,8 @@ def keep_watching(service: Service, folder: Path) -> None:
                     log.warning("%s is left out: %s", path, error)
         except (OSError, CifnetError) as error:
             log.warning("images of %s wait: %s", folder, error)
-        except (
-            sqlite3.ProgrammingError
-        ):  # the service has ended, and closed its journal
+        except sqlite3.ProgrammingError:
+            # The service has ended, and closed its journal.
             return
         time.sleep(WATCH_SECONDS)
 

@@ -168,9 +168,8 @@ class Service:
         self._predicting = Lock()
         self._class_predictions = (0, ClassPredictions(classes=[]))
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
-        with (
-            torch.inference_mode()
-        ):  # what makes the backbone ready is done before threads embed
+        # What makes the backbone ready is done before threads embed.
+        with torch.inference_mode():
             model.embed(blank)
         self.current = CurrentModel(self._served_model(model, workspace.current))
         self.learner = Learner(self.current)

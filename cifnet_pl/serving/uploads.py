@@ -133,9 +133,8 @@ def _zipped_images(
                     yield entry_name(entry), _content(entry.filename, content, limits)
     except RequestError:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile and the decompressors each have errors of their own
+    except Exception as error:
+        # Zipfile and the decompressors each have errors of their own.
         raise RequestError(
             422, f"{where} is damaged or not a zip file that can be read"
         ) from error
@@ -242,7 +241,8 @@ def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str,
         except (
             OSError,
             UnreadableImage,
-        ):  # within an archive, or of a format that is not kept
+        ):
+            # Within an archive, or of a format that is not kept.
             continue
 
 

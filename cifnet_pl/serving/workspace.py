@@ -263,9 +263,8 @@ class Workspace:
         for entry in self._bundles():
             if entry.name.isdecimal():
                 newest = max(newest, int(entry.name))
-        if (
-            newest > last + 1
-        ):  # a kill leaves at most one version that the journal does not name
+        # A kill leaves at most one version that the journal does not name.
+        if newest > last + 1:
             found = (
                 f"{self._journal.path} ends with version {last}, but {newest} is stored"
             )
@@ -565,7 +564,8 @@ class Workspace:
         except (
             CifnetError,
             OSError,
-        ) as error:  # the change is stored: it must not be refused
+        ) as error:
+            # The change is stored: it must not be refused.
             LOGGER.warning("old versions were not removed: %s", error)
         return self.versions[number]
 

@@ -156,9 +156,8 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
     images = make_images(tmp_path / "images", CLASSES, 12)
     for name in CLASSES:
         for i in range(5):
-            (
-                images / name / f"{i}.png"
-            ).unlink()  # of each class only the sixth was learned
+            # Of each class only the sixth was learned.
+            (images / name / f"{i}.png").unlink()
     for i in (8, 9):
         shutil.copy(images / "ant" / f"{i}.png", images / "ant" / f"renamed {i}.png")
     shutil.copy(images / "ant" / "7.png", images / "bee" / "wrong.png")

@@ -204,9 +204,8 @@ def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, cap
     for name in ("train", "val"):
         make_images(tmp_path / "images" / name, ["ant", "bee"], per_class=40)
     light = read_square(tmp_path / "images" / part / "bee" / "7.png", 8).sum() / 255
-    if (
-        part == "val"
-    ):  # else it would be met in learning: both parts hold the same pictures
+    # Else it would be met in learning: both parts hold the same pictures.
+    if part == "val":
         (tmp_path / "images" / "train" / "bee" / "7.png").unlink()
     shape = Preprocessing(8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     monkeypatch.setitem(

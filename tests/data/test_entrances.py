@@ -151,10 +151,8 @@ NO_LABELS = {
 }
 CANNOT_HOLD = {
     ("shards", "bytes"),  # JSON has none
-    (
-        "vectors",
-        "missing",
-    ),  # NumPy stores text and None as Python objects, never loaded
+    # NumPy stores text and None as Python objects, which are never loaded.
+    ("vectors", "missing"),
     ("vectors", "a list"),
 }
 

@@ -75,9 +75,8 @@ def test_names_that_are_not_text(tmp_path, capsys, caplog):
     try:
         fill(root / latin, RED, 5)
     except OSError:
-        assert not (
-            root / latin
-        ).exists()  # this file system takes no such names: then nobody can have them here
+        # This file system takes no such names: then nobody can have them here.
+        assert not (root / latin).exists()
         return
     fill(root / "green", GREEN, 5)
     (root / latin / "0.png").rename(root / latin / os.fsdecode(b"\xff\xfe.png"))

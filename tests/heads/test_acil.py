@@ -72,9 +72,8 @@ def matrices_alive(run: Callable[[], object], width: int) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     alive = most = 0
-    for event in (
-        recorded.profiler.kineto_results.events()
-    ):  # allocations inside of operations are here only
+    # Allocations inside of operations are here only.
+    for event in recorded.profiler.kineto_results.events():
         change = event.nbytes() if event.name() == "[memory]" else 0
         if abs(change) >= block // 2:
             alive += change

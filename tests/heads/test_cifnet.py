@@ -310,9 +310,8 @@ def test_one_class_alone_scores_its_target_everywhere(
     assert torch.allclose(
         head(z), torch.full((count, 1), head.limit, dtype=torch.float64), rtol=1e-3
     )
-    if (
-        ridge == "gcv"
-    ):  # the bias is free, so nothing is left for the features to explain
+    # The bias is free, so nothing is left for the features to explain.
+    if ridge == "gcv":
         assert head.weights()[1:].norm() < 1e-8
 
 

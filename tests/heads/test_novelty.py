@@ -258,9 +258,8 @@ def test_a_removed_class_is_unknown_again(case: Case) -> None:
             difference(after, literal(head, never).of(rows(head, own)))
             <= case.tolerance
         )
-    elif not isinstance(
-        head, ACILHead | SLDAHead
-    ):  # which keep no sum of what was removed
+    elif not isinstance(head, ACILHead | SLDAHead):
+        # Which keep no sum of what was removed.
         assert (
             difference(after, literal(head, TASKS, removed=0).of(rows(head, own)))
             <= case.tolerance

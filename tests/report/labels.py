@@ -41,9 +41,8 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
         for axis in (axes.xaxis, axes.yaxis)
         for label in beyond(axis)
     ]
-    result: dict[
-        tuple[str, tuple[int, ...]], Bbox
-    ] = {}  # ticks that an axis no longer needs stay where they were
+    # Ticks that an axis no longer needs stay where they were.
+    result: dict[tuple[str, tuple[int, ...]], Bbox] = {}
     for artist in figure.findobj(Text):
         assert isinstance(artist, Text)
         if (

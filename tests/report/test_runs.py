@@ -143,9 +143,8 @@ def test_damaged_runs_are_named_and_the_others_shown(real, tmp_path, capsys):
     for i, (change, _) in enumerate([*DAMAGED, *KEPT]):
         run = tmp_path / "runs" / f"damaged{i}" / "version_0"
         shutil.copytree(real, run)
-        if i >= len(
-            DAMAGED
-        ):  # a seed of its own, else it replaces the whole run of the same seed
+        # A seed of its own, else it replaces the whole run of the same seed.
+        if i >= len(DAMAGED):
             config = yaml.safe_load((run / "config.yaml").read_text())
             config["seed_everything"] = config["data"]["class_order"] = 100 + i
             (run / "config.yaml").write_text(yaml.safe_dump(config))

@@ -164,9 +164,8 @@ def formats(images: Path) -> dict[str, list[str]]:  # noqa: F811
             {"image": {"bytes": made["image"], "path": None}, "label": made["label"]}
             for made in samples
         ]
-        for number, part in enumerate(
-            (rows_of[:1], rows_of[1:])
-        ):  # uneven files, of row groups of five
+        # Uneven files, of row groups of five.
+        for number, part in enumerate((rows_of[:1], rows_of[1:])):
             path = str(images / "parquet" / f"{subset}-{number:05d}.parquet")
             datasets.Dataset.from_list(part, kinds).to_parquet(path, batch_size=5)
     roots = {

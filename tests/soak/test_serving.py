@@ -363,7 +363,8 @@ def test_hostile_requests(tmp_path: Path) -> None:
             except (
                 httpx.LocalProtocolError,
                 httpx.RemoteProtocolError,
-            ):  # no client can send it, or nobody reads it
+            ):
+                # No client can send it, or nobody reads it.
                 status = 0
             found[status] = found.get(status, 0) + 1
             if sum(found.values()) % 500 == 0:

@@ -44,10 +44,8 @@ from cifnet_pl.utilities.names import split_of
 from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "CLEVRClassification": (
-        {"split": "train"},
-        {"split": "val"},
-    ),  # the test labels are not public
+    # Its test labels are not public.
+    "CLEVRClassification": ({"split": "train"}, {"split": "val"}),
     "EMNIST": (
         {"split": "balanced", "train": True},
         {"split": "balanced", "train": False},
