@@ -170,7 +170,9 @@ class CIFNetDataModule(LightningDataModule):
             image_size,
             f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
         )
-        folder = Path(root) if root else None
+        folder = None
+        if root:
+            folder = Path(root)
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
         )
@@ -186,13 +188,17 @@ class CIFNetDataModule(LightningDataModule):
             self.source = without_test_images(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = [val_fraction, split_seed] if by_seed else None
+        self._held_out = None
+        if by_seed:
+            self._held_out = [val_fraction, split_seed]
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
-        self.cache_folder = Path(cache_folder).expanduser() if cache else None
+        self.cache_folder = None
+        if cache:
+            self.cache_folder = Path(cache_folder).expanduser()
         if duplicates is None and self.source_name in OWN_IMAGES:
             duplicates = "leave_out"
         self.duplicates: Duplicates | None = duplicates
@@ -222,7 +228,8 @@ class CIFNetDataModule(LightningDataModule):
 
     def _never_learned_note(self, classes_per_task: int | list[int]) -> list[str]:
         """Return a sentence about the classes that no task learns, or nothing."""
-        never = sorted(set(self.source.class_names) - set(self.stream(()).classes()))
+        learned = self.stream(()).classes()
+        never = sorted(set(self.source.class_names) - set(learned))
         if not never:
             return []
         total = number_of(len(self.source.class_names), "class")
@@ -263,20 +270,24 @@ class CIFNetDataModule(LightningDataModule):
         train = self.source.train
         stream = self.stream(())
         classes = stream.classes()
-        labels = torch.full((len(self.source.class_names),), -1)
-        labels[[self.plan.position[name] for name in classes]] = torch.arange(
-            len(classes)
-        )
+        count = len(self.source.class_names)
+        labels = torch.full((count,), -1)
+        positions = [self.plan.position[name] for name in classes]
+        labels[positions] = torch.arange(len(classes))
+        side = 0
+        if isinstance(train, ImageSet):
+            side = self.image_size or 0
         batches = partial(
             Batches,
             labels=labels,
             size=self.batch_size,
-            side=(self.image_size or 0) if isinstance(train, ImageSet) else 0,
+            side=side,
             workers=self._workers(1),
             skip=self.on_corrupt == "skip",
         )
         if self.duplicates == "leave_out":
-            found = find_duplicates(self.source, self.plan.all_rows(()))
+            rows = self.plan.all_rows(())
+            found = find_duplicates(self.source, rows)
             self.plan.left_out, self.plan.untested = found.left_out(self.source)
         first = 0
         for number, new in enumerate(stream.tasks):
@@ -284,7 +295,8 @@ class CIFNetDataModule(LightningDataModule):
             rows = self.plan.rows(number, ())
             if train.sequential:
                 rows = np.sort(rows)
-            test_rows = self.plan.test_rows(classes[:end], number + 1)
+            classes_seen = classes[:end]
+            test_rows = self.plan.test_rows(classes_seen, number + 1)
             tested = np.concatenate([rows[:0], *test_rows])
             yield Task(
                 number,
@@ -323,14 +335,16 @@ class CIFNetDataModule(LightningDataModule):
 
     def task_classes(self, task: int) -> list[str]:
         """Return the names of the classes that ``task`` introduces; none after the last."""
-        tasks = self.stream(self.learner.learned_tasks[:task]).tasks
+        learned = self.learner.learned_tasks[:task]
+        tasks = self.stream(learned).tasks
         if task < len(tasks):  # Lightning asks once more after the last
             return list(tasks[task])
         return []
 
     def task_rows(self, task: int) -> np.ndarray:
         """Return the positions of the training samples of ``task``; none after the last."""
-        rows = self.plan.rows(task, self.learner.learned_tasks[:task])
+        learned = self.learner.learned_tasks[:task]
+        rows = self.plan.rows(task, learned)
         if self.source.train.sequential:
             return np.sort(rows)
         return rows
@@ -354,15 +368,18 @@ class CIFNetDataModule(LightningDataModule):
             )
         rows = self.task_rows(task)
         count = min(len(rows), at_most)
-        spread = np.linspace(0, len(rows) - 1, count).round().astype(np.int64)
-        batches = self._train_images.decode(pieces(rows[spread], self._loader_batch))
+        places = np.linspace(0, len(rows) - 1, count)
+        spread = places.round().astype(np.int64)
+        chunks = pieces(rows[spread], self._loader_batch)
+        batches = self._train_images.decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
     def returning_classes(self, task: int) -> list[str]:
         """Return the names of earlier classes that ``task`` brings samples of again."""
         if not self.plan.kind.samples_return:
             return []
-        present = np.unique(self.source.train.labels[self.task_rows(task)])
+        labels = self.source.train.labels[self.task_rows(task)]
+        present = np.unique(labels)
         names = [self.source.class_names[label] for label in present]
         new = set(self.task_classes(task))
         return [name for name in names if name not in new]
@@ -372,9 +389,8 @@ class CIFNetDataModule(LightningDataModule):
 
         Unreadable ones count, too.
         """
-        counts = self._counts_of_labels(
-            self.source.train.labels[self.task_rows(self.task)]
-        )
+        labels = self.source.train.labels[self.task_rows(self.task)]
+        counts = self._counts_of_labels(labels)
         return [int(counts[self.plan.position[name]]) for name in names]
 
     def test_counts(self, names: Iterable[str]) -> dict[str, int]:
@@ -387,7 +403,8 @@ class CIFNetDataModule(LightningDataModule):
         return {name: int(counts[position[name]]) for name in names if name in position}
 
     def _counts_of_labels(self, labels: np.ndarray) -> np.ndarray:
-        return np.bincount(labels, minlength=len(self.source.class_names))
+        classes = len(self.source.class_names)
+        return np.bincount(labels, minlength=classes)
 
     @cached_property
     def found_duplicates(self) -> SourceDuplicates:
@@ -400,10 +417,10 @@ class CIFNetDataModule(LightningDataModule):
             return SourceDuplicates()
         # A cache knows the hashes of the images that it stores.
         for cache in self._caches():
-            cache.known(np.arange(len(cache.images.labels)))
-        found = find_duplicates(
-            self.source, self.plan.all_rows(self.learner.learned_tasks)
-        )
+            every_row = np.arange(len(cache.images.labels))
+            cache.known(every_row)
+        rows = self.plan.all_rows(self.learner.learned_tasks)
+        found = find_duplicates(self.source, rows)
         if self.duplicates == "leave_out":
             self.plan.left_out, self.plan.untested = found.left_out(self.source)
             self._require_images(self.plan.left_out)
@@ -413,9 +430,12 @@ class CIFNetDataModule(LightningDataModule):
 
     def _require_images(self, left_out: np.ndarray) -> None:
         """Raise DataError if all images of a class that is learned lie in other classes, too."""
-        counts = self._counts_of_labels(self.source.train.labels[~left_out])
-        for name in self.stream(self.learner.learned_tasks).classes():
-            if not counts[self.plan.position[name]]:
+        labels = self.source.train.labels[~left_out]
+        counts = self._counts_of_labels(labels)
+        stream = self.stream(self.learner.learned_tasks)
+        for name in stream.classes():
+            position = self.plan.position[name]
+            if not counts[position]:
                 raise DataError(
                     f"every image of '{printable(name)}' is in another class, too: remove the wrong"
                     " duplicates"
@@ -440,7 +460,8 @@ class CIFNetDataModule(LightningDataModule):
             return None
         backbone = self.learner.backbone
         precision = str(self.attached.precision)
-        engine = backbone.engine(self.attached.strategy.root_device.type, precision)
+        device = self.attached.strategy.root_device
+        engine = backbone.engine(device.type, precision)
         size, crop = self.image_shape(backbone.preprocessing)
         outputs = backbone.outputs(size)
         folder = pipeline_folder(
@@ -454,7 +475,8 @@ class CIFNetDataModule(LightningDataModule):
 
     def learner_labels(self, rows: np.ndarray) -> np.ndarray:
         """Return the learner's labels (n,) of test samples ``rows``."""
-        positions = torch.from_numpy(self.source.val.labels[rows])
+        labels = self.source.val.labels[rows]
+        positions = torch.from_numpy(labels)
         return self._global_labels()[positions].numpy()
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
@@ -465,7 +487,10 @@ class CIFNetDataModule(LightningDataModule):
             z: (n, d) their embeddings.
         """
         training = self.attached.training
-        cache = self._train_cache if training else self._val_cache
+        if training:
+            cache = self._train_cache
+        else:
+            cache = self._val_cache
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
         if not training:
@@ -494,7 +519,8 @@ class CIFNetDataModule(LightningDataModule):
             size = max(size, EMBEDDED_BATCH)
         plan: list[PlannedBatch] = []
         missing = False
-        for order in self.learner.passes(self.task_rows(task), task):
+        orders = self.learner.passes(self.task_rows(task), task)
+        for order in orders:
             for rows in shard_batches(order, size, *rank_and_world()):
                 store: Store | None = None
                 if isinstance(samples, EmbeddingSet):
@@ -503,7 +529,9 @@ class CIFNetDataModule(LightningDataModule):
                     store = cache
                 missing = missing or store is None
                 plan.append(PlannedBatch(rows, store))
-        loader = self._train_images if isinstance(samples, ImageSet) else None
+        loader = None
+        if isinstance(samples, ImageSet):
+            loader = self._train_images
         batches = StoredLoader(samples, plan, loader, learned=True)
         if missing:
             batches.begin()
@@ -512,7 +540,8 @@ class CIFNetDataModule(LightningDataModule):
     def begin_task(self, task: int) -> None:
         """Let threads decode the first images of ``task`` while another one is solved."""
         if isinstance(self.source.train, ImageSet):
-            self._ahead = LoaderAhead(task, self.training_batches(task))
+            batches = self.training_batches(task)
+            self._ahead = LoaderAhead(task, batches)
 
     def train_dataloader(self) -> StoredLoader:
         """Return this process's share of the current task."""
@@ -539,7 +568,8 @@ class CIFNetDataModule(LightningDataModule):
         plan: list[PlannedBatch] = []
         loader = None
         if isinstance(samples, EmbeddingSet):
-            size = min(EMBEDDED_BATCH, max(1, SCORES // max(1, len(learned))))
+            fitting = SCORES // max(1, len(learned))
+            size = min(EMBEDDED_BATCH, max(1, fitting))
             plan += planned_batches(left, size, samples)
         else:
             for store in (self._memory, self._val_cache):
@@ -551,11 +581,10 @@ class CIFNetDataModule(LightningDataModule):
             loader = self._val_images
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan = [
-                PlannedBatch(
-                    left, samples if isinstance(samples, EmbeddingSet) else None
-                )
-            ]
+            store_of_rows = None
+            if isinstance(samples, EmbeddingSet):
+                store_of_rows = samples
+            plan = [PlannedBatch(left, store_of_rows)]
         return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.
@@ -569,7 +598,8 @@ class CIFNetDataModule(LightningDataModule):
         if chosen or device == "cpu" or not self.learner.any_batch_size:
             return self.batch_size
         side, _ = self.image_shape(self.learner.backbone.preprocessing)
-        return max(1, min(GPU_BATCH, GPU_BATCH_PIXELS // side**2))
+        fitting = GPU_BATCH_PIXELS // side**2
+        return max(1, min(GPU_BATCH, fitting))
 
     @cached_property
     def _train_images(self) -> ImageLoader:
@@ -583,9 +613,8 @@ class CIFNetDataModule(LightningDataModule):
         shape = self.image_shape(self.learner.backbone.preprocessing)
         assert isinstance(images, ImageSet)
         workers = self._workers(self.attached.num_devices)
-        return ImageLoader(
-            images, *shape, workers, self.attached.strategy.root_device.type
-        )
+        device = self.attached.strategy.root_device
+        return ImageLoader(images, *shape, workers, device.type)
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return side and crop of the squares that images become.
@@ -630,7 +659,8 @@ class CIFNetDataModule(LightningDataModule):
                 name for name in batch.unreadable if name not in self.skipped
             ]
         if isinstance(batch, tuple) and hasattr(batch, "label"):
-            return cast(Batch, batch)._replace(label=self._global_labels()[batch.label])
+            labels = self._global_labels()[batch.label]
+            return cast(Batch, batch)._replace(label=labels)
         return batch
 
     def transfer_batch_to_device(
@@ -654,17 +684,17 @@ class CIFNetDataModule(LightningDataModule):
         """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
         names = self.learner.class_names
         if int((self._labels >= 0).sum()) != len(names):
-            label = {name: i for i, name in enumerate(names)}
-            self._labels = torch.tensor(
-                [label.get(name, -1) for name in self.source.class_names]
-            )
+            label = {}
+            for i, name in enumerate(names):
+                label[name] = i
+            labels = [label.get(name, -1) for name in self.source.class_names]
+            self._labels = torch.tensor(labels)
         return self._labels
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, stop the threads, and drop everything of this learner."""
-        skipped = list(
-            dict.fromkeys(chain.from_iterable(of_all_processes(self.skipped)))
-        )
+        skipped_rows = of_all_processes(self.skipped)
+        skipped = list(dict.fromkeys(chain.from_iterable(skipped_rows)))
         if skipped:
             rank_zero_info(
                 f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}"

@@ -61,7 +61,8 @@ class Archive:
             if name.startswith(top):
                 inner = name.removeprefix(top)
                 self.files[inner] = entry
-                self.folders.update(map(str, PurePosixPath(inner).parents))
+                parents = PurePosixPath(inner).parents
+                self.folders.update(map(str, parents))
         self.folders.discard(".")
 
     def read(self, name: str, limit: int) -> bytes:
@@ -131,7 +132,10 @@ def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     for name in names:
         parts = PurePosixPath(name).parts
         if is_image(Path(name)):
-            tops.add(parts[0] if len(parts) > 2 else "")
+            top = ""
+            if len(parts) > 2:
+                top = parts[0]
+            tops.add(top)
     if len(tops) == 1 and "" not in tops:
         return f"{tops.pop()}/"
     return ""
@@ -150,7 +154,8 @@ def open_archive(path: Path) -> Archive:
         DataError: it cannot be read.
     """
     found = path.stat()
-    return _opened(path, os.getpid(), (found.st_size, found.st_ino, found.st_mtime_ns))
+    state = (found.st_size, found.st_ino, found.st_mtime_ns)
+    return _opened(path, os.getpid(), state)
 
 
 class ArchivePart(NamedTuple):
@@ -178,18 +183,20 @@ def archive_part(path: Path) -> ArchivePart | None:
         if parent.suffix.lower() == ".zip":
             if not parent.is_file():
                 return None
-            name = path.relative_to(parent).as_posix().removeprefix(".")
+            relative = path.relative_to(parent).as_posix()
+            name = relative.removeprefix(".")
             return ArchivePart(parent, name)
     return None
 
 
 def archived_files(part: ArchivePart) -> list[Path]:
     """Return all files below a folder of an archive, sorted."""
-    prefix = f"{part.name}/" if part.name else ""
+    prefix = ""
+    if part.name:
+        prefix = f"{part.name}/"
     archive = part.open()
-    return sorted(
-        archive.path / name for name in archive.files if name.startswith(prefix)
-    )
+    found = [archive.path / name for name in archive.files if name.startswith(prefix)]
+    return sorted(found)
 
 
 def archived_folders(part: ArchivePart) -> list[Path]:

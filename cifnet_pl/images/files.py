@@ -104,7 +104,8 @@ def first_bytes(path: Path, count: int) -> bytes:
 def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file; OSError or DataError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise DataError("a pipe, socket or device, not a regular file")
     return os.fdopen(descriptor, "rb")
@@ -116,7 +117,11 @@ def file_identity(path: Path) -> tuple[int, ...]:
     Of a file in an archive these are the archive's, with the file's size and CRC.
     """
     part = archive_part(path)
-    found = (path if part is None else part.path).stat()
+    if part is None:
+        place = path
+    else:
+        place = part.path
+    found = place.stat()
     identity = (found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     if part is None:
         return identity
@@ -248,7 +253,8 @@ class NewFiles:
                 being written.
         """
         self.passed_over = PassedOver()
-        for path in ImageWalk(self.passed_over, tolerant=True).images(self.folder):
+        walk = ImageWalk(self.passed_over, tolerant=True)
+        for path in walk.images(self.folder):
             version = _version(path)
             if version is None or self._found.get(path) == version:
                 continue
@@ -271,9 +277,10 @@ def _version(path: Path) -> FileVersion | None:
 
 def links_upwards(folder: Path) -> bool:
     """Return whether ``folder`` is a link to a folder that contains the link."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(
-        folder.resolve()
-    )
+    if not folder.is_symlink():
+        return False
+    parent = folder.parent.resolve()
+    return parent.is_relative_to(folder.resolve())
 
 
 def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Path]:
@@ -406,7 +413,8 @@ def _matching(pattern: Path) -> Iterator[Path]:
     base = Path(*parts[:plain])
     if parts[-1] == "**":
         parts.append("*")
-    matches = sorted(base.glob("/".join(parts[plain:])))
+    found = base.glob("/".join(parts[plain:]))
+    matches = sorted(found)
     for path in matches:
         if (
             not is_hidden(str(path.relative_to(base)))

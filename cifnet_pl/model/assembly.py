@@ -108,7 +108,8 @@ def assemble(
     for name, module in model.stored_modules.items():
         _load_tensors(module, f"{name}.", tensors, where)
     _check_weights(backbone, record.backbone, where)
-    if solved != bool(model.head.solved) or bool(model.head.under_way):
+    under_way = bool(model.head.under_way)
+    if solved != bool(model.head.solved) or under_way:
         raise CheckpointError(
             f"{where} was stored in the middle of a task: go on with that run, then store it"
         )
@@ -234,7 +235,8 @@ def _check_shapes(model: Classifier, tasks: Sequence[int], stored: StoredModel) 
     head = model.head
     n_classes = sum(tasks)
     size = f"{n_classes} classes in {len(tasks)} tasks and embeddings of width {head.in_features}"
-    for key, sizes in head.expected_shapes(tasks).items():
+    expected_shapes = head.expected_shapes(tasks)
+    for key, sizes in expected_shapes.items():
         name = f"head.{key}"
         expected_names.add(name)
         problem = (
@@ -349,9 +351,8 @@ def _check_samples(model: Classifier, where: str) -> None:
     sets = []
     for module in head.modules():
         if isinstance(module, Samples):
-            sets.append(
-                CheckedSamples("samples", module.z, module.y, module.weight, None)
-            )
+            given = CheckedSamples("samples", module.z, module.y, module.weight, None)
+            sets.append(given)
     new = model.calibration
     given = CheckedSamples("calibration", new.z, new.y, new.key, head.in_features)
     sets.append(given)
@@ -388,7 +389,8 @@ def _check_image_hashes(model: Classifier, where: str) -> None:
     """Raise CheckpointError unless the content hashes fit the numbers of images."""
     labels = model.images.labels.tolist()
     counts = model.images.counts.tolist()
-    fit = len(labels) == len(counts) == len(set(labels))
+    distinct = len(set(labels))
+    fit = len(labels) == len(counts) == distinct
     if fit:
         hashed = dict(zip(labels, counts, strict=True))
         class_counts = model.head.class_counts().items()
@@ -396,5 +398,6 @@ def _check_image_hashes(model: Classifier, where: str) -> None:
         for label, count in class_counts:
             if count:
                 learned[label] = count
-        fit = sum(counts) == len(model.images.content) and hashed == learned
+        images = len(model.images.content)
+        fit = sum(counts) == images and hashed == learned
     _require(fit, where, "its content hashes do not go together with its classes")

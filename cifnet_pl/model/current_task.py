@@ -33,8 +33,10 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
     """
     if len(buffer.y):
         counts = head.class_counts()
-        n_max = max(counts[label] for label in head.tasks[-1])
-        head.observe_past(*buffer.items(), buffer.oversampling(n_max))
+        sizes = [counts[label] for label in head.tasks[-1]]
+        n_max = max(sizes)
+        weights = buffer.oversampling(n_max)
+        head.observe_past(*buffer.items(), weights)
 
 
 class HashBatch(NamedTuple):
@@ -72,11 +74,13 @@ class CurrentTask:
         if self.buffer is not None:
             self.buffer.add(z, y, key)
         self._hashes.append(HashBatch(y, key))
-        self._waiting.append(BufferSamples(z, y, key))
+        batch = BufferSamples(z, y, key)
+        self._waiting.append(batch)
         enough = EMBEDDINGS_PER_UPDATE
         if z.device.type != "cpu":
             enough = EMBEDDINGS_PER_GPU_UPDATE
-        if sum(len(batch.y) for batch in self._waiting) >= enough:
+        waiting = [len(batch.y) for batch in self._waiting]
+        if sum(waiting) >= enough:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
@@ -116,8 +120,10 @@ class CurrentTask:
                 _join_candidates(self.buffer)
         if observed:
             before = hashes.duplicates
-            labels = torch.cat([batch.labels for batch in observed])
-            content = torch.cat([batch.hashes for batch in observed])
+            all_labels = [batch.labels for batch in observed]
+            labels = torch.cat(all_labels)
+            all_hashes = [batch.hashes for batch in observed]
+            content = torch.cat(all_hashes)
             hashes.add(labels.numpy(), content.numpy())
             self.head.count_duplicates(hashes.duplicates - before)
 

@@ -40,7 +40,8 @@ def cubic_kernel(x: Tensor) -> Tensor:
     x = x.abs()
     near = ((CUBIC + 2) * x - (CUBIC + 3)) * x.square() + 1
     far = CUBIC * (((x - 5) * x + 8) * x - 4)
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    beyond = torch.zeros_like(x)
+    return torch.where(x < 1, near, torch.where(x < 2, far, beyond))
 
 
 class Square(nn.Module):
@@ -67,10 +68,13 @@ class Square(nn.Module):
         width = images.shape[2]
         rows = torch.scalar_tensor(height, dtype=torch.float64)
         columns = torch.scalar_tensor(width, dtype=torch.float64)
-        side = torch.minimum(rows, columns) * self.crop_ratio
+        short_side = torch.minimum(rows, columns)
+        side = short_side * self.crop_ratio
         x = images.permute(0, 3, 1, 2).float()
-        x = _round_to_8_bits(x @ self._weights(width, columns, side).T)
-        return _round_to_8_bits(self._weights(height, rows, side) @ x)
+        across = self._weights(width, columns, side)
+        x = _round_to_8_bits(x @ across.T)
+        down = self._weights(height, rows, side)
+        return _round_to_8_bits(down @ x)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
         """Return the weights (size, pixels) float32 of one pass.
@@ -82,11 +86,15 @@ class Square(nn.Module):
         """
         step = side / self.size
         first = (length - side) / 2
-        centre = first + (torch.arange(self.size, dtype=torch.float64) + 0.5) * step
-        position = torch.arange(pixels, dtype=torch.float64) + 0.5
-        distance = (position[None] - centre[:, None]) / torch.clamp_min(step, 1.0)
+        offsets = torch.arange(self.size, dtype=torch.float64) + 0.5
+        centre = first + offsets * step
+        pixel_numbers = torch.arange(pixels, dtype=torch.float64)
+        position = pixel_numbers + 0.5
+        apart = position[None] - centre[:, None]
+        distance = apart / torch.clamp_min(step, 1.0)
         weights = cubic_kernel(distance)
-        return (weights / weights.sum(dim=1, keepdim=True)).float()
+        total = weights.sum(dim=1, keepdim=True)
+        return (weights / total).float()
 
 
 def _round_to_8_bits(x: Tensor) -> Tensor:
@@ -120,12 +128,15 @@ class HeadGraph(nn.Module):
         )
         self.example = torch.zeros(2, head.in_features)
         self.scoring = head.scoring()
-        self.temperature: Tensor = nn.Buffer(head.temperature.clone())
-        self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
+        temperature = head.temperature.clone()
+        self.temperature: Tensor = nn.Buffer(temperature)
+        power = head.odds_power.clone()
+        self.odds_power: Tensor = nn.Buffer(power)
         self.too_wide: int | None = None
         self.measuring = None
         if head.tells_novelty:
-            features = head.distances().moments.gram.shape[0]
+            moments = head.distances().moments
+            features = moments.gram.shape[0]
             if features > MAX_NOVELTY_FEATURES:
                 self.too_wide = features
             else:
@@ -169,9 +180,8 @@ class Graph(HeadGraph):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs."""
-        return super().forward(
-            self.network(self.square(images) * self.scale + self.shift)
-        )
+        pixels = self.square(images)
+        return super().forward(self.network(pixels * self.scale + self.shift))
 
 
 class ExportCheck(NamedTuple):
@@ -220,7 +230,8 @@ def onnx_bytes(model: Classifier) -> Export:
     graph = Graph(model) if model.backbone.takes_images else HeadGraph(model)
     graph.eval()
     proto: Any = _exported(graph).model_proto
-    onnx.helper.set_model_props(proto, _metadata(model, graph))
+    metadata = _metadata(model, graph)
+    onnx.helper.set_model_props(proto, metadata)
     _strip(proto.graph)
     content = proto.SerializeToString()
     return Export(content, check_onnx(content, graph, model))
@@ -305,7 +316,10 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
         content, providers=["CPUExecutionProvider"]
     )
     takes_images = isinstance(graph, Graph)
-    batches = _natural_images() if takes_images else _embeddings(model.head.in_features)
+    if takes_images:
+        batches = _natural_images()
+    else:
+        batches = _embeddings(model.head.in_features)
     from_torch = [0.0]
     from_pillow = [0.0]
     of_novelty = [0.0]
@@ -319,7 +333,8 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
                 _difference(probabilities, _predict_by_pillow(model, batch))
             )
         if novelty:
-            size = max(1.0, float(expected_novelty[0].abs().max()))
+            largest_novelty = float(expected_novelty[0].abs().max())
+            size = max(1.0, largest_novelty)
             of_novelty.append(_difference(novelty[0], expected_novelty[0]) / size)
     # numpy's maximum is NaN if a value is, and the negation is true for NaN.
     largest = float(np.max(from_torch))
@@ -343,16 +358,16 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
 
 
 def _difference(a: np.ndarray, b: Tensor) -> float:
-    return float(np.abs(a - b.numpy()).max())
+    differences = np.abs(a - b.numpy())
+    return float(differences.max())
 
 
 def _predict_by_pillow(model: Classifier, images: np.ndarray) -> Tensor:
     """Return the probabilities of images (n, h, w, 3) that Pillow resizes."""
     squares = []
     for image in images:
-        squares.append(
-            square(Image.fromarray(image), model.image_size, model.crop_ratio)
-        )
+        pixels = Image.fromarray(image)
+        squares.append(square(pixels, model.image_size, model.crop_ratio))
     return model.probabilities(
         torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
     ).cpu()
@@ -376,7 +391,8 @@ def _natural_images() -> Iterator[np.ndarray]:
 
 def _embeddings(width: int) -> Iterator[np.ndarray]:
     """Yield batches (n, ``width``) float32."""
-    z = np.random.default_rng(0).standard_normal((64, width), dtype=np.float32)
+    generator = np.random.default_rng(0)
+    z = generator.standard_normal((64, width), dtype=np.float32)
     yield z
     yield z[:1]
     yield 100 * z

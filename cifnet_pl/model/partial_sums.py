@@ -64,11 +64,13 @@ class ShardRecord(StoredRecord):
     total: Position
 
     def __str__(self) -> str:
-        return f"samples {self.start} to {self.stop - 1} of {self.total}"
+        last = self.stop - 1
+        return f"samples {self.start} to {last} of {self.total}"
 
     def follows(self, other: ShardRecord) -> bool:
         """Return whether this shard begins where another one of the same set ends."""
-        return self.set_hash == other.set_hash and self.start == other.stop
+        same_set = self.set_hash == other.set_hash
+        return same_set and self.start == other.stop
 
 
 class SumsRecord(StoredRecord):
@@ -97,7 +99,8 @@ class PartialSums:
     def missing(self) -> list[ShardRecord]:
         """Positions of the same sets that are not in the sums."""
         missing: list[ShardRecord] = []
-        for _, of_set in itertools.groupby(self.shards, lambda shard: shard.set_hash):
+        sets = itertools.groupby(self.shards, lambda shard: shard.set_hash)
+        for _, of_set in sets:
             end = 0
             for shard in of_set:
                 if shard.start > end:
@@ -205,7 +208,8 @@ def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
         32 hexadecimal digits.
     """
     title = repr((list(class_names), len(samples)))
-    digest = hashlib.blake2b(title.encode("utf-8", "surrogateescape"), digest_size=16)
+    encoded = title.encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(encoded, digest_size=16)
     labels = np.ascontiguousarray(samples.labels)
     digest.update(labels.tobytes())
     for name in samples.names:
@@ -406,7 +410,8 @@ class ShardLearner:
             model.record_engines([model.engine])
         names = self.source.class_names
         # The counts of all shards, so that these agree.
-        counts = np.bincount(self.source.train.labels, minlength=len(names)).tolist()
+        labels = self.source.train.labels
+        counts = np.bincount(labels, minlength=len(names)).tolist()
         known_counts = None
         if min(counts):
             known_counts = counts
@@ -423,7 +428,8 @@ class ShardLearner:
         """Return the samples of a shard in batches."""
         rows = np.arange(record.start, record.stop)
         if self.left_out is not None:
-            rows = rows[~self.left_out[rows]]
+            stays = ~self.left_out[rows]
+            rows = rows[stays]
         batch_size = EMBEDDED_BATCH
         side = 0
         if model.backbone.takes_images:

@@ -179,7 +179,8 @@ def detection(known: Tensor, unknown: Tensor) -> Detection:
     # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds
     # their sigmoid.
     novelty = torch.cat([known, unknown])
-    ranks = torch.unique(-novelty, return_inverse=True)[1]
+    groups = torch.unique(-novelty, return_inverse=True)
+    ranks = groups[1]
     largest = max(1, int(ranks.max()))
     likelihood = ranks.double() / largest
     is_known = torch.ones(len(known))
