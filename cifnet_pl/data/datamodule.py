@@ -286,8 +286,8 @@ class CIFNetDataModule(LightningDataModule):
             skip=self.on_corrupt == "skip",
         )
         if self.duplicates == "leave_out":
-            rows = self.plan.all_rows(())
-            found = find_duplicates(self.source, rows)
+            learned_rows = self.plan.all_rows(())
+            found = find_duplicates(self.source, learned_rows)
             self.plan.left_out, self.plan.untested = found.left_out(self.source)
         first = 0
         for number, new in enumerate(stream.tasks):
