@@ -27,6 +27,7 @@ from cifnet_pl.serving.answering import (
     ServedModel,
     is_certain,
 )
+from cifnet_pl.serving.certainty import MIN_CLASSES
 from cifnet_pl.serving.gallery import Gallery, groups_of
 from cifnet_pl.serving.naming import bare, folder_of, similar_names, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -76,6 +77,8 @@ class InboxView(ApiObject):
     seen: int
     """How many of them are predicted."""
     certain: int
+    certainty: str
+    """Why few or no predictions are certain, in one sentence."""
     in_folders: int
     """Images that were sent in one folder, whose name may be their class."""
     newest: int
@@ -342,6 +345,7 @@ class Inbox:
             waiting=len(waiting),
             seen=len(seen),
             certain=sum(image.certain and image.name is None for image in seen),
+            certainty=self._certainty_message(),
             in_folders=sum(
                 len(image.folders) == 1 and image.name is None for image in waiting
             ),
@@ -351,6 +355,15 @@ class Inbox:
             },
             images=[self._with_nearest(image) for image in shown],
         )
+
+    def _certainty_message(self) -> str:
+        """Return why few or no predictions are certain."""
+        classes = len(self.served.model.class_names)
+        if classes < MIN_CLASSES:
+            return messages.too_few_classes(classes, MIN_CLASSES)
+        if self.gallery.certainty.threshold == float("inf"):
+            return messages.CLASSES_WITHOUT_IMAGES
+        return messages.FEW_CERTAIN
 
     def _mark_certain(self, images: Sequence[InboxImage]) -> None:
         """Tell which predictions are certain."""

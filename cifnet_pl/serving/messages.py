@@ -44,6 +44,10 @@ NOTHING_TO_AUDIT = (
 HALF_CHARACTER = "a class name holds half a character: type it again"
 TWO_CLASSES = "a photo in two classes makes both of them worse"
 LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
+CLASSES_WITHOUT_IMAGES = (
+    "Nothing is certain: of some classes no photos are kept to compare with."
+)
+FEW_CERTAIN = "Certain ones are few: of things that were never taught, one in a thousand may be among them."
 WENT_BACK = "went back"
 WENT_AGAIN = "went there again"
 BEGAN_EMPTY = "began with no class"
@@ -166,6 +170,14 @@ def purged(learned: int, taken_away: int, versions: int) -> str:
         parts.append(f"{number_of(taken_away, 'photo')} that had been taken away")
     parts.append(f"{number_of(versions, 'other version')} for good")
     return f"deleted {' and '.join(parts)}"
+
+
+def too_few_classes(classes: int, needed: int) -> str:
+    """Return why nothing is certain while few classes are known."""
+    return (
+        f"Nothing is certain before {needed} classes are known ({classes} now): something else may"
+        " look like one of them."
+    )
 
 
 def next_step(counts: Mapping[str, int]) -> str:

@@ -144,6 +144,7 @@ function draw() {
   const open = view.images.filter(({ image: photo }) => photo && !names.has(photo));
   offer("offers", view.images.length > 0);
   offer("keys", view.images.length > 0);
+  offer("certainty", view.images.length > 0 && view.seen > 0 && Boolean(view.certainty), view.certainty);
   offer("certain", view.certain > 0, `Look at ${count(view.certain, "certain one")}`);
   offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
   offer("group", open.length > 1);
