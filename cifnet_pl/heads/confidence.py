@@ -137,22 +137,6 @@ class CalibrationSamples:
         weights[~self.counted] = 0.0
         return weights
 
-    def accuracy(self) -> float | None:
-        """Return the accuracy in percent; None if no scores are known.
-
-        Of learned samples it is the mean over classes: a class with few training images may be as
-        frequent as others later.
-        """
-        scores, columns, _ = self.known_scores()
-        if not len(columns):
-            return None
-        correct = (scores.argmax(dim=1) == columns).double()
-        if not self.learned:
-            return 100 * float(correct.mean())
-        count = columns.bincount()
-        of_class = columns.bincount(correct)[count > 0] / count[count > 0]
-        return 100 * float(of_class.mean())
-
 
 def calibrate(samples: CalibrationSamples) -> None:
     """Set the head's temperature and odds power to those of the smallest negative log likelihood.

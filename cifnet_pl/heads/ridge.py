@@ -137,13 +137,13 @@ class RidgePass(CalibrationPass):
         self.head = head
         self.columns = columns
         self.features = head._features(z)[:, 1:]
-        solved = head._solved
-        head._solved = None
-        if solved is None:
+        if head._solved is None:
             system = head._system()
-            solved = Solved(system, RidgeFactor(system, head.ridge_used.item()))
-        self.system = solved.system
-        self.rows = self._rows_of(solved.factor)
+            factor = RidgeFactor(system, head.ridge_used.item())
+        else:
+            system, factor = head._solved
+        self.system = system
+        self.rows = self._rows_of(factor)
 
     def _rows_of(self, factor: RidgeFactor) -> LearnedRows:
         features = self.head._factors()[1:] * self.features
@@ -163,6 +163,7 @@ class RidgePass(CalibrationPass):
         if not self.head.selects_rule or not len(self.columns):
             return
         best = self._best_rule(groups)
+        self.head._solved = None
         if best is None:
             return
         if not len(self.head.directions):
@@ -190,10 +191,8 @@ class RidgePass(CalibrationPass):
 
     def _select_ridge(self, best: RuleLosses, groups: Tensor | None) -> RuleLosses:
         """Take the λ with the smallest criterion, starting at ``FIRST_RIDGE_SCALE``."""
-        gcv = self.rows.factor.ridge / self.head.ridge_scale.item()
+        gcv = self.rows.factor.ridge / FIRST_RIDGE_SCALE
         start = RIDGE_SCALES.index(FIRST_RIDGE_SCALE)
-        if self.head.ridge_scale.item() != FIRST_RIDGE_SCALE:
-            best = self._at_ridge(gcv * FIRST_RIDGE_SCALE, groups) or best
         scale = FIRST_RIDGE_SCALE
         for direction in (RIDGE_SCALES[:start][::-1], RIDGE_SCALES[start + 1 :]):
             for tried in direction:
@@ -387,6 +386,8 @@ class RidgeHead(SumsHead):
 
     def _solve(self) -> None:
         self._fold()
+        if self.selects_rule:
+            self._reset_rule()
         system = self._system()
         if self.decision == "ridge" and not len(self.directions):
             self.weights, choice = system.regression().solve(self.ridge)
@@ -398,6 +399,13 @@ class RidgeHead(SumsHead):
                 self._solved = Solved(system, factor)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
+
+    def _reset_rule(self) -> None:
+        """Start from the same rule after every change, so that the one before has no effect."""
+        self.rule_weights = self.rule_weights.new_tensor(DISCRIMINANT)
+        self.scaled.fill_(False)
+        if len(self.directions):
+            self.ridge_scale.fill_(FIRST_RIDGE_SCALE)
 
     def _system(self) -> RidgeSystem:
         """Return the centred sums of the features, scaled or not."""

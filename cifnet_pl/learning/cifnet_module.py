@@ -344,9 +344,9 @@ class CIFNetModule(TaskModule):
             "buffer_settings": buffer,
             "groups": self.calibration.known,
             "loo_accuracy": self.calibration.loo_accuracy,
-            "loo_accuracy_interval": None,
+            "loo_accuracy_interval": self.calibration.loo_interval,
             "new_group_accuracy": self.calibration.new_group_accuracy,
-            "new_group_accuracy_interval": None,
+            "new_group_accuracy_interval": self.calibration.new_group_interval,
         }
 
     # ------------------------------------------------------------------ checkpoints

@@ -4,15 +4,17 @@ distribution shift.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates
-from cifnet_pl.statistics import find_groups
+from cifnet_pl.statistics import Grouping, find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
@@ -43,6 +45,9 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 (docs/how_to/serve.md).
 """
 
+ENOUGH_SAMPLES = 2000
+"""Samples that show whether images come in groups."""
+
 ADDED_IMAGES = 10
 """Images of each class whose gain in accuracy is estimated."""
 
@@ -58,6 +63,7 @@ class Calibration(GrowingModule):
         groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
             not known.
         accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent.
+        interval: (2, 2) float64 95 % interval of each, lower and upper end.
         given_key: (l,) int64 content hashes of learned images of which the user gave the group.
         given: (l,) int64 their groups.
         chosen: (c,) int64 content hashes of learned images that were selected among others, see
@@ -73,6 +79,9 @@ class Calibration(GrowingModule):
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.accuracy: Tensor = nn.Buffer(
             torch.full((2,), NOT_KNOWN, dtype=torch.float64)
+        )
+        self.interval: Tensor = nn.Buffer(
+            torch.full((2, 2), NOT_KNOWN, dtype=torch.float64)
         )
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -90,35 +99,53 @@ class Calibration(GrowingModule):
 
     def is_plausible(self) -> bool:
         """Return whether the values are such as this class writes."""
-        if self.accuracy.shape != (2,):
+        if self.accuracy.shape != (2,) or self.interval.shape != (2, 2):
             return False
-        percent = ((self.accuracy >= 0) & (self.accuracy <= 100)) | (
-            self.accuracy == NOT_KNOWN
-        )
+        values = torch.cat([self.accuracy, self.interval.flatten()])
+        percent = ((values >= 0) & (values <= 100)) | (values == NOT_KNOWN)
         return bool(percent.all()) and 0 <= int(self.kind) < len(get_args(Kind))
 
     @property
     def loo_accuracy(self) -> float | None:
         """Leave-one-out accuracy of the buffer samples in percent, the mean over classes."""
-        return self._accuracy(0)
+        return self._value(self.accuracy[0])
 
     @property
     def new_group_accuracy(self) -> float | None:
         """Accuracy on new groups in percent, as far as it can be told."""
-        return self._accuracy(1)
+        return self._value(self.accuracy[1])
 
-    def _accuracy(self, position: int) -> float | None:
-        percent = float(self.accuracy[position])
-        if percent == NOT_KNOWN:
+    @property
+    def loo_interval(self) -> Interval | None:
+        """95 % interval of :attr:`loo_accuracy`, in percent."""
+        return self._interval(0)
+
+    @property
+    def new_group_interval(self) -> Interval | None:
+        """95 % interval of :attr:`new_group_accuracy`, in percent."""
+        return self._interval(1)
+
+    def _value(self, value: Tensor) -> float | None:
+        if float(value) == NOT_KNOWN:
             return None
-        return percent
+        return float(value)
 
-    def _record_accuracy(
-        self, kind: Kind, loo_accuracy: float | None, new_group_accuracy: float | None
-    ) -> None:
+    def _interval(self, position: int) -> Interval | None:
+        low, high = self.interval[position].tolist()
+        if low == NOT_KNOWN:
+            return None
+        return Interval(low, high)
+
+    def _record(self, kind: Kind, *estimates: Estimate | None) -> None:
+        """Record leave-one-out accuracy, and accuracy on new groups if there is a second."""
         self.kind.fill_(get_args(Kind).index(kind))
-        for position, accuracy in enumerate((loo_accuracy, new_group_accuracy)):
-            self.accuracy[position] = NOT_KNOWN if accuracy is None else accuracy
+        for position, estimate in enumerate(estimates):
+            if estimate is None:
+                self.accuracy[position] = NOT_KNOWN
+                self.interval[position] = NOT_KNOWN
+            else:
+                self.accuracy[position] = estimate.accuracy
+                self.interval[position] = self.interval.new_tensor(estimate.interval)
 
     # ------------------------------------------------------------------ which samples calibrate
 
@@ -189,6 +216,12 @@ class Calibration(GrowingModule):
         """
         if len(self.given):
             return self._groups_given_for(samples.key)
+        some = some_classes(samples.y)
+        if not some.all():
+            part = samples.at(some)
+            found = dependent_groups(CalibrationSamples(head, part.z, part.y))
+            if found.kind != "found":
+                return None
         found = dependent_groups(CalibrationSamples(head, samples.z, samples.y))
         if found.kind == "found":
             return found.groups
@@ -213,49 +246,46 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def assess_buffer(
-        self, head: Head, stored: BufferSamples, groups: Tensor | None = None
-    ) -> CalibrationSamples:
+    def assess_buffer(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
         """Find the groups of buffer samples, select the head's decision rule, measure accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
-            groups: (n,) int64 group of each sample, if they were found already.
 
         Returns:
             The samples in their groups, to calibrate the head by.
         """
         counted = self.counted(stored.y, stored.key)
-        given = self._groups_given_for(stored.key)
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
-        kind: Kind = "found"
+        given = self._groups_given_for(stored.key)
         if given is not None:
-            kind = "given"
-            groups = given
-        elif groups is None:
-            kind, groups = dependent_groups(samples)
-        samples.calibration_pass.select(groups)
-        if groups is None:
-            self.groups = torch.arange(len(stored.y), device=stored.y.device)
+            found = DependentGroups("given", (Grouping(given, 1.0),), given)
         else:
-            self.groups = groups
+            found = dependent_groups(samples)
+        samples.calibration_pass.select(found.groups)
+        grouped = samples.grouped(found.groups)
+        self.groups = torch.arange(len(stored.y), device=stored.y.device)
+        if found.groups is not None:
+            self.groups = found.groups
         if len(head.classes) == 1:  # every prediction is right
-            self._record_accuracy("unknown", None, None)
-            return samples.grouped(groups)
-        new_group_accuracy = samples.grouped(groups).accuracy()
-        loo_accuracy = new_group_accuracy
-        if kind != "independent":
-            loo_accuracy = samples.accuracy()
+            self._record("unknown", None, None)
+            return grouped
+        kind = found.kind
         learned = sum(head.class_counts().values())
-        if kind in ("found", "independent") and learned < MIN_IMAGES_PER_CLASS * len(
-            head.classes
-        ):
+        few = learned < MIN_IMAGES_PER_CLASS * len(head.classes)
+        if few and kind in ("found", "independent"):
             kind = "few"
-        if kind == "few":
-            new_group_accuracy = None
-        self._record_accuracy(kind, loo_accuracy, new_group_accuracy)
-        return samples.grouped(groups)
+        if kind == "independent":
+            estimate = estimated(grouped)
+            self._record(kind, estimate, estimate)
+            return grouped
+        loo = estimated(samples)
+        new_groups = None
+        if kind != "few":
+            new_groups = averaged(samples, found.groupings, loo)
+        self._record(kind, loo, new_groups)
+        return grouped
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -279,15 +309,17 @@ class Calibration(GrowingModule):
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
-            accuracy = CalibrationSamples(
-                head, self.z, self.y, learned=False
-            ).accuracy()
-            self._record_accuracy("measured", self.loo_accuracy, accuracy)
+            new_images = CalibrationSamples(head, self.z, self.y, learned=False)
+            loo = None
+            if self.loo_accuracy is not None and self.loo_interval is not None:
+                margin = self.loo_accuracy - self.loo_interval.low
+                loo = Estimate(self.loo_accuracy, self.loo_interval, margin)
+            self._record("measured", loo, estimated(new_images))
 
     def forget_buffer(self) -> None:
         """Forget groups and accuracy of the buffer samples, which have changed."""
         self.groups = self.groups[:0]
-        self._record_accuracy("unknown", None, None)
+        self._record("unknown", None, None)
 
     # ------------------------------------------------------------------ messages
 
@@ -308,7 +340,7 @@ class Calibration(GrowingModule):
             new = number_of(len(self.y), "labelled image")
             sentences.append(
                 f"Accuracy on the images for recalibration {self.new_group_accuracy or 0:.1f} %"
-                f" ({new})"
+                f"{shown(self.new_group_interval)} ({new})"
             )
         elif self.known == "few":
             sentences.append(
@@ -323,7 +355,8 @@ class Calibration(GrowingModule):
         count = f"{counted} of {learned} images"
         if self.known == "independent":
             count += "; no groups found"
-        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} % ({count})"
+        interval = shown(self.loo_interval)
+        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} %{interval} ({count})"
 
     def _new_group_sentence(self, learned: int) -> str:
         basis = "leave-one-group-out"
@@ -333,7 +366,10 @@ class Calibration(GrowingModule):
             basis += (
                 f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
             )
-        return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} % ({basis})"
+        accuracy = (
+            f"{self.new_group_accuracy or 0:.1f} %{shown(self.new_group_interval)}"
+        )
+        return f"Estimated accuracy on new groups {accuracy} ({basis})"
 
 
 class DependentGroups(NamedTuple):
@@ -341,46 +377,41 @@ class DependentGroups(NamedTuple):
 
     Attributes:
         kind: how they were found.
-        groups: (n,) int64 group of each sample; None where each stands alone.
+        groupings: those that the accuracy on new groups is averaged over.
+        groups: (n,) int64 group of each sample, to calibrate by; None where each stands alone.
     """
 
     kind: Kind
+    groupings: tuple[Grouping, ...]
     groups: Tensor | None
 
 
 def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     """Find the buffer samples that are left out together: groups, else near-duplicates."""
     if not samples.head.leaves_one_out:
-        return DependentGroups("unknown", near_duplicates(samples.z, samples.y))
+        duplicates = near_duplicates(samples.z, samples.y)
+        return DependentGroups("unknown", (), duplicates)
     found = find_groups(samples.z, samples.columns, samples.left_out)
     groups = found.groups
     if groups is None:
         groups = near_duplicates(samples.z, samples.y)
-    return DependentGroups(found.kind, groups)
+    return DependentGroups(found.kind, found.groupings, groups)
 
 
-def accuracy_margin(samples: CalibrationSamples) -> float:
-    """Return half of the 95 % interval around the accuracy, in percentage points.
+def some_classes(y: Tensor) -> Tensor:
+    """Return which samples (n,) are of the first classes that have ``ENOUGH_SAMPLES`` together.
 
-    It is the interval for as many new images of as many groups: the variances of those and of the
-    estimate are added. Errors within a group are taken to be fully correlated.
+    Whether images come in groups shows in some classes, of which all images are looked at.
+
+    Args:
+        y: (n,) labels.
     """
-    scores = samples.scores()
-    known = scores.isfinite().all(dim=1)
-    correct = (scores.argmax(dim=1) == samples.columns)[known].double()
-    columns = samples.columns[known]
-    if not samples.learned:  # each image counts the same, not each class
-        columns = torch.zeros_like(columns)
-    count = columns.bincount()
-    class_accuracy = columns.bincount(correct) / count
-    class_weight = count * int((count > 0).sum())
-    deviation = (correct - class_accuracy[columns]) / class_weight[columns]
-    if samples.groups is None:
-        groups = torch.arange(len(deviation), device=deviation.device)
-    else:
-        groups = torch.unique(samples.groups[known], return_inverse=True)[1]
-    variance = groups.bincount(deviation).square().sum()
-    return 196 * float((2 * variance).sqrt())
+    labels, classes, count = torch.unique(y, return_inverse=True, return_counts=True)
+    before = count.cumsum(0) - count
+    chosen = before < ENOUGH_SAMPLES
+    chosen[: min(2, len(labels))] = True  # of one class every prediction is right
+    rows: Tensor = chosen[classes]
+    return rows
 
 
 class Interval(NamedTuple):
@@ -388,6 +419,103 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+def shown(interval: Interval | None) -> str:
+    """Return an interval in parentheses, to follow an estimate; empty for None."""
+    if interval is None:
+        return ""
+    return f" ({interval.low:.0f} to {interval.high:.0f})"
+
+
+class Estimate(NamedTuple):
+    """An accuracy in percent, and its 95 % interval.
+
+    Attributes:
+        accuracy: in percent.
+        interval: in percent.
+        margin: half of the interval in percentage points, before it is cut at 0 and 100.
+    """
+
+    accuracy: float
+    interval: Interval
+    margin: float
+
+    @classmethod
+    def around(cls, accuracy: float, margin: float) -> Estimate:
+        """Return an accuracy with an interval of ± ``margin`` points, within 0 and 100."""
+        low = max(0.0, accuracy - margin)
+        high = min(100.0, accuracy + margin)
+        return cls(accuracy, Interval(low, high), margin)
+
+
+def estimated(samples: CalibrationSamples) -> Estimate | None:
+    """Return the accuracy of samples without their groups, and its 95 % interval.
+
+    Of learned samples it is the mean over classes: a class with few training images may be as
+    frequent as others later. The interval is the one for as many new images of as many groups: the
+    variances of those and of the estimate are added. Errors within a group are taken to be fully
+    correlated.
+
+    Returns:
+        None if no scores are known.
+    """
+    scores, columns, known = samples.known_scores()
+    if not len(columns):
+        return None
+    correct = (scores.argmax(dim=1) == columns).double()
+    if not samples.learned:  # each image counts the same, not each class
+        columns = torch.zeros_like(columns)
+    count = columns.bincount()
+    class_accuracy = columns.bincount(correct) / count
+    present = int((count > 0).sum())
+    accuracy = class_accuracy[count > 0].sum() / present
+    deviation = (correct - class_accuracy[columns]) / (count[columns] * present)
+    groups = torch.arange(len(columns), device=columns.device)
+    if samples.groups is not None:
+        groups = torch.unique(samples.groups[known], return_inverse=True)[1]
+    variance = groups.bincount(deviation).square().sum()
+    margin = 196 * float((2 * variance).sqrt())
+    return Estimate.around(100 * float(accuracy), margin)
+
+
+def accuracy_margin(samples: CalibrationSamples) -> float:
+    """Return half of the 95 % interval of :func:`estimated`, in percentage points."""
+    estimate = estimated(samples)
+    return 100.0 if estimate is None else estimate.margin
+
+
+def averaged(
+    samples: CalibrationSamples, groupings: Sequence[Grouping], loo: Estimate | None
+) -> Estimate | None:
+    """Return the accuracy on new groups, averaged over groupings.
+
+    The interval has three parts: the samples' own, the differences between groupings, and half of
+    the gap to the leave-one-out accuracy, as new groups may differ more than those learned did.
+
+    Args:
+        samples: buffer samples.
+        groupings: of these.
+        loo: their leave-one-out accuracy.
+    """
+    accuracies = list[float]()
+    margins = list[float]()
+    weights = list[float]()
+    for grouping in groupings:
+        estimate = estimated(samples.grouped(grouping.groups))
+        if estimate is not None:
+            accuracies.append(estimate.accuracy)
+            margins.append(estimate.margin)
+            weights.append(grouping.weight)
+    if not weights:
+        return None
+    accuracy = float(np.average(accuracies, weights=weights))
+    spread = np.average((np.array(accuracies) - accuracy) ** 2, weights=weights) ** 0.5
+    gap = 0.0
+    if loo is not None:
+        gap = max(0.0, loo.accuracy - accuracy) / 2
+    own = float(np.average(margins, weights=weights))
+    return Estimate.around(accuracy, float(np.hypot(own, np.hypot(1.96 * spread, gap))))
 
 
 def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:

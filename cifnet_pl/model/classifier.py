@@ -616,20 +616,16 @@ class Classifier:
             self.head.merge_(task.additions)
         self.head.solve()
         self.head.refresh()
-        groups = None
         if self.buffer is not None:
-            groups = self._commit(self.buffer)
-        self.calibrate(groups)
+            self._commit(self.buffer)
+        self.calibrate()
 
-    def _commit(self, buffer: CalibrationBuffer) -> Tensor | None:
+    def _commit(self, buffer: CalibrationBuffer) -> None:
         """Let the buffer select among the samples offered, whole groups where it must draw.
 
         Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
         make its leave-one-out score too good. A head that learns from the buffer gets the draw of
         the buffer's own strategy, calibrated or not.
-
-        Returns:
-            (n,) int64 group of each buffer sample; None where they were drawn one by one.
         """
         candidates = None
         groups = None
@@ -639,10 +635,8 @@ class Classifier:
             groups = self.calibration.groups_of(self.head, candidates)
         if candidates is None or groups is None:
             buffer.commit()
-            return None
-        buffer.commit_groups(candidates, groups)
-        key, order = candidates.key.sort()
-        return groups[order][torch.searchsorted(key, buffer.key)]
+        else:
+            buffer.commit_groups(candidates, groups)
 
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
@@ -714,22 +708,17 @@ class Classifier:
 
     # ------------------------------------------------------------------ calibration
 
-    def calibrate(self, groups: Tensor | None = None) -> None:
+    def calibrate(self) -> None:
         """Select the decision rule, and fit the temperature if that is wanted or was done before.
 
         Samples of one group are left out together.
-
-        Args:
-            groups: (n,) int64 group of each buffer sample, if they were found already.
         """
         samples = self.buffer_samples
         fits_temperature = self.fits_temperature
         self.calibration.forget_buffer()
         calibration_samples = None
         if samples is not None and self.calibrates:
-            calibration_samples = self.calibration.assess_buffer(
-                self.head, samples, groups
-            )
+            calibration_samples = self.calibration.assess_buffer(self.head, samples)
         self.calibration.assess_new_images(self.head, self.images.content)
         if not fits_temperature:
             return

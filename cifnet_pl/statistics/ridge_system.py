@@ -1,8 +1,8 @@
 """Ridge regression and the discriminant of the same sums, by one Cholesky factorisation.
 
 With the centred Gram matrix G_c, group means μ_g and weights n_g, the scatter within groups is
-``S = G_c − Σ n_g (μ_g − μ)(μ_g − μ)ᵀ``. So with ``G_c + λI = LLᵀ`` and E the matrix of the columns ``√n_g
-L⁻¹(μ_g − μ)``,
+``S = G_c − Σ n_g (μ_g − μ)(μ_g − μ)ᵀ``. So with ``G_c + λI = LLᵀ`` and E the matrix of the columns
+``√n_g L⁻¹(μ_g − μ)``,
 
     xᵀ(S + λI)⁻¹y = (L⁻¹x)ᵀ(L⁻¹y) + (R⁻¹EᵀL⁻¹x)ᵀ(R⁻¹EᵀL⁻¹y)        with RRᵀ = I − EᵀE
 
@@ -210,10 +210,12 @@ class LearnedRows:
         return Removable(away, means, factor.class_mass, self.columns)
 
     @cached_property
-    def _within_solved(self) -> Tensor:
+    def _within_solved(self) -> RowProducts:
+        """Inner products of ``(S + λI)⁻¹v`` of the rows' differences v from their means."""
         away = self._removable.away
         width = self.half.shape[1]
-        return self.factor.within_solved(away[:, :width], away[:, width:])
+        solved = self.factor.within_solved(away[:, :width], away[:, width:])
+        return RowProducts(solved, self.columns)
 
     def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) scores of the discriminant of the rows without their groups.
@@ -224,7 +226,8 @@ class LearnedRows:
 
         def freedom(rows: Tensor, products: InnerProducts) -> Tensor:
             # The trace of the inverse grows by that of what is added to it.
-            added = products.turn @ self._within_solved[rows]
-            return factor.freedom - factor.ridge * added.square().sum(dim=(1, 2))
+            turn = products.turn
+            added = turn @ self._within_solved.of(rows) * turn
+            return factor.freedom - factor.ridge * added.sum(dim=(1, 2))
 
         return self._removable.discriminant(factor.mass, groups, freedom)

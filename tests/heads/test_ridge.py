@@ -422,7 +422,9 @@ def use(head: RidgeHead, scaled: bool, rule_weights: Tensor) -> None:
     """Solve with features scaled or not, and with these weights of the two rules."""
     head.scaled.fill_(scaled)
     head.rule_weights = rule_weights
+    head.selects_rule = False
     head.solve()
+    head.selects_rule = True
 
 
 def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:

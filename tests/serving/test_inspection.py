@@ -1,5 +1,6 @@
 """What a model says of its own stored samples, and groups of images that look alike."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +11,7 @@ import torch
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
 from cifnet_pl.model.calibration import accuracy_margin
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
@@ -125,8 +126,9 @@ def test_the_margin_is_of_groups_and_not_of_images():
         (None, 1.96 * 3.54),
         (torch.arange(200) // 4, 1.96 * 7.07),
     ):
+        known = KnownScores(scores, columns, torch.ones(200, dtype=torch.bool))
         samples = SimpleNamespace(
-            scores=lambda: scores, columns=columns, learned=True, groups=groups
+            known_scores=partial(KnownScores, *known), learned=True, groups=groups
         )
         assert accuracy_margin(cast(CalibrationSamples, samples)) == pytest.approx(
             2**0.5 * expected, abs=0.03
