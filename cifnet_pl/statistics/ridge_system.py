@@ -227,7 +227,7 @@ class LearnedRows:
         def freedom(rows: Tensor, products: InnerProducts) -> Tensor:
             # The trace of the inverse grows by that of what is added to it.
             turn = products.turn
-            added = turn @ self._within_solved.of(rows) * turn
+            added = turn @ self._within_solved.among(rows) * turn
             return factor.freedom - factor.ridge * added.sum(dim=(1, 2))
 
         return self._removable.discriminant(factor.mass, groups, freedom)
