@@ -47,7 +47,10 @@ LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
 CLASSES_WITHOUT_IMAGES = (
     "Nothing is certain: of some classes no photos are kept to compare with."
 )
-FEW_CERTAIN = "Certain ones are few: of things that were never taught, one in a thousand may be among them."
+FEW_CERTAIN = (
+    "Certain ones are few: of things that were never taught, one in a thousand may be"
+    " among them."
+)
 WENT_BACK = "went back"
 WENT_AGAIN = "went there again"
 BEGAN_EMPTY = "began with no class"
