@@ -163,7 +163,7 @@ def serve(
     bound_port = listening.getsockname()[1]
     _announce(host, bound_port, len(loaded.class_names), secret is not None)
     if share:
-        _show_address(address or f"http://{network_address()}:{bound_port}/", secret)
+        show_address(address or f"http://{network_address()}:{bound_port}/", secret)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -333,7 +333,7 @@ def network_address() -> str:
             return socket.gethostname()
 
 
-def _show_address(address: str, secret: str | None) -> None:
+def show_address(address: str, secret: str | None) -> None:
     """Print the address of the page, with its token, and a QR code of both."""
     from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
 

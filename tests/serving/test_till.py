@@ -8,9 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
+from cifnet_pl.__main__ import main
 from cifnet_pl.serving.app import Access, public_host
 from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
-from cifnet_pl.serving.serve import network_address
+from cifnet_pl.serving.serve import network_address, show_address
 from cifnet_pl.serving.service import ServiceOptions
 from cifnet_pl.utilities.errors import UsageError
 from tests.serving.browsing import (
@@ -22,7 +23,7 @@ from tests.serving.browsing import (
     picture,
     sync_api,
 )
-from tests.serving.services import ThreadServer, client, image, images
+from tests.serving.services import ThreadServer, client, image, images, saved
 
 expect = sync_api.expect
 
@@ -114,6 +115,21 @@ def test_an_address_with_its_token_opens_the_page(browser, tmp_path):
     ):
         expect(page.locator("#state")).to_contain_text("2 classes")
         assert token not in page.url
+
+
+def test_a_shared_address_is_printed_with_a_code(capsys):
+    show_address("http://192.0.2.7:7860/", "t" * 20)
+    said = capsys.readouterr().out
+    assert f"http://192.0.2.7:7860/#token={'t' * 20}" in said
+    assert said.count("\n") > 15
+    show_address("http://192.0.2.7:7860/" + "x" * 100, "t" * 20)  # too long for a code
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_a_shared_service_has_a_token_and_a_public_one_needs_it(tmp_path, capsys):
+    words = ["serve", "--model", str(saved(tmp_path / "b")), "--port", "0"]
+    assert main([*words, "--address", "https://shop.example/"]) == 2
+    assert "--token" in capsys.readouterr().err
 
 
 def test_the_address_of_this_machine_is_found_without_sending():

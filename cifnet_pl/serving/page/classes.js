@@ -21,7 +21,7 @@ function figures(look, answers) {
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy, answers?.margin),
-    "Ten more photos of each class would bring": answers ? worth(answers.ten_more) : "…" });
+    "Ten more photos of each class, of other days, would bring": answers ? worth(answers.ten_more) : "…" });
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
