@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class EmbeddingCache:
         self.class_names = class_names
         self.folder = folder
         self.duplicates: dict[int, list[int]] = {}
+        self._writable = True
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, dict[int, CachedEmbedding]] = {}
         self._marks_before: dict[int, str] = {}  # of classes that are being embedded
@@ -216,9 +218,10 @@ class EmbeddingCache:
         except (SafetensorError, OSError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
-        complete = z.ndim == 2 and len(z) == len(hashes) == len(rows)
-        digest = _digest(z, hashes)
-        if not complete or metadata.get("sha256") != digest:
+        if not _fits(z, hashes, len(rows)):
+            log.warning("rebuilding cache file %s (it holds something else)", path)
+            return None
+        if metadata.get("sha256") != _digest(z, hashes):
             log.warning(
                 "rebuilding damaged cache file %s (its checksum is wrong)", path
             )
@@ -285,8 +288,17 @@ class EmbeddingCache:
         metadata = {"marks": marks, "sha256": _digest(z, hashes)}
         tensors = {"z": z, "hashes": hashes}
         content = save(tensors, metadata=metadata)
-        write_atomic(self._path(label), lambda file: file.write(content))
+        if self._writable:
+            self._store(self._path(label), content)
         self._stored.pop(label, None)
+
+    def _store(self, path: Path, content: bytes) -> None:
+        """Write a file; warn once if that is impossible, as in a shared cache of someone else."""
+        try:
+            write_atomic(path, lambda file: file.write(content))
+        except CifnetError as error:
+            self._writable = False
+            log.warning("no more embeddings are cached: %s", error)
 
     def _path(self, label: int) -> Path:
         """Return the file of a class, whose name is a hash of the names of its images."""
@@ -317,6 +329,13 @@ def _stacked(embeddings: list[CachedEmbedding]) -> tuple[Tensor, Tensor]:
     hashes = torch.tensor(values, dtype=torch.int64)
     z = torch.stack([embedding.z for embedding in embeddings])
     return hashes, z
+
+
+def _fits(z: Tensor, hashes: Tensor, count: int) -> bool:
+    """Return whether stored tensors are finite embeddings and hashes of ``count`` images."""
+    shapes = z.ndim == 2 and len(z) == count and hashes.shape == (count,)
+    dtypes = z.dtype == torch.float32 and hashes.dtype == torch.int64
+    return shapes and dtypes and bool(z.isfinite().all())
 
 
 def _digest(z: Tensor, hashes: Tensor) -> str:

@@ -65,12 +65,15 @@ def decoding_cores(processes: int = 1) -> int:
     """Return the number of cores for decoding.
 
     Args:
-        processes: number of processes on this machine that decode; each gets an equal share.
+        processes: number of processes on this machine that decode; each gets an equal share,
+            unless SLURM has given it cores of its own.
 
     Returns:
         At least 1, at most ``CORES_LIMIT``.
     """
-    share = usable_cores() // processes
+    share = usable_cores()
+    if os.environ.get("SLURM_CPUS_PER_TASK") != str(share):
+        share = share // processes
     return max(1, min(share, CORES_LIMIT))
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache, _digest
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.command_line import (
@@ -174,6 +176,49 @@ def test_a_damaged_file_is_rebuilt(
     ), "its class's test images, or the training batch that it is in"
     assert victim.read_bytes()[-200:] == whole[-200:]
     assert_same_model(second, first)
+
+
+@pytest.mark.parametrize(
+    "content", ["float64", "infinite", "another width", "too few", "no hashes"]
+)
+def test_tensors_that_are_no_embeddings_are_rebuilt(
+    tmp_path: Path, image_folder: Path, content: str
+) -> None:
+    """A shared cache may hold what others have written, with a right checksum."""
+    first = run(tmp_path, image_folder, "first")
+    for victim in files(tmp_path):
+        with safe_open(victim, framework="pt") as file:
+            z = file.get_tensor("z")
+            hashes = file.get_tensor("hashes")
+            marks = file.metadata()["marks"]
+        if content == "float64":
+            z = z.double()
+        elif content == "infinite":
+            z[0, 0] = torch.inf
+        elif content == "another width":
+            z = z[None]
+        elif content == "too few":
+            z = z[:-1]
+        else:
+            hashes = hashes.double()
+        metadata = {"marks": marks, "sha256": _digest(z, hashes)}
+        victim.write_bytes(save({"z": z, "hashes": hashes}, metadata=metadata))
+    second = run(tmp_path, image_folder, "second")
+    assert_same_model(second, first)
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, image_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A shared cache of someone else, or a full disk: said once."""
+    first = run(tmp_path, image_folder, "first")
+    for path in files(tmp_path):
+        path.unlink()
+        path.mkdir()
+    second = run(tmp_path, image_folder, "second")
+    assert_same_model(second, first)
+    told = [record for record in caplog.records if "cached" in record.getMessage()]
+    assert 1 <= len(told) <= 2  # one for the training images, one for the test images
 
 
 def test_a_killed_build_goes_on(

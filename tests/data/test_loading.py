@@ -234,6 +234,11 @@ def test_processes_of_one_machine_share_its_cores(
         1,
         1,
     ]
+    # SLURM has bound each task to 12 cores of its own, or only says how many it gave.
+    for given, expected in (("12", 12), ("24", 4)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+        assert decoding_cores(3) == expected
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
     monkeypatch.delattr(os, "sched_getaffinity")
     for count, used in ((4, 4), (100, 16), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
