@@ -235,8 +235,8 @@ def test_processes_of_one_machine_share_its_cores(
         1,
     ]
     # SLURM has bound each task to 12 cores of its own, or only says how many it gave.
-    for given, expected in (("12", 12), ("24", 4)):
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+    for cores, expected in (("12", 12), ("24", 4)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", cores)
         assert decoding_cores(3) == expected
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
     monkeypatch.delattr(os, "sched_getaffinity")
