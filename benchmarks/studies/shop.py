@@ -140,8 +140,8 @@ class Shop:
                 (low, high), true = one["interval"], right_of(tested, one["name"])
                 held.append(low <= true <= high)
                 print(
-                    f"  {one['name']}: {one['accuracy']:.0f} % ({low:.0f} to {high:.0f}); {true:.0f}"
-                    f" of {count}"
+                    f"  {one['name']}: {one['accuracy']:.0f} % ({low:.0f} to {high:.0f});"
+                    f" {true:.0f} of {count}"
                 )
         print(f"{sum(held)} of {len(held)} intervals hold")
 
