@@ -44,6 +44,12 @@ SAMPLES_TO_SELECT = 15
 Measured by ``python -m benchmarks.studies.few_images``.
 """
 
+EVEN_RATIO = 1.25
+"""Samples of the largest class over those of the smallest up to which classes are even."""
+
+MANY_SAMPLES = 100
+"""Samples a class from which on features are not scaled: it pays where samples are few."""
+
 GROUPED_SHARE = 0.25
 """Share of samples that share a group from which on they are not taken for independent."""
 
@@ -60,13 +66,11 @@ Three with fewer samples cost as much as with many, and gain less (``python -m
 benchmarks.studies.few_images``)."""
 
 
-RIDGE_SCALES = (1.0, 0.3, 0.1, 0.03)
-"""Ridges that are tried with product features, as multiples of generalised cross-validation's."""
+RIDGE_SCALES = (0.1, 0.3, 1.0)
+"""Ridges that are tried with product features, as multiples of generalised cross-validation's.
 
-FIRST_RIDGE_SCALE = 0.1
-"""The one that is tried first, and used without enough samples to choose by.
-
-The λ of generalised cross-validation is right without product features, and too large with them.
+The first one is used without enough samples to choose by. The λ of generalised cross-validation is
+right without product features, and too large with them; below a tenth nothing is gained.
 """
 
 
@@ -113,12 +117,12 @@ class RidgePass(CalibrationPass):
     uneven classes (``UNEVEN_RATIO``) it is the discriminant: the criterion would be that of the
     frequent ones.
 
-    *Scaling* is tried without product features, as it pays where samples are few. It is taken where
-    the criterion is smaller.
+    *Scaling* is tried without product features and with fewer than ``MANY_SAMPLES`` samples a class,
+    as it pays where samples are few. It is taken where the criterion is smaller.
 
-    *λ* is tried with product features and enough samples, from ``FIRST_RIDGE_SCALE`` on upwards and
-    downwards in ``RIDGE_SCALES``, as long as the criterion falls by more than its standard
-    deviation. Without product features generalised cross-validation is as good.
+    *λ* is tried with product features and enough samples: ``RIDGE_SCALES``, as long as the criterion
+    falls by more than its standard deviation. Without product features generalised cross-validation
+    is as good.
 
     For p features, m samples and C classes each λ that is tried takes one Cholesky factorisation of
     width p and one triangular solve of m × p; the first factorisation is that of the solve. The
@@ -149,6 +153,24 @@ class RidgePass(CalibrationPass):
         features = self.head._factors()[1:] * self.features
         return LearnedRows(factor, features, self.columns)
 
+    def _is_exact(self) -> bool:
+        """Return whether rules are compared with the exact discriminant.
+
+        It costs much with product features only, and matters where classes are uneven.
+        """
+        counts = self.head.sums.counts
+        uneven = bool(counts.max() > EVEN_RATIO * counts.min())
+        return uneven or not len(self.head.directions)
+
+    def nearly_left_out(self, groups: Tensor | None) -> Tensor:
+        """Return the scores of the discriminant, without the correction of means if it costs much.
+
+        They do not depend on what was selected before.
+        """
+        if not self.head.selects_rule:
+            return self.left_out(groups)
+        return self.rows.discriminant(groups, self._is_exact())
+
     def _scores(self, groups: Tensor | None) -> Tensor:
         rule = RuleWeights(*self.head.rule_weights.tolist())
         scores = self.features.new_zeros(1, dtype=torch.float64)
@@ -167,7 +189,8 @@ class RidgePass(CalibrationPass):
         if best is None:
             return
         if not len(self.head.directions):
-            best = self._select_scaling(best, groups)
+            if self.head.sums.counts.double().mean() < MANY_SAMPLES:
+                best = self._select_scaling(best, groups)
         elif self.head.ridge == "gcv" and self._is_enough(best):
             best = self._select_ridge(best, groups)
         self.head._select(best.weights, self.rows.factor)
@@ -190,22 +213,16 @@ class RidgePass(CalibrationPass):
         return best
 
     def _select_ridge(self, best: RuleLosses, groups: Tensor | None) -> RuleLosses:
-        """Take the λ with the smallest criterion, starting at ``FIRST_RIDGE_SCALE``."""
-        gcv = self.rows.factor.ridge / FIRST_RIDGE_SCALE
-        start = RIDGE_SCALES.index(FIRST_RIDGE_SCALE)
-        scale = FIRST_RIDGE_SCALE
-        for direction in (RIDGE_SCALES[:start][::-1], RIDGE_SCALES[start + 1 :]):
-            for tried in direction:
-                rows = self.rows
-                other = self._at_ridge(gcv * tried, groups)
-                if other is None or not is_better(other.losses, best.losses):
-                    self.rows = rows
-                    break
-                best = other
-                scale = tried
-            if scale != FIRST_RIDGE_SCALE:
+        """Take a larger λ as long as the criterion falls by more than its standard deviation."""
+        gcv = self.rows.factor.ridge / RIDGE_SCALES[0]
+        for scale in RIDGE_SCALES[1:]:
+            rows = self.rows
+            other = self._at_ridge(gcv * scale, groups)
+            if other is None or not is_better(other.losses, best.losses):
+                self.rows = rows
                 break
-        self.head.ridge_scale.fill_(scale)
+            best = other
+            self.head.ridge_scale.fill_(scale)
         return best
 
     def _at_ridge(self, ridge: float, groups: Tensor | None) -> RuleLosses | None:
@@ -221,7 +238,7 @@ class RidgePass(CalibrationPass):
     def _best_rule(self, groups: Tensor | None) -> RuleLosses | None:
         """Return the better rule at the ridge and scaling of now; None without any scores."""
         counts = self.head.sums.counts
-        discriminant = self.rows.discriminant(groups)
+        discriminant = self.rows.discriminant(groups, self._is_exact())
         if counts.max() >= UNEVEN_RATIO * counts.min():
             known = discriminant.isfinite().all(dim=1)
             if not known.any():
@@ -357,7 +374,7 @@ class RidgeHead(SumsHead):
         self.sums = Sums(width, per_class=self.remember, dtype=self.dtype).to(device)
         self.weights = self.weights.new_zeros(width, 0)
         self.removed_sums = self.removed_sums.new_zeros(0, width)
-        self.ridge_scale.fill_(FIRST_RIDGE_SCALE)
+        self.ridge_scale.fill_(RIDGE_SCALES[0])
 
     # ------------------------------------------------------------------ sums
 
@@ -405,7 +422,7 @@ class RidgeHead(SumsHead):
         self.rule_weights = self.rule_weights.new_tensor(DISCRIMINANT)
         self.scaled.fill_(False)
         if len(self.directions):
-            self.ridge_scale.fill_(FIRST_RIDGE_SCALE)
+            self.ridge_scale.fill_(RIDGE_SCALES[0])
 
     def _system(self) -> RidgeSystem:
         """Return the centred sums of the features, scaled or not."""

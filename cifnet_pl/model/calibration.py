@@ -391,7 +391,8 @@ def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     if not samples.head.leaves_one_out:
         duplicates = near_duplicates(samples.z, samples.y)
         return DependentGroups("unknown", (), duplicates)
-    found = find_groups(samples.z, samples.columns, samples.left_out)
+    left_out = samples.calibration_pass.nearly_left_out
+    found = find_groups(samples.z, samples.columns, left_out)
     groups = found.groups
     if groups is None:
         groups = near_duplicates(samples.z, samples.y)
