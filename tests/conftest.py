@@ -11,6 +11,11 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Tests compute on the CPU, whatever the machine has: they compare bits, and fork, which CUDA does
+# not survive. CIFNET_TEST_GPU=1 pytest tests/test_devices.py runs those of devices on a real GPU.
+if not os.environ.get("CIFNET_TEST_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # A network is exported once, not in every test, and not into the user's folder.
 if "CIFNET_CACHE" not in os.environ:
     os.environ["CIFNET_CACHE"] = os.path.join(

@@ -100,6 +100,16 @@ class There(Tensor):
 
 
 @contextmanager
+def gpu() -> Iterator[torch.device]:
+    """Give the GPU of this machine, where tests may see one, else the simulated one."""
+    if torch.cuda.is_available():
+        yield DEVICE
+    else:
+        with simulated_device() as device:
+            yield device
+
+
+@contextmanager
 def simulated_device() -> Iterator[torch.device]:
     """While entered, ``DEVICE`` exists in this thread.
 
