@@ -157,6 +157,8 @@ class CIFNetModule(TaskModule):
         Raises:
             UsageError: the Trainer's options do not fit the head.
         """
+        # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
+        self._unchecked.clear()
         images = self.data.describe_images(self.backbone.preprocessing)
         model = self.model
         model.image_size = images["image_size"]
