@@ -24,7 +24,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle, and its images with a wrong label and a broken file; alike as they are, none is a
     near-duplicate.
     """
-    monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)
+    monkeypatch.setattr(near_duplicates, "NEAR_DUPLICATE", 1.1)
     images = make_images(tmp_path / "images", CLASSES, 14)
     bundle(tmp_path / "m", images, CLASSES, 14)
     (images / "ant" / "3.png").rename(images / "cat" / "moved <i>.png")

@@ -17,10 +17,10 @@ import pathlib
 pathlib.Path("imported").touch()
 from cifnet_pl.heads import RidgeHead
 
-class MyHead(RidgeHead):
+class OwnHead(RidgeHead):
     pass
 
-class MyCallback:
+class OwnCallback:
     pass
 """
 
@@ -28,7 +28,7 @@ MODEL = {
     "class_path": "cifnet_pl.CIFNetModule",
     "init_args": {
         "backbone": "pixels:8",
-        "head": {"class_path": "my_own_parts.MyHead"},
+        "head": {"class_path": "my_own_parts.OwnHead"},
     },
 }
 SMALL = [*FAST[2:], "--data.max_tasks", "1"]
@@ -67,7 +67,7 @@ def test_a_folder_of_images_runs_no_code(folder: Path, module: str):
 
 
 def test_a_name_on_the_command_line_is_imported(folder: Path):
-    options = ["--model.head", "my_own_parts.MyHead", "--logs", "logs"]
+    options = ["--model.head", "my_own_parts.OwnHead", "--logs", "logs"]
     assert main(["fit", *FAST, "--data.max_tasks", "1", *options]) == 0
     assert was_imported(folder)
     assert str(folder) not in sys.path
@@ -75,10 +75,10 @@ def test_a_name_on_the_command_line_is_imported(folder: Path):
 
 NAMED_IN_FILES = {
     "head": {"model": MODEL},
-    "backbone": {"model": {"init_args": {"backbone": "import:my_own_parts.MyNet"}}},
+    "backbone": {"model": {"init_args": {"backbone": "import:my_own_parts.OwnNet"}}},
     "source": {"model": None, "data": {"source": "my_own_parts.source"}},
     "callback": {
-        "trainer": {"callbacks": [{"class_path": "my_own_parts.MyCallback"}]},
+        "trainer": {"callbacks": [{"class_path": "my_own_parts.OwnCallback"}]},
         "model": None,
     },
     "function of a listed class": {
@@ -87,7 +87,7 @@ NAMED_IN_FILES = {
             "callbacks": [
                 {
                     "class_path": "lightning.pytorch.callbacks.LambdaCallback",
-                    "init_args": {"on_fit_start": "my_own_parts.MyCallback"},
+                    "init_args": {"on_fit_start": "my_own_parts.OwnCallback"},
                 }
             ]
         },
@@ -121,7 +121,7 @@ def test_a_file_that_another_file_names_is_read_too(folder: Path):
 
 
 @pytest.mark.parametrize(
-    "allowed", [["--trust"], ["--model.head", "my_own_parts.MyHead"]]
+    "allowed", [["--trust"], ["--model.head", "my_own_parts.OwnHead"]]
 )
 def test_a_trusted_file_and_the_configuration_of_an_own_run(
     folder: Path, allowed, capsys
@@ -135,7 +135,7 @@ def test_a_trusted_file_and_the_configuration_of_an_own_run(
     capsys.readouterr()
     own.write_text(own.read_text() + "# changed\n")
     assert main(["validate", "--config", str(own), "--ckpt_path", "last"]) == 2
-    assert "my_own_parts.MyHead" in capsys.readouterr().err
+    assert "my_own_parts.OwnHead" in capsys.readouterr().err
 
 
 def test_a_sweep_needs_trust(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -150,8 +150,8 @@ def test_a_sweep_needs_trust(folder: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_a_module_that_fails_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
     (folder / "my_own_parts.py").write_text("this is no Python")
-    assert main(["fit", *FAST, "--model.head", "my_own_parts.MyHead"]) == 2
-    assert "cannot import my_own_parts.MyHead: SyntaxError" in capsys.readouterr().err
+    assert main(["fit", *FAST, "--model.head", "my_own_parts.OwnHead"]) == 2
+    assert "cannot import my_own_parts.OwnHead: SyntaxError" in capsys.readouterr().err
 
 
 def test_imports_of_a_custom_module_are_found_beside_it(folder: Path):
@@ -165,8 +165,8 @@ def test_imports_of_a_custom_module_are_found_beside_it(folder: Path):
 def test_paths_are_no_names_of_code(folder: Path):
     words = ["fit", "--data.root", "my_own_parts.zip", "--experiment", "my_own_parts.x"]
     assert names_on_command_line(words) == set()
-    assert names_on_command_line(["--model.head=my_own_parts.MyHead"]) == {
-        "my_own_parts.MyHead"
+    assert names_on_command_line(["--model.head=my_own_parts.OwnHead"]) == {
+        "my_own_parts.OwnHead"
     }
     assert names_in({"data": {"root": "images.zip", "source": "torch.x"}}) == set()
 

@@ -214,7 +214,7 @@ def two_shops(place: Path, images: Path, other_day: Path) -> None:
         or "has in common" in errors + put_together
     )
     assert "bolt/again.png learned already or twice in the folder: left out" in errors
-    for step in ("step 5, merge: Gießkanne", "step 6, extend: bolt; from model "):
+    for step in ("Step 5, merge: Gießkanne", "Step 6, extend: bolt; from model "):
         assert step in known
     model_of = {
         name: cifnet_pl.load(place / name).counts
