@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import COMMANDS, RUNS
+from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command_line.md"
 TOPICS = ("data", "model", "energy", "predictions", "checkpoint")
@@ -40,7 +40,7 @@ def page() -> str:
     """Return the page."""
     sections = [HEAD, section("Overview", help_of("--help"))]
     sections.append(section("`cifnet fit`", help_of("fit", "--help")))
-    for command, summary in RUNS.items():
+    for command, summary in TRAINER_COMMANDS.items():
         if command != "fit":
             sections.append(
                 f"## `cifnet {command}`\n\n{summary} The options are those of `fit`.\n"

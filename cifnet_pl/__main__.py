@@ -67,7 +67,10 @@ def _run(words: list[str]) -> None:
         print(f"cifnet_pl {package_version()}")
     elif words[0] in commands.COMMANDS:
         commands.run_command(words[0], words[1:])
-    elif words[0] in commands.RUNS and commands.topic_of(words[1:]) == (True, None):
+    elif words[0] in commands.TRAINER_COMMANDS and commands.topic_of(words[1:]) == (
+        True,
+        None,
+    ):
         print(commands.usual_help(words[0]))
     else:
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import

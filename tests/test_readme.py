@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import COMMANDS, RUNS
+from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def test_other_lines_are_known():
 
 def test_the_commands_exist():
     words = {line.split()[1] for line in COMMAND_LINES}
-    assert words <= {*COMMANDS, *RUNS}
+    assert words <= {*COMMANDS, *TRAINER_COMMANDS}
     assert {"fit", "extend", "classify", "sweep", "report"} <= words
 
 

@@ -37,7 +37,7 @@ Rounding depends on the number of threads and on the processor.
 """
 
 DECODERS = ("Pillow", PIL.__version__, "simplejpeg", simplejpeg.__version__)
-"""What turns files into pixels: other versions round otherwise, so a cache keeps them apart."""
+"""Packages that decode images: other versions round otherwise, so a cache keeps them apart."""
 
 OUTPUTS_FILE = "outputs.npy"
 """File of a pipeline's folder with the embeddings of fixed images."""
@@ -108,8 +108,8 @@ class Images(Protocol):
     def rows_of(self) -> dict[int, np.ndarray]:
         """Label → positions of its images."""
 
-    def mark(self, index: int) -> tuple[int, ...] | int:
-        """Return what changes with the image, without reading it where that is possible."""
+    def change_stamp(self, index: int) -> tuple[int, ...] | int:
+        """Return a cheap fingerprint (size, inode, times) that detects changes."""
 
     def hashes(self, rows: np.ndarray) -> np.ndarray:
         """Return content hashes."""
@@ -150,7 +150,7 @@ class EmbeddingCache:
         self._writable = True
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, dict[int, CachedEmbedding]] = {}
-        self._marks_before: dict[int, str] = {}  # of classes that are being embedded
+        self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
         n_images = len(images.labels)
         self._place_in_class = np.full(n_images, -1, dtype=np.int64)
         for rows in images.rows_of.values():
@@ -170,8 +170,8 @@ class EmbeddingCache:
         for label in np.unique(labels).tolist():
             if self._load(label) is not None:
                 known[labels == label] = True
-            elif label not in self._marks_before:
-                self._marks_before[label] = self._marks(label)
+            elif label not in self._stamps_before:
+                self._stamps_before[label] = self._stamps(label)
         return known
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -226,7 +226,7 @@ class EmbeddingCache:
                 "rebuilding damaged cache file %s (its checksum is wrong)", path
             )
             return None
-        if metadata.get("marks") == self._marks(label):
+        if metadata.get("stamps") == self._stamps(label):
             self.images.note_hashes(rows, hashes.numpy())
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
@@ -274,9 +274,9 @@ class EmbeddingCache:
 
     def _write(self, label: int) -> None:
         of_class = self._collected.pop(label)
-        marks = self._marks(label)
-        before = self._marks_before.pop(label, marks)
-        if before != marks:
+        stamps = self._stamps(label)
+        before = self._stamps_before.pop(label, stamps)
+        if before != stamps:
             log.warning(
                 "not caching class '%s': its images changed while they were read",
                 self.class_names[label],
@@ -285,7 +285,7 @@ class EmbeddingCache:
         rows = self.images.rows_of[label]
         in_order = [of_class[row] for row in rows.tolist()]
         hashes, z = _stacked(in_order)
-        metadata = {"marks": marks, "sha256": _digest(z, hashes)}
+        metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         tensors = {"z": z, "hashes": hashes}
         content = save(tensors, metadata=metadata)
         if self._writable:
@@ -310,11 +310,11 @@ class EmbeddingCache:
         file_name = f"{digest.hexdigest()[:32]}.safetensors"
         return self.folder / file_name
 
-    def _marks(self, label: int) -> str:
+    def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
         rows = self.images.rows_of[label]
-        marks = [self.images.mark(row) for row in rows.tolist()]
-        content = repr(marks).encode()
+        stamps = [self.images.change_stamp(row) for row in rows.tolist()]
+        content = repr(stamps).encode()
         return hashlib.sha256(content).hexdigest()
 
 

@@ -369,7 +369,7 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
 
 
 REQUIRED_ATTRIBUTES = ("features", "image_size", "mean", "std")
-"""What a network from outside the package says of itself."""
+"""Attributes that a network from outside the package declares."""
 
 
 def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
@@ -403,7 +403,7 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
     with explained(
         UsageError, f"the attributes of import:{rest} do not fit", TypeError, ValueError
     ):
-        features, preprocessing = _said_of_itself(network)
+        features, preprocessing = _declared_preprocessing(network)
     side = preprocessing.image_size
     with naming(f"import:{rest}"), torch.inference_mode():
         images = torch.zeros(2, 3, side, side)
@@ -419,7 +419,7 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
     )
 
 
-def _said_of_itself(network: Any) -> tuple[int, Preprocessing]:
+def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:
     """Return the feature width and the preprocessing that a network's attributes name."""
     mean_red, mean_green, mean_blue = map(float, network.mean)
     std_red, std_green, std_blue = map(float, network.std)

@@ -34,7 +34,9 @@ Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessin
 """Function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
 
 
-def learned(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+def learned_backbone(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
     """Build a network that a run has trained, ``learned:<structure>:<backbone>``.
 
     Its weights come from a stored model.
@@ -61,7 +63,7 @@ BACKBONES: dict[str, Builder] = {
     "file": families.weight_file,
     "random": families.random_weights,
     "import": families.imported,
-    "learned": learned,
+    "learned": learned_backbone,
 }
 """Family → its builder."""
 

@@ -14,8 +14,8 @@ from cifnet_pl.buffer.selection import (
     STREAMING,
     Strategy,
     mix_keys,
+    select_whole_groups,
     unique_by_key,
-    whole_groups,
 )
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
@@ -25,7 +25,7 @@ CANDIDATES_PER_PLACE = 4
 
 
 class BufferSamples(NamedTuple):
-    """Samples that are in the buffer, or offered to it.
+    """Samples in the buffer, or candidates of the current task.
 
     Attributes:
         z: (n, d) float embeddings.
@@ -71,7 +71,7 @@ class CalibrationBuffer(GrowingModule):
     The samples are grouped by class in the order of commit, best first within a class.
 
     Attributes:
-        offered: number of samples offered since the last commit, in all processes.
+        offered: number of candidates of the current task, in all processes.
 
     Args:
         capacity: total number of embeddings; ignored if ``per_class`` is given.
@@ -173,11 +173,11 @@ class CalibrationBuffer(GrowingModule):
             self._prune_pending()
 
     def candidates(self) -> BufferSamples | None:
-        """Return the samples to select among, those of the buffer and those offered, by class.
+        """Return the samples to select among, those of the buffer and the candidates, by class.
 
         Returns:
             Within a class by key, each once. None where all fit, where the strategy is not random,
-            or where more than four times the capacity were offered: then only a part of these is in
+            or where there were more than four times the capacity: then only a part of these is in
             memory.
         """
         most = CANDIDATES_PER_PLACE * self.capacity
@@ -212,7 +212,7 @@ class CalibrationBuffer(GrowingModule):
         for label in classes:
             is_member = candidates.y == label
             rows = is_member.nonzero().flatten()
-            selected = whole_groups(hashes[rows], groups[rows], quota)
+            selected = select_whole_groups(hashes[rows], groups[rows], quota)
             chosen.append(rows[selected])
         chosen_rows = torch.cat(chosen)
         self._replace(candidates.at(chosen_rows))
@@ -220,7 +220,7 @@ class CalibrationBuffer(GrowingModule):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Select among the samples offered and shrink every class to its quota."""
+        """Select among the candidates and shrink every class to its quota."""
         offered = self.pending()
         labels = [*self.classes, *torch.unique(offered.y).tolist()]
         classes = list(dict.fromkeys(labels))
@@ -237,6 +237,8 @@ class CalibrationBuffer(GrowingModule):
 
     def oversampling(self, n_max: int) -> Tensor:
         """Compute each sample's weight: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling).
+
+        :func:`cifnet_pl.model.current_task.observe_buffer` applies it when a task ends.
 
         Args:
             n_max: number of samples of the largest class of the current task.
@@ -286,13 +288,13 @@ class CalibrationBuffer(GrowingModule):
         return self.z.numel()
 
     def pending(self) -> BufferSamples:
-        """Return the samples offered since the last commit."""
+        """Return the candidates of the current task."""
         if not self._pending:
             return self._stored().at(slice(0))
         return joined(self._pending)
 
     def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Replace the samples offered since the last commit, for example by those of all processes.
+        """Replace the pending candidates, for example by those of all processes.
 
         Args:
             z: (n, d) float embeddings.
@@ -302,7 +304,7 @@ class CalibrationBuffer(GrowingModule):
         self._pending = [BufferSamples(z, y, key)]
 
     def discard_pending(self) -> None:
-        """Forget the samples offered since the last commit."""
+        """Discard the pending candidates."""
         self._pending = []
         self.offered = 0
 
@@ -313,13 +315,13 @@ class CalibrationBuffer(GrowingModule):
         self.z, self.y, self.key = samples
 
     def _with_stored(self, offered: BufferSamples) -> BufferSamples:
-        """Return the samples of the buffer, then those offered, whose dtype is kept."""
+        """Return the samples of the buffer, then the candidates, whose dtype is kept."""
         if not len(self.y):  # an empty buffer has no width yet
             return offered
         return joined([self._stored(), offered])
 
     def _prune_pending(self) -> None:
-        """Select among the offered samples: no class can keep more than its quota of today."""
+        """Select among the candidates: no class can keep more than its current quota."""
         offered = self.pending()
         present = torch.unique(offered.y).tolist()
         every_class = {*present, *self.classes}

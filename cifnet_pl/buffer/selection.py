@@ -154,7 +154,7 @@ def unique_by_key(key: Tensor) -> UniqueKeys:
     )
 
 
-def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
+def select_whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
     """Select whole groups, in the order of the smallest hash of each, as far as they fit.
 
     Args:
@@ -164,7 +164,7 @@ def whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
             group are selected.
 
     Example:
-        >>> whole_groups(torch.tensor([5, 1, 2, 4]), torch.tensor([7, 8, 8, 7]), 3).tolist()
+        >>> select_whole_groups(torch.tensor([5, 1, 2, 4]), torch.tensor([7, 8, 8, 7]), 3).tolist()
         [1, 2]
     """
     order = torch.argsort(hashes)

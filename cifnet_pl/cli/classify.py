@@ -189,7 +189,7 @@ class ClassificationTable:
         self._warning: str | None = None
         # Refused before the work begins.
         if self.unknown is not None or coverage is not None:
-            self._warning = model.judge(**self._judged).warning
+            self._warning = model.open_set_predictor(**self._judged).warning
 
     def write(self, file: IO[bytes]) -> None:
         """Classify all images, and write the table.

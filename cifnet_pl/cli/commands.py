@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 import docstring_parser
 
-from cifnet_pl.cli.parsing import SHORT_NAMES, OneSentence
+from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, printable
 
-RUNS: dict[str, str] = {
+TRAINER_COMMANDS: dict[str, str] = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
     "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
     "test": "The same as validate: a class-incremental run has one held-out set.",
@@ -281,7 +281,7 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
-    runs = [f"  {name:<8}  {summary}" for name, summary in RUNS.items()]
+    runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
     others = [f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
     text = (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip()
     return text.format(runs="\n".join(runs), others="\n".join(others))
@@ -308,7 +308,7 @@ def usual_help(command: str) -> str:
         examples = f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
     return text.format(
         command=command,
-        summary=RUNS[command],
+        summary=TRAINER_COMMANDS[command],
         examples=examples,
         topics=", ".join(TOPICS),
     )
@@ -342,7 +342,7 @@ def help_on_topic(text: str, topic: str) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
 
     def named(found: re.Match[str]) -> str:
-        if found[1] in SHORT_NAMES:
+        if found[1] in MODULES_OF_SHORT_NAMES:
             return found[0]
         return ""
 

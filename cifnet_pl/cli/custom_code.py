@@ -22,8 +22,10 @@ from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import find_module, import_module_of, names_import
 from cifnet_pl.utilities.text import listed, printable
 
-LISTED_MODULES = ("cifnet_pl", "lightning", "torch", "torchmetrics")
-"""Modules whose classes a configuration file may name."""
+CONFIGURABLE_MODULES = ("cifnet_pl", "lightning", "torch", "torchmetrics")
+"""Packages whose classes a configuration file may name without being custom code.
+
+Classes of any other package are custom code, which runs only where the user allowed it."""
 
 CODE_OPTION = re.compile(
     r"--(model|data\.(source|stream)|trainer\.(accelerator|callbacks|logger|plugins|profiler"
@@ -144,7 +146,7 @@ def names_in(content: Any, folder: Path | None = None) -> set[str]:
                 names |= names_in(read_yaml(path), path.parent)
             continue
         for name in re.findall(r"import:([\w.]+)", text) or [text]:
-            listed_module = name.partition(".")[0] in LISTED_MODULES
+            listed_module = name.partition(".")[0] in CONFIGURABLE_MODULES
             if names_import(name) and not listed_module and find_module(name):
                 names.add(name)
     return names

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import ConfusedPair, Evaluation
-    from cifnet_pl.model.recalibration import Outcomes, Recalibration
+    from cifnet_pl.model.recalibration import LabelledPredictions, Recalibration
 
 CLASSES_ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -370,7 +370,7 @@ def recalibration_table(result: Recalibration) -> Table:
     return table(("", "before", "after"), zip(names, before, after, strict=True))
 
 
-def outcome_cells(outcomes: Outcomes) -> list[str]:
+def outcome_cells(outcomes: LabelledPredictions) -> list[str]:
     """Return the cells of one column of the table."""
     return [
         number(outcomes.accuracy),

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.cli.commands import COMMANDS, RUNS, help_on_topic, topic_of
+from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
 from cifnet_pl.cli.custom_code import (
     import_custom_code,
@@ -307,8 +307,8 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    if args[0] not in RUNS:
-        raise unknown_name("sub-command", args[0], [*RUNS, *COMMANDS])
+    if args[0] not in TRAINER_COMMANDS:
+        raise unknown_name("sub-command", args[0], [*TRAINER_COMMANDS, *COMMANDS])
     CLIParser.topic = topic_of(args[1:])[1] or "all"
     if CLIParser.topic == "model":
         args = [args[0], "--model.help", "CIFNetModule"]
@@ -347,7 +347,7 @@ def _run_lightning(args: list[str]) -> None:
                     "Class-incremental learning without training: a frozen backbone and a"
                     " closed-form head."
                 ),
-                args[0]: {"description": RUNS[args[0]]},
+                args[0]: {"description": TRAINER_COMMANDS[args[0]]},
             },
             auto_configure_optimizers=False,
             args=args,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.custom_code import LISTED_MODULES
+from cifnet_pl.cli.custom_code import CONFIGURABLE_MODULES
 from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import entry_point, failure, import_part, offered
@@ -28,7 +28,7 @@ MAX_EPOCHS_MESSAGE = (
     " --data.classes_per_task"
 )
 
-SHORT_NAMES = (
+MODULES_OF_SHORT_NAMES = (
     "cifnet_pl",
     "cifnet_pl.heads",
     "cifnet_pl.data.streams",
@@ -198,16 +198,18 @@ def unknown_option(name: str, options: Collection[str]) -> str:
 def arguments_of(class_path: str) -> frozenset[str] | None:
     """Return the options of a class, with those that it passes on to its bases.
 
+    Custom code that is not imported yet is skipped: to explain an error must not run it.
+
     Args:
         class_path: its module and name, or the name of a class of this package.
 
     Returns:
-        None if it cannot be imported, or is custom code that is not imported yet.
+        None if it cannot be imported, or is skipped.
     """
     module, _, name = class_path.rpartition(".")
-    for place in [module] if module else SHORT_NAMES:
+    for place in [module] if module else MODULES_OF_SHORT_NAMES:
         package = place.partition(".")[0]
-        if package not in LISTED_MODULES and package not in sys.modules:
+        if package not in CONFIGURABLE_MODULES and package not in sys.modules:
             continue
         with suppress(ImportError):
             kind = getattr(import_module(place), name, None)

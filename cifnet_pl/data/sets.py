@@ -60,8 +60,8 @@ class SampleSet(ABC):
         """Return where sample ``index`` is, for messages, on one line."""
         return printable(self.names[index])
 
-    def mark(self, index: int) -> tuple[int, ...] | int:
-        """Return a cheap value that changes with the content; by default the content's hash."""
+    def change_stamp(self, index: int) -> tuple[int, ...] | int:
+        """Return a cheap fingerprint that detects changes; by default the content's hash."""
         row = np.array([index])
         return int(self.hashes(row)[0])
 
@@ -265,10 +265,10 @@ class FileSet(ImageSet):
         files.note_hashes(every_row, self._hashes[rows])
         return files
 
-    def mark(self, index: int) -> tuple[int, ...]:
-        """Return size, inode, and times of modification and of change.
+    def change_stamp(self, index: int) -> tuple[int, ...]:
+        """Return a cheap fingerprint (size, inode, times) that detects changes.
 
-        No program can set back the last.
+        No program can set back the time of change.
         """
         try:
             return file_identity(self.given(index))

@@ -176,7 +176,7 @@ def held_out_groups(
 # ---------------------------------------------------------------------- kinds of group
 
 
-def grouping(kind: str) -> NameGroups:
+def groups_by(kind: str) -> NameGroups:
     """Return the function that names the groups of images of one class.
 
     Args:

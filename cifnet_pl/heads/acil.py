@@ -13,10 +13,10 @@ from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
-    Choice,
     ClassMoments,
     Position,
     Ridge,
+    RidgeChoice,
     Sums,
     check_projection,
     check_ridge,
@@ -134,15 +134,15 @@ class ACILHead(SumsHead):
         )
 
     def _solve(self) -> None:
-        self._fold()
+        self._commit_increment()
         target_energy = self.sums.class_mass.sum()
         self.weights, choice = solve_stream(self.sums, target_energy, self.ridge)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of all classes."""
-        return [Choice(float(self.ridge_used), self.position)]
+        return [RidgeChoice(float(self.ridge_used), self.position)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         h = self._features(z)
@@ -189,7 +189,7 @@ def check_given_projection(projection: Tensor, in_features: int) -> None:
 
 def solve_stream(
     sums: Sums, target_energy: Tensor, ridge: Ridge
-) -> tuple[Tensor, Choice]:
+) -> tuple[Tensor, RidgeChoice]:
     """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
     Args:
@@ -263,7 +263,9 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
+        # Where the λ of the compensation stream lies among the candidates of the last solve.
         self.compensation_position: Position = "given"
+        # (B, B) ``Σ_k φ hᵀ`` over the samples of the current task; empty between tasks.
         self.cross: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=self.dtype))
         self.compensation_weights: Tensor = nn.Buffer(
             torch.zeros(self.width, 0, dtype=self.dtype)
@@ -271,6 +273,7 @@ class DSALHead(ACILHead):
         self.compensation_ridge: Tensor = nn.Buffer(
             torch.zeros((), dtype=torch.float64)
         )
+        # (C,) squared norm of each class's residual targets, which GCV of the second λ needs.
         self.residual_energy: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
@@ -303,12 +306,12 @@ class DSALHead(ACILHead):
         assert self.compensation_increment is not None
         self.compensation_increment.count_duplicates(count)
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridges of the main stream and of the compensation stream."""
-        compensation = Choice(
+        compensation = RidgeChoice(
             float(self.compensation_ridge), self.compensation_position
         )
-        return [*super().choices(), compensation]
+        return [*super().ridge_choices(), compensation]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
@@ -321,7 +324,7 @@ class DSALHead(ACILHead):
         if self.compensation_increment is not None:
             self.compensation.merge(self.compensation_increment)
             self.compensation_increment = None
-        self._fold()
+        self._commit_increment()
         if observed is not None and self.ridge != "gcv":
             observed.drop_gram()  # only the energy for gcv needs it
         super()._solve()

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
-from cifnet_pl.statistics import Choice, ClassDistances, ClassMoments, to_probabilities
+from cifnet_pl.statistics import (
+    ClassDistances,
+    ClassMoments,
+    RidgeChoice,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -61,10 +66,11 @@ R = TypeVar("R")
 def in_full_precision(
     method: Callable[Concatenate[H, P], R],
 ) -> Callable[Concatenate[H, P], R]:
-    """Decorate a method that changes statistics: no setting of the caller changes what is stored.
+    """Decorator: run a method without autograd, autocast or inference mode.
 
-    Inside there is no autograd graph; no autocast, which would round products to bfloat16; and no
-    inference mode, whose tensors could never be updated in place again.
+    No setting of the caller changes the statistics then: an autograd graph would keep memory,
+    autocast would round products to bfloat16, and tensors of inference mode could never be updated
+    in place again.
     """
 
     @functools.wraps(method)
@@ -210,7 +216,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _solve(self) -> None:
-        """Bring the weights up to date."""
+        """Commit the current task; the weights are computed now, or lazily (:meth:`refresh`)."""
 
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
@@ -246,7 +252,7 @@ class Head(nn.Module, ABC):
         raise NotImplementedError
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        """Prepare the scores of checked samples without their groups; if it ``leaves_one_out``."""
+        """Prepare leave-one-group-out scores of checked samples; if it ``leaves_one_out``."""
         raise NotImplementedError
 
     def _merge(self, other: Any) -> None:
@@ -293,7 +299,7 @@ class Head(nn.Module, ABC):
         """
         return self._scores
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridges of the last solve, in a fixed order; empty without ridges."""
         return []
 
@@ -649,7 +655,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
-        """Return everything that leave-one-out scores of learned samples can be asked for.
+        """Return leave-one-out scores for any grouping, with shared computations cached.
 
         Args:
             z: (n, d) embeddings, as for :meth:`leave_one_out`.
@@ -662,7 +668,7 @@ class Head(nn.Module, ABC):
         return CalibrationPass(self._leaving_out(z.to(self.dtype), self._columns(y)))
 
     def check_learned(self, z: Tensor, y: Tensor) -> None:
-        """Check samples for :meth:`leave_one_out`, and that this head can leave them out."""
+        """Check the samples and the head's leave-one-out capability."""
         self.require("leaves_one_out")
         check_samples(z, y, None, self.in_features)
         self._require_solved()
@@ -900,8 +906,8 @@ class Head(nn.Module, ABC):
             name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()
         }
 
-    def expect(self, state: Mapping[str, Tensor]) -> None:
-        """Settle what the constructor left open by a stored state, before it is loaded."""
+    def prepare_for_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set sizes that the constructor left open from a stored state."""
         self._before_load(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

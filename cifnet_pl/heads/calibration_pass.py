@@ -1,4 +1,4 @@
-"""One pass over the calibration buffer: everything that leave-one-out scores are asked for.
+"""One pass over the calibration buffer, from which all leave-one-out scores are computed.
 
 A pass is made of a solved head and of learned samples. It computes each expensive thing once, and
 answers any number of questions then: scores without each sample, or without its group, for as many
@@ -18,7 +18,7 @@ The scores (n, C) are those of a head that never learned the sample or its group
 
 
 class CalibrationPass:
-    """Leave-one-out scores of learned samples.
+    """Leave-one-out scores for any grouping, with shared computations cached.
 
     Args:
         left_out: function from groups to scores.
@@ -28,7 +28,7 @@ class CalibrationPass:
         self._left_out = left_out
 
     def left_out(self, groups: Tensor | None) -> Tensor:
-        """Return the scores (n, C) float64 of the samples without their groups.
+        """Return the leave-one-group-out scores (n, C) float64 of the samples.
 
         Args:
             groups: (n,) int64, equal for samples that are left out together; None to leave out each
@@ -44,7 +44,7 @@ class CalibrationPass:
         return self.left_out(groups)
 
     def select(self, groups: Tensor | None) -> None:
-        """Select what the head has to choose by the likelihood of samples without their groups.
+        """Select the decision rule and ridge by leave-one-group-out likelihood.
 
         From then on :meth:`left_out` gives the scores of the head as selected. A no-op where the
         head has nothing to choose.

@@ -13,10 +13,10 @@ from cifnet_pl.heads.base import ACTIONS, Dtype, Head, in_full_precision
 from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.statistics import (
     Centred,
-    Choice,
     ClassMoments,
     Position,
     Ridge,
+    RidgeChoice,
     Sums,
     Weighting,
     augment,
@@ -32,8 +32,8 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule, Sizes
 
 
-def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """Return the weight that the samples of each class have in common.
+def weight_per_class(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """Return the weight shared by all samples of each class; −1 if they differ.
 
     Args:
         columns: (n,) class of each sample.
@@ -49,8 +49,8 @@ def common_weights(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
     return torch.where(low == high, high, -torch.ones_like(high))
 
 
-def joined_weights(one: Tensor, other: Tensor) -> Tensor:
-    """Return what :func:`common_weights` would give for the samples of both."""
+def merged_class_weights(one: Tensor, other: Tensor) -> Tensor:
+    """Merge two results of :func:`weight_per_class`: the weight shared by the samples of both."""
     same = (one == other) | (one == 0) | (other == 0)
     return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
@@ -68,8 +68,8 @@ class Cohort(GrowingModule):
         ridge_used: (C_j,) float64, λ of each class.
 
     Attributes:
-        positions: where each λ of the last solve lies (:class:`~cifnet_pl.statistics.Choice`); not
-            stored.
+        positions: where each λ of the last solve lies
+            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
     """
 
     def __init__(self, sums: Sums, before: int = 0):
@@ -83,13 +83,13 @@ class Cohort(GrowingModule):
         self.positions: list[Position] = []
         self.to(sums.packed_gram.device)
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class at the last solve."""
         ridges = self.ridge_used.tolist()
         positions = self.positions
         if len(positions) != len(ridges):  # after loading, or after a class was removed
             positions = ["given"] * len(ridges)
-        return [Choice(*pair) for pair in zip(ridges, positions, strict=True)]
+        return [RidgeChoice(*pair) for pair in zip(ridges, positions, strict=True)]
 
 
 class CIFNetHead(Head):
@@ -180,9 +180,11 @@ class CIFNetHead(Head):
         self.past_increment.add(augment(z), no_class, weight)
         if weight is None:
             weight = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        shown = common_weights(columns, weight.double(), len(self._latest.past_weight))
+        shown = weight_per_class(
+            columns, weight.double(), len(self._latest.past_weight)
+        )
         if len(self.past_shown):
-            self.past_shown = joined_weights(shown, self.past_shown)
+            self.past_shown = merged_class_weights(shown, self.past_shown)
         else:
             self.past_shown = shown
 
@@ -198,7 +200,7 @@ class CIFNetHead(Head):
         # Calibration samples are common to all processes already.
         self._open_increment().reduce(sum_in_place)
 
-    def _fold(self) -> None:
+    def _commit_increment(self) -> None:
         """Add what the current task observed to the cohorts; it cannot be discarded then."""
         self.under_way.fill_(False)
         if self.increment is not None:
@@ -215,7 +217,7 @@ class CIFNetHead(Head):
             self._latest.stale.fill_(True)
             self.past_increment = None
         if len(self.past_shown):
-            self._latest.past_weight = joined_weights(
+            self._latest.past_weight = merged_class_weights(
                 self._latest.past_weight, self.past_shown
             )
             self.past_shown = self.past_shown[:0]
@@ -223,8 +225,11 @@ class CIFNetHead(Head):
     # ------------------------------------------------------------------ solve and score
 
     def _solve(self) -> None:
-        # Only folds: a cohort is solved when a prediction first needs its weights.
-        self._fold()
+        """Commit the current task; the weights are computed lazily, in :meth:`weights`.
+
+        A cohort is solved when a prediction first needs its weights, or by :meth:`refresh`.
+        """
+        self._commit_increment()
 
     def refresh(self) -> None:
         """Solve the cohorts that are out of date."""
@@ -253,8 +258,8 @@ class CIFNetHead(Head):
         target_square = self.limit**2 * (positive + negative)[:, 0]
         samples = int(sums.seen)
         weights = list[Tensor]()
-        choices = list[Choice]()
-        for columns, gram in self._systems(cohort):
+        choices = list[RidgeChoice]()
+        for columns, gram in self._gram_per_columns(cohort):
             if self.ridge == "gcv":
                 energy = target_square[columns].sum()
                 regression = Centred.from_augmented(
@@ -265,7 +270,7 @@ class CIFNetHead(Head):
                 solved = solve_ridge(
                     gram, moment[:, columns], gram.new_tensor(self.ridge)
                 )
-                choice = Choice(float(self.ridge), "given")
+                choice = RidgeChoice(float(self.ridge), "given")
             weights.append(solved)
             choices += [choice] * solved.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
@@ -275,11 +280,8 @@ class CIFNetHead(Head):
         cohort.positions = [choice.position for choice in choices]
         cohort.stale.fill_(False)
 
-    def _systems(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the columns of the cohort that share a Gram matrix, and this matrix (d+1, d+1).
-
-        Its samples are weighted by the slopes.
-        """
+    def _gram_per_columns(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
+        """Yield each slope-weighted Gram matrix (d+1, d+1) with the columns it serves."""
         sums = cohort.sums
         gram = self.slopes.negative * sums.gram
         if self.weighting == "derivative":
@@ -300,10 +302,10 @@ class CIFNetHead(Head):
         weights = self.weights()
         return lambda z: (augment(z.to(self.dtype)) @ weights).double()
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
         self.weights()
-        return [choice for cohort in self._cohorts for choice in cohort.choices()]
+        return [choice for cohort in self._cohorts for choice in cohort.ridge_choices()]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
@@ -323,7 +325,7 @@ class CIFNetHead(Head):
     def _leaving_out_of(
         self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
     ) -> Iterator[LeftOut]:
-        """Yield the scores of learned samples without their groups, for each system of columns.
+        """Yield the leave-one-group-out scores of learned samples, for each Gram matrix.
 
         Args:
             cohort: solved.
@@ -333,7 +335,7 @@ class CIFNetHead(Head):
             weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
         """
         positive, negative = self.slopes
-        for columns, gram in self._systems(cohort):
+        for columns, gram in self._gram_per_columns(cohort):
             ridge = cohort.ridge_used[columns][0].item()
             if self.ridge == "gcv":
                 regression = Centred.from_augmented(
@@ -427,8 +429,8 @@ class CIFNetHead(Head):
         return not torch.equal(ours.gram, theirs.gram.to(ours.gram.device))
 
     def _merge_sequences(self, other: CIFNetHead) -> None:
-        self._fold()
-        other._fold()
+        self._commit_increment()
+        other._commit_increment()
         if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
             raise UsageError(
                 "cannot merge CIFNet runs after calibration: the buffer's samples would count"
@@ -444,7 +446,7 @@ class CIFNetHead(Head):
         self.past_shown = self.past_shown[:0]
 
     def _keep(self, columns: Tensor) -> None:
-        self._fold()
+        self._commit_increment()
         cohorts = nn.ModuleList()
         start = 0
         for cohort in self._cohorts:

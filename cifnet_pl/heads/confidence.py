@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class KnownScores(NamedTuple):
-    """Scores of the samples without their groups, where they are known.
+    """Leave-one-group-out scores of the samples, where they are known.
 
     Attributes:
         scores: (m, C) float64.
@@ -81,7 +81,7 @@ class CalibrationSamples:
 
     @cached_property
     def calibration_pass(self) -> CalibrationPass:
-        """Scores of the samples without their groups, for any groups; computed once."""
+        """Leave-one-group-out scores of the samples, for any groups; computed once."""
         if self.learned:
             return self.head.calibration_pass(self.z, self.y)
         scores = self.head(self.z)
@@ -141,7 +141,7 @@ class CalibrationSamples:
 def calibrate(samples: CalibrationSamples) -> None:
     """Set the head's temperature and odds power to those of the smallest negative log likelihood.
 
-    The likelihood is that of samples without their groups. Samples without known scores are not
+    The likelihood is the leave-one-group-out likelihood. Samples without known scores are not
     used; both values are 1 if there are no others.
 
     Raises:
@@ -160,7 +160,7 @@ def calibrate(samples: CalibrationSamples) -> None:
     samples.head.odds_power.fill_(fit.power)
 
 
-def near_duplicates(z: Tensor, y: Tensor) -> Tensor | None:
+def near_duplicate_groups(z: Tensor, y: Tensor) -> Tensor | None:
     """Group samples that are left out together: near-duplicates of one class.
 
     Samples with near-duplicates in more than half of their class stand alone: without these little
@@ -256,7 +256,7 @@ RELATIVE_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceScores:
     """Scores of buffer samples in ascending order, and how many images each stands for.
 
     Attributes:
@@ -268,7 +268,7 @@ class Reference:
     weights: Tensor
 
     @classmethod
-    def of(cls, scores: Tensor, weights: Tensor) -> Reference:
+    def of(cls, scores: Tensor, weights: Tensor) -> ReferenceScores:
         """Sort scores with their weights.
 
         Args:
@@ -296,7 +296,7 @@ class Reference:
             (n,) float64.
 
         Example:
-            >>> reference = Reference.of(torch.arange(9.0).double(), torch.ones(9).double())
+            >>> reference = ReferenceScores.of(torch.arange(9.0).double(), torch.ones(9).double())
             >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
             [0.1, 0.5]
         """
@@ -338,14 +338,14 @@ class Reference:
         return float("inf")
 
 
-def novelty_reference(samples: CalibrationSamples) -> Reference:
-    """Return the novelty of samples without their groups.
+def novelty_reference(samples: CalibrationSamples) -> ReferenceScores:
+    """Return the leave-one-group-out novelty of samples.
 
     Raises:
         UnsupportedError: this head cannot (``tells_novelty``).
         CifnetError: the head is not solved, or embeddings of another width.
     """
-    return Reference.of(samples.novelty(), samples.weights())
+    return ReferenceScores.of(samples.novelty(), samples.weights())
 
 
 def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
@@ -405,7 +405,7 @@ class PredictionSets:
 
     @classmethod
     def of(cls, samples: CalibrationSamples, coverage: float) -> PredictionSets:
-        """Choose the limit and the penalty by samples without their groups.
+        """Choose the limit and the penalty by leave-one-group-out scores.
 
         The penalty is the one of ``RAPS_PENALTIES`` with which the samples' own sets have the
         fewest classes, each sample counted as the images that it stands for.
@@ -423,7 +423,7 @@ class PredictionSets:
         chosen = cls(limit=float("inf"), penalty=RAPS_PENALTIES[0])
         for penalty in RAPS_PENALTIES:
             set_score = ranking.before + penalty * ranking.rank
-            reference = Reference.of(set_score[is_true], weights)
+            reference = ReferenceScores.of(set_score[is_true], weights)
             limit = reference.threshold(coverage)
             size = float(((set_score <= limit).sum(dim=1) * weights).sum())
             if size < smallest:

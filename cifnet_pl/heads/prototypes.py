@@ -119,7 +119,7 @@ class SLDAHead(SumsHead):
         self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     def _solve(self) -> None:
-        self._fold()
+        self._commit_increment()
         means = class_means(self.sums)
         covariance = self._covariance()
         alpha = self._choose_shrinkage(covariance.scale.item())
@@ -176,7 +176,7 @@ class SLDAHead(SumsHead):
         return choice.ridge / (choice.ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:
-        self._fold()
+        self._commit_increment()
         # Of a removed class the scatter around its mean stays, not the mean itself.
         gone = self.sums.counts > 0
         gone[columns] = False

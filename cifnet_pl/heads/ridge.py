@@ -13,11 +13,11 @@ from cifnet_pl.heads.base import Dtype, in_full_precision
 from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
-    Choice,
     ClassMoments,
     LearnedRows,
     Position,
     Ridge,
+    RidgeChoice,
     RidgeFactor,
     RidgeSystem,
     Sums,
@@ -96,8 +96,8 @@ class RuleLosses(NamedTuple):
     weights: RuleWeights
 
 
-class Solved(NamedTuple):
-    """What was computed for one ridge."""
+class RidgeSolution(NamedTuple):
+    """The ridge system and its factor at one λ."""
 
     system: RidgeSystem
     factor: RidgeFactor
@@ -117,12 +117,12 @@ class RidgePass(CalibrationPass):
     uneven classes (``UNEVEN_RATIO``) it is the discriminant: the criterion would be that of the
     frequent ones.
 
-    *Scaling* is tried without product features and with fewer than ``MANY_SAMPLES`` samples a class,
-    as it pays where samples are few. It is taken where the criterion is smaller.
+    *Scaling* is tried without product features and with fewer than ``MANY_SAMPLES`` samples a
+    class, as it pays where samples are few. It is taken where the criterion is smaller.
 
-    *λ* is tried with product features and enough samples: ``RIDGE_SCALES``, as long as the criterion
-    falls by more than its standard deviation. Without product features generalised cross-validation
-    is as good.
+    *λ* is tried with product features and enough samples: ``RIDGE_SCALES``, as long as the
+    criterion falls by more than its standard deviation. Without product features generalised
+    cross-validation is as good.
 
     For p features, m samples and C classes each λ that is tried takes one Cholesky factorisation of
     width p and one triangular solve of m × p; the first factorisation is that of the solve. The
@@ -196,7 +196,7 @@ class RidgePass(CalibrationPass):
         self.head._select(best.weights, self.rows.factor)
 
     def _select_scaling(self, best: RuleLosses, groups: Tensor | None) -> RuleLosses:
-        """Take features as they are or scaled, whatever has the smaller criterion."""
+        """Select scaled or unscaled features by the smaller criterion."""
         head = self.head
         system = self.system
         rows = self.rows
@@ -236,7 +236,7 @@ class RidgePass(CalibrationPass):
         return int(known.sum()) >= SAMPLES_TO_SELECT * classes
 
     def _best_rule(self, groups: Tensor | None) -> RuleLosses | None:
-        """Return the better rule at the ridge and scaling of now; None without any scores."""
+        """Return the better rule at the current ridge and scaling; None without any scores."""
         counts = self.head.sums.counts
         discriminant = self.rows.discriminant(groups, self._is_exact())
         if counts.max() >= UNEVEN_RATIO * counts.min():
@@ -342,7 +342,7 @@ class RidgeHead(SumsHead):
         self.remember = remember
         self.selects_rule = decision == "auto"
         self.position: Position = "given"
-        self._solved: Solved | None = None
+        self._solved: RidgeSolution | None = None
         weights = DISCRIMINANT
         if decision == "ridge":
             weights = RuleWeights(regression=1.0, discriminant=0.0)
@@ -402,7 +402,7 @@ class RidgeHead(SumsHead):
     # ------------------------------------------------------------------ solve
 
     def _solve(self) -> None:
-        self._fold()
+        self._commit_increment()
         if self.selects_rule:
             self._reset_rule()
         system = self._system()
@@ -413,7 +413,7 @@ class RidgeHead(SumsHead):
             factor = RidgeFactor(system, choice.ridge)
             self._set_weights(factor)
             if self.selects_rule:  # a calibration pass will begin with it
-                self._solved = Solved(system, factor)
+                self._solved = RidgeSolution(system, factor)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
 
@@ -452,12 +452,12 @@ class RidgeHead(SumsHead):
             factors[1:] = relative**-0.25
         return factors
 
-    def _choose_ridge(self, system: RidgeSystem) -> Choice:
+    def _choose_ridge(self, system: RidgeSystem) -> RidgeChoice:
         """Return λ: as given, or by generalised cross-validation without product features."""
         if self.ridge != "gcv":
-            return Choice(float(self.ridge), "given")
+            return RidgeChoice(float(self.ridge), "given")
         _, choice = system.regression(self.in_features).solve("gcv")
-        return Choice(choice.ridge * self.ridge_scale.item(), choice.position)
+        return RidgeChoice(choice.ridge * self.ridge_scale.item(), choice.position)
 
     def _set_weights(self, factor: RidgeFactor) -> None:
         """Set the weights by the decision rule."""
@@ -487,9 +487,9 @@ class RidgeHead(SumsHead):
                 return per_feature
         return check_product_features(count / self.in_features)
 
-    def choices(self) -> list[Choice]:
+    def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of all classes."""
-        return [Choice(self.ridge_used.item(), self.position)]
+        return [RidgeChoice(self.ridge_used.item(), self.position)]
 
     # ------------------------------------------------------------------ leave one out
 
@@ -512,7 +512,7 @@ class RidgeHead(SumsHead):
     # ------------------------------------------------------------------ the life of a model
 
     def _keep(self, columns: Tensor) -> None:
-        self._fold()
+        self._commit_increment()
         # For ridge regression samples of removed classes are negatives, whatever they were.
         if self.decision != "ridge":
             gone = self.sums.counts > 0

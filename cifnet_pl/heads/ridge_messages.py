@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cifnet_pl.statistics import Choice
+from cifnet_pl.statistics import RidgeChoice
 
 LARGE_CHANGE = 100.0
 """Factor between the ridges before and after an update from which on there is a message."""
@@ -22,7 +22,7 @@ EDGE_MESSAGES = {
 """Position of a ridge → message. A ridge at its cap is usual where images are few and distinct."""
 
 
-def edge_messages(choices: Sequence[Choice]) -> dict[str, str]:
+def edge_messages(choices: Sequence[RidgeChoice]) -> dict[str, str]:
     """Return messages on ridges at an edge of the grid of generalised cross-validation.
 
     Args:
@@ -39,7 +39,9 @@ def edge_messages(choices: Sequence[Choice]) -> dict[str, str]:
     return messages
 
 
-def update_messages(before: Sequence[Choice], after: Sequence[Choice]) -> list[str]:
+def update_messages(
+    before: Sequence[RidgeChoice], after: Sequence[RidgeChoice]
+) -> list[str]:
     """Return messages on the ridges after an update, and on how much it changed them.
 
     Args:
@@ -53,7 +55,9 @@ def update_messages(before: Sequence[Choice], after: Sequence[Choice]) -> list[s
     return messages
 
 
-def change_message(before: Sequence[Choice], after: Sequence[Choice]) -> str | None:
+def change_message(
+    before: Sequence[RidgeChoice], after: Sequence[RidgeChoice]
+) -> str | None:
     """Return a message if a ridge grew or shrank by more than ``LARGE_CHANGE``; else None.
 
     Args:

@@ -100,9 +100,9 @@ class SumsHead(Head):
         return self.increment
 
     def _solve(self) -> None:
-        self._fold()
+        self._commit_increment()
 
-    def _fold(self) -> None:
+    def _commit_increment(self) -> None:
         """Add what the current task observed to the common sums; it cannot be discarded then."""
         self.under_way.fill_(False)
         if self.increment is not None:
@@ -120,16 +120,16 @@ class SumsHead(Head):
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def _merge(self, other: SumsHead) -> None:
-        self._fold()
-        other._fold()
+        self._commit_increment()
+        other._commit_increment()
         self._begin_tasks_of(other)
         self.sums.merge(other.sums, self._columns(other.labels.to(self.labels.device)))
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
     def _subtract(self, other: SumsHead) -> None:
-        self._fold()
-        other._fold()
+        self._commit_increment()
+        other._commit_increment()
         columns = self._columns(other.labels.to(self.labels.device))
         if (self.sums.counts[columns] < other.sums.counts.to(columns.device)).any():
             raise UsageError(
@@ -142,7 +142,7 @@ class SumsHead(Head):
         self.increment = None
 
     def _keep(self, columns: Tensor) -> None:
-        self._fold()
+        self._commit_increment()
         self.sums.keep(columns)
         if self.linear:
             self.weights = kept_weights(self.weights, columns)

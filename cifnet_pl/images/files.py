@@ -112,7 +112,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does: its size, inode, and times of modification and change.
+    """Return a cheap fingerprint (size, inode, times) that detects changes of a file.
 
     Of a file in an archive these are the archive's, with the file's size and CRC.
     """
@@ -216,7 +216,7 @@ def _signature(path: Path) -> bytes:
 
 
 class FileVersion(NamedTuple):
-    """What changes when a file is written again.
+    """Time and size of a file, by which a change is detected.
 
     Attributes:
         modified: time of the last change in nanoseconds.

@@ -249,7 +249,7 @@ class CIFNetModule(TaskModule):
                 self.calibration.add_given_groups(keys, groups)
         self._groups.clear()
         self.model.finish_task()
-        for topic, message in edge_messages(self.head.choices()).items():
+        for topic, message in edge_messages(self.head.ridge_choices()).items():
             if topic not in self._messages_shown:
                 rank_zero_info(message)
             self._messages_shown.add(topic)
@@ -364,7 +364,7 @@ class CIFNetModule(TaskModule):
         Engines may change, as their embeddings agree.
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
-            self.head.expect(state_of(checkpoint["state_dict"], "head."))
+            self.head.prepare_for_state(state_of(checkpoint["state_dict"], "head."))
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
         self.model.class_names = list(self.class_names)

@@ -20,8 +20,10 @@ from cifnet_pl.utilities.errors import UsageError
 class StatisticsDDPStrategy(DDPStrategy):
     """Lightning's DDP launcher, process group and reductions, without its gradient wrapper.
 
-    For modules in which nothing has a gradient, and those that declare ``averages_gradients =
-    True``: they add up over processes by themselves.
+    For modules in which nothing has a gradient: their statistics are added over processes in
+    :meth:`CurrentTask.add_up <cifnet_pl.model.current_task.CurrentTask.add_up>` and
+    :meth:`Sums.reduce <cifnet_pl.statistics.Sums.reduce>`. And for those that declare
+    ``averages_gradients = True``, as they average gradients by themselves.
     """
 
     strategy_name = "ddp"

@@ -38,8 +38,8 @@ IMAGES_PER_BATCH = 2048
 """Images that are computed with in one batch, in float64."""
 
 
-def learned(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
-    """Return an exact head that has learned all rows.
+def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
+    """Return an exact head, fitted to all rows.
 
     Args:
         z: (n, d) embeddings.
@@ -80,7 +80,7 @@ def left_out(
         labels: (n,) int64.
         groups: (n,) int64, equal for rows that are left out together.
     """
-    for rows in whole_groups(groups):
+    for rows in rows_of_groups(groups):
         batch_z = torch.from_numpy(z[rows])
         batch_labels = torch.from_numpy(labels[rows])
         batch_groups = torch.from_numpy(groups[rows])
@@ -88,7 +88,7 @@ def left_out(
         yield LeftOutScores(rows, scores)
 
 
-def whole_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
+def rows_of_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows of whole groups, about ``IMAGES_PER_BATCH`` in a batch.
 
     Args:
@@ -122,7 +122,7 @@ class NearDuplicates(NamedTuple):
     judged: np.ndarray
 
 
-def near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
+def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     """Find near-duplicates of one class, such as bursts.
 
     Args:
@@ -154,7 +154,7 @@ MAX_SELF_CONFIDENCE = 0.05
 
 @dataclass(frozen=True)
 class Audit:
-    """What a classifier says of each image that learned all the others but its near-duplicates.
+    """Leave-one-out predictions of all images, their near-duplicates left out too.
 
     Attributes:
         evaluation: the predictions for all images; ``rows`` are 0 … n−1.
@@ -244,8 +244,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         labels: (n,) int64 positions in ``class_names``.
         class_names: names of the classes; each must have an image.
     """
-    found = near_duplicates(z, labels)
-    head = learned(z, labels, len(class_names))
+    found = find_near_duplicates(z, labels)
+    head = fitted_head(z, labels, len(class_names))
     temperature, power = _calibration(head, z, labels, found)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence = np.zeros(len(labels))
@@ -337,7 +337,7 @@ def _distances(
     within.diagonal().add_(ridge)
     factor = torch.linalg.cholesky(within)
     distances = np.zeros(len(labels))
-    for rows in whole_groups(found.groups):
+    for rows in rows_of_groups(found.groups):
         x = _unit(z[rows])
         y = torch.from_numpy(labels[rows])
         groups = found.groups[rows]
@@ -433,7 +433,7 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
         first_images = [of_class[:size] for of_class in rows_of_class]
         rows = np.sort(np.concatenate(first_images))
         drawn_labels = labels[rows]
-        duplicates = near_duplicates(z[rows], drawn_labels)
+        duplicates = find_near_duplicates(z[rows], drawn_labels)
         drawn.append(rows)
         found.append(duplicates)
         alone = rows[~duplicates.judged]
@@ -472,7 +472,7 @@ def _mean_accuracy(
 ) -> float:
     """Return the mean leave-one-out accuracy in percent of the classes ``measured`` (C,) bool."""
     classes = len(measured)
-    head = learned(z, labels, classes)
+    head = fitted_head(z, labels, classes)
     correct = np.zeros(classes)
     for rows, scores in left_out(head, z, labels, groups):
         y = labels[rows]

@@ -7,6 +7,9 @@ and reading never executes anything.
 ``config.json`` names the file of tensors that belongs to it, by the hash of its content. Replacing
 ``config.json`` is the only step that makes a new model the folder's content: a reader finds either
 the old model or the new one, complete, whenever the writer is killed.
+
+This module writes bundles and opens their files. A model is assembled from them in
+:mod:`cifnet_pl.model.assembly`, by :func:`cifnet_pl.model.store.load_bundle`.
 """
 
 from __future__ import annotations

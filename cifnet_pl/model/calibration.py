@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicates
-from cifnet_pl.statistics import Grouping, find_groups
+from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicate_groups
+from cifnet_pl.statistics import WeightedGrouping, find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
@@ -260,7 +260,7 @@ class Calibration(GrowingModule):
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         given = self._groups_given_for(stored.key)
         if given is not None:
-            found = DependentGroups("given", (Grouping(given, 1.0),), given)
+            found = DependentGroups("given", (WeightedGrouping(given, 1.0),), given)
         else:
             found = dependent_groups(samples)
         samples.calibration_pass.select(found.groups)
@@ -382,20 +382,20 @@ class DependentGroups(NamedTuple):
     """
 
     kind: Kind
-    groupings: tuple[Grouping, ...]
+    groupings: tuple[WeightedGrouping, ...]
     groups: Tensor | None
 
 
 def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     """Find the buffer samples that are left out together: groups, else near-duplicates."""
     if not samples.head.leaves_one_out:
-        duplicates = near_duplicates(samples.z, samples.y)
+        duplicates = near_duplicate_groups(samples.z, samples.y)
         return DependentGroups("unknown", (), duplicates)
     left_out = samples.calibration_pass.nearly_left_out
     found = find_groups(samples.z, samples.columns, left_out)
     groups = found.groups
     if groups is None:
-        groups = near_duplicates(samples.z, samples.y)
+        groups = near_duplicate_groups(samples.z, samples.y)
     return DependentGroups(found.kind, found.groupings, groups)
 
 
@@ -451,7 +451,7 @@ class Estimate(NamedTuple):
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:
-    """Return the accuracy of samples without their groups, and its 95 % interval.
+    """Return the leave-one-group-out accuracy of samples, and its 95 % interval.
 
     Of learned samples it is the mean over classes: a class with few training images may be as
     frequent as others later. The interval is the one for as many new images of as many groups: the
@@ -487,7 +487,9 @@ def accuracy_margin(samples: CalibrationSamples) -> float:
 
 
 def averaged(
-    samples: CalibrationSamples, groupings: Sequence[Grouping], loo: Estimate | None
+    samples: CalibrationSamples,
+    groupings: Sequence[WeightedGrouping],
+    loo: Estimate | None,
 ) -> Estimate | None:
     """Return the accuracy on new groups, averaged over groupings.
 

@@ -34,7 +34,7 @@ from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
 from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.model.unknowns import Judge, Verdict
+from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name
@@ -51,8 +51,8 @@ EMBEDDINGS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
-class Prediction(Verdict):
-    """The most probable classes of one image, and the verdict on it as far as it was asked for.
+class Prediction(OpenSetDecision):
+    """The most probable classes of one image, and the decision on it as far as it was asked for.
 
     Attributes:
         file: the image; None if it was given as bytes or as an image.
@@ -119,7 +119,7 @@ class Classifier:
     _task: CurrentTask | None = field(
         default=None, init=False, repr=False, compare=False
     )
-    _judges: JudgeCache | None = field(
+    _open_set_cache: OpenSetCache | None = field(
         default=None, init=False, repr=False, compare=False
     )
 
@@ -400,14 +400,14 @@ class Classifier:
             UnsupportedError: this model's head cannot tell what is asked.
         """
         # Built before the first image is read, so that errors come at once.
-        judge = self.judge(unknown, coverage)
-        return self._classify_images(images, top, judge)
+        predictor = self.open_set_predictor(unknown, coverage)
+        return self._classify_images(images, top, predictor)
 
     def _classify_images(
         self,
         images: ImageLike | str | Iterable[ImageLike | str],
         top: int,
-        judge: Judge,
+        predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
         for batch in decode_images(
             iterate_images(images), self.image_size, self.crop_ratio
@@ -415,7 +415,7 @@ class Classifier:
             files = [
                 image if isinstance(image, Path) else None for image in batch.readable
             ]
-            readable = self._predict(self.embed_batch(batch), files, top, judge)
+            readable = self._predict(self.embed_batch(batch), files, top, predictor)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):
                 if reason is None:
                     yield next(readable)
@@ -443,11 +443,11 @@ class Classifier:
             UsageError: another kind of file, or as for :meth:`classify`.
             CifnetError: the embeddings have another width than those that were learned.
         """
-        judge = self.judge(unknown, coverage)
-        return self._classify_embeddings(Path(file), top, judge)
+        predictor = self.open_set_predictor(unknown, coverage)
+        return self._classify_embeddings(Path(file), top, predictor)
 
     def _classify_embeddings(
-        self, file: Path, top: int, judge: Judge
+        self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
         samples = open_table(file).unlabelled()
         for start in range(0, len(samples), EMBEDDINGS_PER_BATCH):
@@ -456,23 +456,27 @@ class Classifier:
                 Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()
             ]
             yield from self._predict(
-                samples.get(rows).to(self.device), names, top, judge
+                samples.get(rows).to(self.device), names, top, predictor
             )
 
     def _predict(
-        self, z: Tensor, files: Sequence[Path | None], top: int, judge: Judge
+        self,
+        z: Tensor,
+        files: Sequence[Path | None],
+        top: int,
+        predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
         """Yield the predictions for embeddings (n, d) of n files."""
         probabilities = self.head.probabilities(z)
         best = probabilities.topk(min(top, len(self.class_names)), dim=1)
-        verdicts = judge.verdicts(z, probabilities)
-        for row, (file, verdict) in enumerate(zip(files, verdicts, strict=True)):
+        decisions = predictor.decisions(z, probabilities)
+        for row, (file, decision) in enumerate(zip(files, decisions, strict=True)):
             names = tuple(
                 self.class_names[column] for column in best.indices[row].tolist()
             )
             values = tuple(best.values[row].tolist())
             yield Prediction(
-                **vars(verdict), file=file, classes=names, probabilities=values
+                **vars(decision), file=file, classes=names, probabilities=values
             )
 
     def available_shares(
@@ -492,21 +496,24 @@ class Classifier:
             coverage = None
         return unknown, coverage
 
-    def judge(
+    def open_set_predictor(
         self, unknown: float | None = None, coverage: float | None = None
-    ) -> Judge:
-        """Return what tells unknown samples and gives prediction sets, until the model changes.
+    ) -> OpenSetPredictor:
+        """Return the predictor of unknown samples and prediction sets for the present model.
+
+        A changed model needs another one.
 
         Args:
             unknown, coverage: as for :meth:`classify`.
 
         Raises:
-            UsageError, UnsupportedError: as for :class:`~cifnet_pl.model.unknowns.Judge`.
+            UsageError, UnsupportedError: as for
+                :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
         """
-        cache = self._judges
+        cache = self._open_set_cache
         if cache is None or not cache.is_of(self):
-            cache = JudgeCache(self)
-            self._judges = cache
+            cache = OpenSetCache(self)
+            self._open_set_cache = cache
         return cache.get(self, unknown, coverage)
 
     # ------------------------------------------------------------------ learning
@@ -603,7 +610,11 @@ class Classifier:
         self._current_task().add_up(self.images, reduce)
 
     def finish_task(self) -> None:
-        """End the task: update the buffer, then solve the head (the paper's Algorithm 1)."""
+        """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
+
+        This is the end of the paper's Algorithm 1. The current task's classes observe the buffer of
+        past tasks before the head is solved; only then the task's own samples enter the buffer.
+        """
         self.add_up()
         task = self._current_task()
         self._task = None
@@ -647,7 +658,7 @@ class Classifier:
         self._task = None
 
     def learn(self, task: Task) -> None:
-        """Learn one task of a stream, for a loop of one's own.
+        """Learn one task; for a custom training loop without Lightning.
 
         Args:
             task: the next one of a :class:`~cifnet_pl.data.datamodule.CIFNetDataModule`.
@@ -810,8 +821,8 @@ class Classifier:
             self.solve()
 
 
-class JudgeCache:
-    """The judges of one state of a model, by what they are asked.
+class OpenSetCache:
+    """The open-set predictors of one state of a model, by their shares and the calibration.
 
     Args:
         model: a learned model.
@@ -821,7 +832,7 @@ class JudgeCache:
         # Another object after every change of the head, and of the buffer's samples.
         self._revision = model.head.revision
         self._buffer_labels = model.buffer.y if model.buffer is not None else None
-        self._judges: dict[tuple[Any, ...], Judge] = {}
+        self._predictors: dict[tuple[Any, ...], OpenSetPredictor] = {}
 
     def is_of(self, model: Classifier) -> bool:
         """Return whether head and buffer of the model are still those that were cached for."""
@@ -830,8 +841,8 @@ class JudgeCache:
 
     def get(
         self, model: Classifier, unknown: float | None, coverage: float | None
-    ) -> Judge:
-        """Return the judge for two shares, made when it is first asked for."""
+    ) -> OpenSetPredictor:
+        """Return the predictor for two shares, made at the first call."""
         head = model.head
         names = tuple(model.class_names)
         key = (
@@ -841,9 +852,11 @@ class JudgeCache:
             float(head.odds_power),
             names,
         )
-        if key not in self._judges:
+        if key not in self._predictors:
             samples = None
             if unknown is not None or coverage is not None:
                 samples = model.calibration_samples()
-            self._judges[key] = Judge(head, names, samples, unknown, coverage)
-        return self._judges[key]
+            self._predictors[key] = OpenSetPredictor(
+                head, names, samples, unknown, coverage
+            )
+        return self._predictors[key]

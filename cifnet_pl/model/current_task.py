@@ -25,7 +25,8 @@ EMBEDDINGS_PER_GPU_UPDATE = 4096
 def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
     """Let the classes of a head's current task observe the buffer samples, oversampled.
 
-    This is ``OversampleBuffer`` of the paper's Algorithm 1.
+    This is ``OversampleBuffer`` of the paper's Algorithm 1. It applies the factors r_c of
+    eq:oversampling (:meth:`CalibrationBuffer.oversampling`): each buffer sample counts r_c times.
 
     Args:
         head: it has observed all samples of its current task.

@@ -257,7 +257,7 @@ def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
     if available is not None and "novelty" in graph.outputs:
         thresholds = {}
         for share in UNKNOWN_SHARES:
-            limit = model.judge(unknown=share).limit
+            limit = model.open_set_predictor(unknown=share).limit
             if limit is not None:
                 thresholds[f"{share:g}"] = limit
         metadata["unknown_above"] = json.dumps(thresholds)

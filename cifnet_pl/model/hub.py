@@ -196,8 +196,8 @@ def _check_files(name: HubName, sizes: dict[str, int | None]) -> None:
 
 def _refuse_existing(name: HubName, files: list[str], overwrite: bool) -> None:
     """Raise UsageError if a repository with ``files`` must not be written to."""
-    foreign = [file for file in files if not OWN_FILES.fullmatch(file)]
-    others = sorted(foreign)
+    unexpected = [file for file in files if not OWN_FILES.fullmatch(file)]
+    others = sorted(unexpected)
     if others:
         other = printable(others[0])
         raise UsageError(

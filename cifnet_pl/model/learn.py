@@ -175,9 +175,9 @@ def extend(
             y = labels[check_images.files.labels[rows]]
             result.old_before.add(old, z, y)
             result.old_after.add(model, z, y)
-    choices_before = old.head.choices() if len(old.class_names) > 1 else []
+    choices_before = old.head.ridge_choices() if len(old.class_names) > 1 else []
     warnings += result.warnings
-    warnings += update_messages(choices_before, model.head.choices())
+    warnings += update_messages(choices_before, model.head.ridge_choices())
     result.warnings[:] = warnings
     model.record_event(
         "extend",

@@ -87,8 +87,8 @@ class NewSamples:
         return cls(samples, selected_fold.to(device), int(learned.sum()))
 
 
-class Outcomes(NamedTuple):
-    """What a model predicts for labelled samples; NaN for what it cannot tell.
+class LabelledPredictions(NamedTuple):
+    """Predictions for labelled samples; NaN where the model has no such prediction.
 
     Attributes:
         confidence: (n,) float64 probability of the predicted class.
@@ -105,7 +105,7 @@ class Outcomes(NamedTuple):
     unknown: Tensor
 
     @classmethod
-    def measure(cls, model: Classifier, samples: BufferSamples) -> Outcomes:
+    def measure(cls, model: Classifier, samples: BufferSamples) -> LabelledPredictions:
         """Predict samples by a model."""
         probabilities = model.head.probabilities(samples.z)
         confidence, predicted = probabilities.max(dim=1)
@@ -115,9 +115,9 @@ class Outcomes(NamedTuple):
         not_known = torch.full((count,), torch.nan, dtype=torch.float64)
         outcomes = cls(confidence.cpu(), correct.cpu(), not_known, not_known, not_known)
         shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
-        judge = model.judge(*shares)
-        if judge.sets is not None:
-            members = judge.sets.of_probabilities(probabilities)
+        predictor = model.open_set_predictor(*shares)
+        if predictor.sets is not None:
+            members = predictor.sets.of_probabilities(probabilities)
             own = samples.y[:, None]
             is_true = own == model.head.labels
             covered = (members & is_true).any(dim=1)
@@ -126,18 +126,18 @@ class Outcomes(NamedTuple):
             outcomes = outcomes._replace(
                 covered=covered.double().cpu(), set_size=set_sizes
             )
-        if judge.reference is not None:
+        if predictor.reference is not None:
             novelty = model.head.novelty(samples.z)
-            p_values = judge.reference.p_values(novelty)
+            p_values = predictor.reference.p_values(novelty)
             outcomes = outcomes._replace(
                 unknown=(p_values <= UNKNOWN_SHARE).double().cpu()
             )
         return outcomes
 
-    def join(self, other: Outcomes) -> Outcomes:
+    def join(self, other: LabelledPredictions) -> LabelledPredictions:
         """Return the outcomes of both, one after the other."""
         pairs = zip(self, other, strict=True)
-        return Outcomes(*map(torch.cat, pairs))
+        return LabelledPredictions(*map(torch.cat, pairs))
 
     @property
     def accuracy(self) -> float | None:
@@ -195,8 +195,8 @@ class Recalibration:
     model: Classifier
     images: int
     learned: int
-    before: Outcomes
-    after: Outcomes | None
+    before: LabelledPredictions
+    after: LabelledPredictions | None
 
 
 def recalibrate(
@@ -214,15 +214,15 @@ def recalibrate(
     """
     new = NewSamples.embed(model, images, unreadable)
     recalibrated = model.recalibrated(*new.samples)
-    before = Outcomes.measure(model, new.samples)
+    before = LabelledPredictions.measure(model, new.samples)
     after = None
     first = new.samples.at(new.fold)
     second = new.samples.at(~new.fold)
     fewest = min(len(first.y), len(second.y))
     if fewest >= MIN_NEW_IMAGES:
         other_model = model.recalibrated(*second)
-        of_first = Outcomes.measure(other_model, first)
+        of_first = LabelledPredictions.measure(other_model, first)
         first_model = model.recalibrated(*first)
-        of_second = Outcomes.measure(first_model, second)
+        of_second = LabelledPredictions.measure(first_model, second)
         after = of_first.join(of_second)
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.store import read_bundle
+from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from cifnet_pl.utilities.text import printable
 
@@ -81,6 +81,6 @@ class ServedVersion:
         if self._model is None or number != self.number:
             backbone = None if self._model is None else self._model.backbone
             bundle = bundle_of_version(self.workspace, number)
-            self._model = read_bundle(bundle, trust=self.trust, backbone=backbone)
+            self._model = load_bundle(bundle, trust=self.trust, backbone=backbone)
             self.number = number
         return self._model

@@ -70,23 +70,23 @@ def load(
         name = HubName.parse(str(path))
         location = fetch(name, download)
     if is_bundle(location):
-        return read_bundle(location, download, engine, trust).to(device)
+        return load_bundle(location, download, engine, trust).to(device)
     if _is_zipped_bundle(location):
         with tempfile.TemporaryDirectory() as folder:
             _unpack(location, Path(folder))
-            model = read_bundle(Path(folder), download, engine, trust)
+            model = load_bundle(Path(folder), download, engine, trust)
             return model.to(device)
     checkpoint = checkpoint_of(location)
     complete = checkpoint.parents[1] / COMPLETE
     if location.is_dir() and is_bundle(complete):
-        return read_bundle(complete, download, engine, trust).to(device)
+        return load_bundle(complete, download, engine, trust).to(device)
     return _load_checkpoint(checkpoint, download, engine, trust).to(device)
 
 
 # ---------------------------------------------------------------------- bundles
 
 
-def read_bundle(
+def load_bundle(
     folder: Path,
     download: bool = False,
     engine: str = "auto",

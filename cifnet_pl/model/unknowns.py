@@ -23,8 +23,8 @@ from cifnet_pl.utilities.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a model says of one sample besides its classes; None where it was not asked for.
+class OpenSetDecision:
+    """Whether a sample is of a known class, and its prediction set; None where not asked for.
 
     Attributes:
         known: whether the sample is of a known class.
@@ -41,8 +41,8 @@ class Verdict:
     prediction_set: tuple[str, ...] | None = None
 
 
-class Judge:
-    """Gives verdicts on embeddings; the head must not change meanwhile.
+class OpenSetPredictor:
+    """Tell unknown samples and give prediction sets; the head must not change meanwhile.
 
     Args:
         head: solved.
@@ -116,8 +116,8 @@ class Judge:
             f" share of {self.unknown:g}; from {smallest:.2g} on"
         )
 
-    def verdicts(self, z: Tensor, probabilities: Tensor) -> list[Verdict]:
-        """Return a verdict on each sample.
+    def decisions(self, z: Tensor, probabilities: Tensor) -> list[OpenSetDecision]:
+        """Return a decision for each sample.
 
         Args:
             z: (n, d) embeddings.
@@ -144,7 +144,7 @@ class Judge:
                 names = [self.class_names[column] for column in columns]
                 sets[row] = tuple(names)
         return [
-            Verdict(*columns)
+            OpenSetDecision(*columns)
             for columns in zip(known, novelty, p_values, sets, strict=True)
         ]
 

@@ -114,7 +114,7 @@ def read_run(folder: Path) -> Run:
     for name, meaning in FILES.items():
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}, {meaning}")
-    with _damaged(folder / "summary.json") as path:
+    with reading(folder / "summary.json") as path:
         text = path.read_text(encoding="utf-8")
         summary = json.loads(text)
         SummaryTable.model_validate(summary)
@@ -122,14 +122,14 @@ def read_run(folder: Path) -> Run:
         for key in MEASURED:
             measured[key] = summary.get(key)
         TypeAdapter(dict[str, Number | None]).validate_python(measured)
-    with _damaged(folder / "config.yaml") as path:
+    with reading(folder / "config.yaml") as path:
         config = read_yaml(path)
         if not isinstance(config, dict) or not isinstance(config.get("data"), dict):
             raise DataError(
                 f"{path} is not a run's configuration: it has no section data"
             )
         DataSection.model_validate(config["data"])
-    with _damaged(folder / "tasks.csv") as path:
+    with reading(folder / "tasks.csv") as path:
         rows = pd.read_csv(path)
         n_tasks = summary["n_tasks"]
         n_classes = summary["n_classes"]
@@ -143,7 +143,7 @@ def read_run(folder: Path) -> Run:
                 f"{path} ends with {seen[-1]} classes, summary.json with {n_classes}"
             )
     activations = None
-    with _damaged(folder / "activations.csv") as path:
+    with reading(folder / "activations.csv") as path:
         if path.is_file():
             table = pd.read_csv(path, index_col=0)
             activations = table.to_numpy(float)
@@ -151,7 +151,7 @@ def read_run(folder: Path) -> Run:
 
 
 @contextmanager
-def _damaged(path: Path) -> Iterator[Path]:
+def reading(path: Path) -> Iterator[Path]:
     """Raise DataError that names the file if it cannot be read or understood within the block."""
     try:
         yield path

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.unknowns import Judge, Verdict
+from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.fair_queue import Asker, FairQueue
+from cifnet_pl.serving.fair_queue import FairQueue, Requester
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.utilities.text import printable
@@ -27,8 +27,8 @@ BATCH_ON_A_DEVICE = 64
 """Images that are embedded together at most: the first of them waits for all."""
 
 
-OWN_WORK = Asker("", 0)
-"""What the service embeds for itself."""
+OWN_WORK = Requester("", 0)
+"""Requester of the embeddings that the service needs for itself."""
 
 
 class ApiObject(BaseModel, use_attribute_docstrings=True):
@@ -72,7 +72,7 @@ class ImageAnswer(ApiObject):
         file: str,
         names: list[str],
         probabilities: torch.Tensor,
-        verdict: Verdict,
+        decision: OpenSetDecision,
         top: int,
     ) -> ImageAnswer:
         """Return the prediction for one image.
@@ -81,7 +81,7 @@ class ImageAnswer(ApiObject):
             file: name that it was sent with.
             names: of all classes.
             probabilities: (C,).
-            verdict: of the model.
+            decision: of the model.
             top: number of classes to name.
         """
         best = probabilities.topk(min(top, len(names)))
@@ -91,14 +91,14 @@ class ImageAnswer(ApiObject):
         ):
             classes.append(Candidate(name=names[column], probability=share))
         prediction_set = None
-        if verdict.prediction_set is not None:
-            prediction_set = list(verdict.prediction_set)
+        if decision.prediction_set is not None:
+            prediction_set = list(decision.prediction_set)
         return cls(
             file=printable(file),
             classes=classes,
-            known=verdict.known,
-            novelty=verdict.novelty,
-            p_value=verdict.p_value,
+            known=decision.known,
+            novelty=decision.novelty,
+            p_value=decision.p_value,
             prediction_set=prediction_set,
         )
 
@@ -132,7 +132,8 @@ class ServedModel:
     Attributes:
         model: the model; it is never changed.
         version: its number.
-        unknown: as for :meth:`Classifier.judge`; ignored if the model cannot keep the promise.
+        unknown: as for :meth:`Classifier.open_set_predictor`; ignored if the model cannot keep the
+            promise.
         coverage: likewise.
     """
 
@@ -141,18 +142,20 @@ class ServedModel:
     unknown: float | None = None
     coverage: float | None = None
 
-    def judged(self, z: torch.Tensor) -> tuple[torch.Tensor, list[Verdict]]:
-        """Return the probabilities (n, C) and verdicts of embeddings (n, d)."""
+    def scored(self, z: torch.Tensor) -> tuple[torch.Tensor, list[OpenSetDecision]]:
+        """Return the probabilities (n, C) and decisions of embeddings (n, d)."""
         head = self.model.head
         if head.classes:
             probabilities = head.probabilities(z)
         else:
             probabilities = z.new_zeros(len(z), 0)
-        return probabilities.cpu(), self.judge().verdicts(z, probabilities)
+        return probabilities.cpu(), self.open_set_predictor().decisions(
+            z, probabilities
+        )
 
-    def judge(self) -> Judge:
-        """Return what gives verdicts on embeddings; it is prepared at the first call."""
-        return self.model.judge(
+    def open_set_predictor(self) -> OpenSetPredictor:
+        """Return the predictor of decisions on embeddings; prepared at the first call."""
+        return self.model.open_set_predictor(
             *self.model.available_shares(self.unknown, self.coverage)
         )
 
@@ -172,13 +175,13 @@ class ScoredImage:
         served: the model and version that answered.
         z: (d,) float32 embedding.
         probabilities: (C,) float64, columns as the model's class names.
-        verdict: whether the class is known, and the prediction set, if the model can tell.
+        decision: whether the class is known, and the prediction set, if the model can tell.
     """
 
     served: ServedModel
     z: torch.Tensor
     probabilities: torch.Tensor
-    verdict: Verdict
+    decision: OpenSetDecision
 
 
 @dataclass(frozen=True)
@@ -233,12 +236,14 @@ class Answering:
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
 
-    def submit(self, content: bytes, asker: Asker = OWN_WORK) -> Future[ScoredImage]:
+    def submit(
+        self, content: bytes, requester: Requester = OWN_WORK
+    ) -> Future[ScoredImage]:
         """Queue one image.
 
         Args:
             content: of its file.
-            asker: who waits for the answer.
+            requester: who waits for the answer.
 
         Returns:
             The result, or UnreadableImage.
@@ -252,7 +257,7 @@ class Answering:
             self.under_way += 1
         answer: Future[ScoredImage] = Future()
         answer.add_done_callback(self._count_answered)
-        self._encoded.put(asker, EncodedUpload(content, answer))
+        self._encoded.put(requester, EncodedUpload(content, answer))
         self._decoders.submit(self._decode_next)
         return answer
 
@@ -276,10 +281,10 @@ class Answering:
 
     def _decode_next(self) -> None:
         """Decode the image that is next."""
-        asker, upload = self._encoded.next_item()
+        requester, upload = self._encoded.next_item()
         start = time.perf_counter()
         self._decode(upload.content, upload.answer)
-        self._encoded.charge(asker, time.perf_counter() - start)
+        self._encoded.charge(requester, time.perf_counter() - start)
 
     def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
         if not answer.set_running_or_notify_cancel():  # the client is gone already
@@ -304,10 +309,10 @@ class Answering:
             pixels = np.stack([one.pixels for one in batch])
             with torch.inference_mode():
                 z = served.model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-                probabilities, verdicts = served.judged(z)
+                probabilities, decisions = served.scored(z)
             for row, one in enumerate(batch):
                 one.answer.set_result(
-                    ScoredImage(served, z[row], probabilities[row], verdicts[row])
+                    ScoredImage(served, z[row], probabilities[row], decisions[row])
                 )
         except BaseException as error:  # as above
             for one in batch:

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.serving import inspection, messages
 from cifnet_pl.serving.answering import ApiObject, ImageAnswer
-from cifnet_pl.serving.fair_queue import Asker
+from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
 from cifnet_pl.serving.learner import LearningJob
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -293,13 +293,13 @@ async def classify(
     if len(files) > limits.images:
         raise RequestError(413, messages.too_many_images(limits.images))
     client = request.client.host if request.client else ""
-    asker = Asker(client, next(request_numbers))
+    requester = Requester(client, next(request_numbers))
     waiting = []
     for file in files:
         name = file.filename or "image"
         if file.size is not None and file.size > limits.image_bytes:
             raise RequestError(413, messages.too_large(name, limits.image_bytes))
-        waiting.append((name, service.score(await file.read(), asker)))
+        waiting.append((name, service.score(await file.read(), requester)))
     version = service.served.version
     answers = []
     for name, future in waiting:
@@ -347,7 +347,7 @@ def summary(service: AskedService) -> inspection.ModelSummary:
 
 @routes.get("/days", tags=["inspect"])
 def days(service: AskedService) -> list[DayInfo]:
-    """What was asked at the till on each day, the first first: the accuracy of real use."""
+    """Daily counts of classified images and corrections, oldest first."""
     return [DayInfo(**counts._asdict()) for counts in service.workspace.days()]
 
 

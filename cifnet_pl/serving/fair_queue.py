@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 Item = TypeVar("Item")
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """Who asks: clients share the cores, and the requests of one client share what it gets.
 
     Attributes:
@@ -31,44 +31,44 @@ class FairQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._items: dict[Asker, deque[Item]] = {}
+        self._items: dict[Requester, deque[Item]] = {}
         self._client_seconds: dict[str, float] = {}
-        self._request_seconds: dict[Asker, float] = {}
+        self._request_seconds: dict[Requester, float] = {}
 
-    def put(self, asker: Asker, item: Item) -> None:
+    def put(self, requester: Requester, item: Item) -> None:
         """Add an item."""
         with self._lock:
-            if asker.client not in self._client_seconds:
+            if requester.client not in self._client_seconds:
                 least = min(self._client_seconds.values(), default=0.0)
-                self._client_seconds[asker.client] = least
-            self._request_seconds.setdefault(asker, 0.0)
-            self._items.setdefault(asker, deque()).append(item)
+                self._client_seconds[requester.client] = least
+            self._request_seconds.setdefault(requester, 0.0)
+            self._items.setdefault(requester, deque()).append(item)
 
-    def next_item(self) -> tuple[Asker, Item]:
+    def next_item(self) -> tuple[Requester, Item]:
         """Remove and return the next item; IndexError if there is none."""
         with self._lock:
             if not self._items:
                 raise IndexError("the queue is empty")
-            asker = min(self._items, key=self._used)
-            items = self._items[asker]
+            requester = min(self._items, key=self._used)
+            items = self._items[requester]
             item = items.popleft()
             if not items:
-                del self._items[asker]
-            return asker, item
+                del self._items[requester]
+            return requester, item
 
-    def charge(self, asker: Asker, seconds: float) -> None:
+    def charge(self, requester: Requester, seconds: float) -> None:
         """Record the time that an item took; forget whoever has none left."""
         with self._lock:
-            if asker.client in self._client_seconds:
-                self._client_seconds[asker.client] += seconds
-            if asker in self._request_seconds:
-                self._request_seconds[asker] += seconds
-            if asker not in self._items:
-                self._request_seconds.pop(asker, None)
-            if not any(other.client == asker.client for other in self._items):
-                self._client_seconds.pop(asker.client, None)
+            if requester.client in self._client_seconds:
+                self._client_seconds[requester.client] += seconds
+            if requester in self._request_seconds:
+                self._request_seconds[requester] += seconds
+            if requester not in self._items:
+                self._request_seconds.pop(requester, None)
+            if not any(other.client == requester.client for other in self._items):
+                self._client_seconds.pop(requester.client, None)
 
-    def _used(self, asker: Asker) -> tuple[float, float]:
-        """Return by what is chosen who is next."""
-        client_seconds = self._client_seconds.get(asker.client, 0.0)
-        return client_seconds, self._request_seconds.get(asker, 0.0)
+    def _used(self, requester: Requester) -> tuple[float, float]:
+        """Return the sort key: seconds used by the client, then by the request."""
+        client_seconds = self._client_seconds.get(requester.client, 0.0)
+        return client_seconds, self._request_seconds.get(requester, 0.0)

@@ -19,7 +19,7 @@ from pydantic import Field
 from cifnet_pl.data.sets import FileSet
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.bundle import class_names
-from cifnet_pl.model.unknowns import Verdict
+from cifnet_pl.model.unknowns import OpenSetDecision
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import (
     ApiObject,
@@ -415,11 +415,11 @@ class Inbox:
             for start in range(0, len(new), PREDICTED_TOGETHER):
                 part = new[start : start + PREDICTED_TOGETHER]
                 z = torch.stack([embedded[image.file] for image in part])
-                shares, verdicts = served.judged(z.to(served.model.device))
-                for image, probabilities, verdict in zip(
-                    part, shares, verdicts, strict=True
+                shares, decisions = served.scored(z.to(served.model.device))
+                for image, probabilities, decision in zip(
+                    part, shares, decisions, strict=True
                 ):
-                    prediction = inbox_image(image, served, probabilities, verdict)
+                    prediction = inbox_image(image, served, probabilities, decision)
                     self._predictions[image.file] = prediction
             return served.version, waiting, dict(self._predictions)
 
@@ -429,10 +429,10 @@ class Inbox:
         if not files:
             return []
         served = self.served
-        probabilities, verdicts = served.judged(z.to(served.model.device))
+        probabilities, decisions = served.scored(z.to(served.model.device))
         groups = []
         for rows in groups_of(z):
-            known = [row for row in rows if verdicts[row].known is not False]
+            known = [row for row in rows if decisions[row].known is not False]
             suggestion = None
             if known and probabilities.shape[1]:
                 predicted = Counter(probabilities[known].argmax(dim=1).tolist())
@@ -478,7 +478,7 @@ def inbox_image(
     image: WaitingImage,
     served: ServedModel,
     probabilities: torch.Tensor,
-    verdict: Verdict,
+    decision: OpenSetDecision,
 ) -> InboxImage:
     """Return an image that waits with its prediction.
 
@@ -486,10 +486,10 @@ def inbox_image(
         image: that waits.
         served: the model that predicted.
         probabilities: (C,).
-        verdict: of the model.
+        decision: of the model.
     """
     answer = ImageAnswer.from_scores(
-        image.path, served.model.class_names, probabilities, verdict, NAMED_CLASSES
+        image.path, served.model.class_names, probabilities, decision, NAMED_CLASSES
     )
     return InboxImage(**dict(answer), image=image.file, **_folders(image))
 

@@ -290,7 +290,7 @@ def estimate_accuracy(
 
 
 def forecast(share: float, groups: int) -> tuple[float, float]:
-    """Return the percentages between which as many new groups lie with a probability of 95 %.
+    """Return the 95 % prediction interval of the accuracy on the same number of new groups.
 
     The accuracy on new groups is not known, and what groups show of it varies: quantiles of the
     beta-binomial distribution, from Jeffreys' prior.

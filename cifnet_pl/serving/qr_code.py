@@ -126,7 +126,7 @@ class QrCode:
             self._fixed[row][column] = True
 
     def _draw_patterns(self, version: int) -> None:
-        """Draw what a camera finds the code by."""
+        """Draw the finder, timing and alignment patterns."""
         for step in range(self.size):
             self._set(6, step, step % 2 == 0)
             self._set(step, 6, step % 2 == 0)

@@ -35,7 +35,7 @@ from cifnet_pl.serving.answering import (
     ServedModel,
     is_certain,
 )
-from cifnet_pl.serving.fair_queue import Asker
+from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
 from cifnet_pl.serving.inspection import (
@@ -197,9 +197,11 @@ class Service:
 
     # ------------------------------------------------------------------ classify and inspect
 
-    def score(self, content: bytes, asker: Asker = OWN_WORK) -> Future[ScoredImage]:
+    def score(
+        self, content: bytes, requester: Requester = OWN_WORK
+    ) -> Future[ScoredImage]:
         """Predict one image for someone; RequestError if too many wait."""
-        return self.answering.submit(content, asker)
+        return self.answering.submit(content, requester)
 
     def preview(self, content: bytes) -> bytes:
         """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
@@ -218,7 +220,7 @@ class Service:
         """
         names = scored.served.model.class_names
         answer = ImageAnswer.from_scores(
-            file, names, scored.probabilities, scored.verdict, top
+            file, names, scored.probabilities, scored.decision, top
         )
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
@@ -613,7 +615,7 @@ class Service:
         What detects unknown images is prepared now, so that no answer waits for it.
         """
         served = ServedModel(model, number, self.options.unknown, self.options.coverage)
-        served.judge()
+        served.open_set_predictor()
         return served
 
 

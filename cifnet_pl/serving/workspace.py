@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
-from cifnet_pl.model.store import read_bundle
+from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.journal import Journal
 from cifnet_pl.serving.naming import folder_of
@@ -396,7 +396,7 @@ class Workspace:
         if self._empty is not None and not self.version(number).counts:
             return self._empty.clone()
         bundle = self.bundle(number)
-        return read_bundle(bundle, trust=self.trust, backbone=self._backbone).to(
+        return load_bundle(bundle, trust=self.trust, backbone=self._backbone).to(
             self._device
         )
 
@@ -521,7 +521,7 @@ class Workspace:
             )
 
     def days(self) -> list[DayCounts]:
-        """Return the counts of each day, the first first."""
+        """Return daily counts of classified images and corrections, oldest first."""
         rows = self._journal.rows(
             "SELECT date, asked, unsure, corrected FROM day ORDER BY date"
         )

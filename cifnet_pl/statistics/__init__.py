@@ -6,11 +6,11 @@ from cifnet_pl.statistics.distances import Removable as Removable
 from cifnet_pl.statistics.distances import half_of as half_of
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
 from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
-from cifnet_pl.statistics.gcv import Choice as Choice
 from cifnet_pl.statistics.gcv import Position as Position
+from cifnet_pl.statistics.gcv import RidgeChoice as RidgeChoice
 from cifnet_pl.statistics.gcv import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
-from cifnet_pl.statistics.groups import Grouping as Grouping
+from cifnet_pl.statistics.groups import WeightedGrouping as WeightedGrouping
 from cifnet_pl.statistics.groups import comparable as comparable
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import left_out_groups as left_out_groups

@@ -48,7 +48,7 @@ Position = Literal["inside", "cap", "smallest", "largest", "given"]
 was not chosen now."""
 
 
-class Choice(NamedTuple):
+class RidgeChoice(NamedTuple):
     """A ridge, and its position among the candidates."""
 
     ridge: float
@@ -56,10 +56,10 @@ class Choice(NamedTuple):
 
 
 class ErrorShares(NamedTuple):
-    """How much independent error directions of the samples' space have, from 0 to 1.
+    """Share of the residual, from 0 to 1, that is not caused by duplicates.
 
     Attributes:
-        directions: (m,) of each direction of the features.
+        directions: (m,) of each eigendirection of the features.
         beyond: of each direction that no feature reaches.
     """
 
@@ -70,7 +70,7 @@ class ErrorShares(NamedTuple):
 def shares_of_independent_error(
     energy: Tensor, spare: int, unexplained: Tensor
 ) -> ErrorShares:
-    """Return how much independent error each direction of the samples' space has.
+    """Estimate, for each eigendirection, the share of the residual not caused by duplicates.
 
     n distinct samples span n directions, and the targets' error has about the same energy in each.
     A duplicate adds a direction, its difference from the original, in which the targets do not
@@ -140,7 +140,7 @@ def gcv_ridge(
     target_energy: Tensor,
     samples: int,
     free: int = 1,
-) -> Choice:
+) -> RidgeChoice:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − 2Σ a_i/(e_i+λ) + Σ e_i a_i/(e_i+λ)²`` and
@@ -165,7 +165,7 @@ def gcv_ridge(
     """
     mean = eigenvalues.mean().item()
     if mean == 0.0:  # all embeddings alike: any ridge gives zero weights
-        return Choice(1.0, "inside")
+        return RidgeChoice(1.0, "inside")
     rank = int((eigenvalues > 0).sum())
     order = eigenvalues.argsort(descending=True)[:rank]
     eigenvalues = eigenvalues[order]
@@ -196,7 +196,7 @@ def gcv_ridge(
     position: Position = "inside"
     if target_energy > NOTHING_TO_FIT * rounding * samples:
         position = _position(score, best)
-    return Choice(grid[best].item(), position)
+    return RidgeChoice(grid[best].item(), position)
 
 
 def _position(score: Tensor, best: int) -> Position:

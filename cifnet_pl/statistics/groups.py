@@ -178,7 +178,7 @@ With the median, prediction sets for 95 % held 88 to 96 % on new groups; so they
 Kind = Literal["found", "independent", "few"]
 
 
-class Grouping(NamedTuple):
+class WeightedGrouping(NamedTuple):
     """One way to group images.
 
     Attributes:
@@ -202,7 +202,7 @@ class FoundGroups(NamedTuple):
     """
 
     kind: Kind
-    groupings: tuple[Grouping, ...] = ()
+    groupings: tuple[WeightedGrouping, ...] = ()
     harm: dict[float, float] | None = None
 
     @property
@@ -250,7 +250,7 @@ class _Harm(NamedTuple):
 
 
 LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from groups (n,) int64 to the scores (n, C) of the images without their groups."""
+"""Function from groups (n,) int64 to the leave-one-group-out scores (n, C) of the images."""
 
 
 def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
@@ -290,17 +290,19 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     return FoundGroups("found", _groupings(list(found.values()), z.device), harm)
 
 
-def _groupings(found: list[_Harm], device: torch.device) -> tuple[Grouping, ...]:
+def _groupings(
+    found: list[_Harm], device: torch.device
+) -> tuple[WeightedGrouping, ...]:
     """Return the groupings that count, with their weights."""
     log_weights = np.array([each.log_weight for each in found])
     weights = np.exp(log_weights - log_weights.max())
     weights[weights < SMALLEST_WEIGHT * weights.sum()] = 0.0
     weights /= weights.sum()
-    groupings = list[Grouping]()
+    groupings = list[WeightedGrouping]()
     for each, weight in zip(found, weights.tolist(), strict=True):
         if weight:
             groups = torch.from_numpy(each.groups).to(device)
-            groupings.append(Grouping(groups, weight))
+            groupings.append(WeightedGrouping(groups, weight))
     return tuple(groupings)
 
 

@@ -24,7 +24,7 @@ SMALLEST_POWER = 0.05
 
 
 class LogOdds(NamedTuple):
-    """How far the largest logit of each row is above all others together.
+    """Log odds of the largest logit against the logsumexp of the others.
 
     Attributes:
         first: (n, 1) column of the most probable class.

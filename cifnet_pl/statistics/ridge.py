@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.gcv import Choice, gcv_ridge
+from cifnet_pl.statistics.gcv import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.leaving_out import half_products
 from cifnet_pl.statistics.solving import Ridge, solve_ridge
 from cifnet_pl.statistics.spectrum import spectrum
@@ -21,7 +21,7 @@ def solve(
     samples: int,
     free: int = 0,
     spare: bool = False,
-) -> tuple[Tensor, Choice]:
+) -> tuple[Tensor, RidgeChoice]:
     """Return ``(gram + λI)⁻¹ moment`` and λ.
 
     It takes one Cholesky factorisation, or one eigendecomposition with "gcv".
@@ -41,7 +41,7 @@ def solve(
     """
     if ridge != "gcv":
         weights = solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare)
-        return weights, Choice(float(ridge), "given")
+        return weights, RidgeChoice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
     energy = rotated.square().sum(dim=1)
@@ -90,7 +90,7 @@ class Centred:
         energy = target_square - total * target_mean.square().sum()
         return cls(centred_gram, centred_moment, mean, target_mean, energy, samples)
 
-    def solve(self, ridge: Ridge) -> tuple[Tensor, Choice]:
+    def solve(self, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
         """Solve for the weights.
 
         Args:

@@ -195,7 +195,7 @@ class LearnedRows:
         return scores, RowProducts(rows, self.columns)
 
     def regression(self, groups: Tensor | None) -> Tensor:
-        """Return (m, C) scores of ridge regression of the rows without their groups."""
+        """Return (m, C) leave-one-group-out scores of ridge regression."""
         scores, products = self._regression
         system = self.factor.system
         targets = signed_targets(self.columns, system.classes, system.limit)
@@ -218,7 +218,7 @@ class LearnedRows:
         return RowProducts(solved, self.columns)
 
     def discriminant(self, groups: Tensor | None, exact: bool = True) -> Tensor:
-        """Return (m, C) scores of the discriminant of the rows without their groups.
+        """Return (m, C) leave-one-group-out scores of the discriminant.
 
         They are NaN for a class that had no other row.
 

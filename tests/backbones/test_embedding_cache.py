@@ -190,7 +190,7 @@ def test_tensors_that_are_no_embeddings_are_rebuilt(
         with safe_open(victim, framework="pt") as file:
             z = file.get_tensor("z")
             hashes = file.get_tensor("hashes")
-            marks = file.metadata()["marks"]
+            stamps = file.metadata()["stamps"]
         if content == "float64":
             z = z.double()
         elif content == "infinite":
@@ -201,7 +201,7 @@ def test_tensors_that_are_no_embeddings_are_rebuilt(
             z = z[:-1]
         else:
             hashes = hashes.double()
-        metadata = {"marks": marks, "sha256": _digest(z, hashes)}
+        metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         victim.write_bytes(save({"z": z, "hashes": hashes}, metadata=metadata))
     second = run(tmp_path, image_folder, "second")
     assert_same_model(second, first)

@@ -19,8 +19,8 @@ from cifnet_pl.cli.commands import (
     BY_POSITION,
     COMMANDS,
     OVERRIDES,
-    RUNS,
     TOPICS,
+    TRAINER_COMMANDS,
     Engine,
     run_command,
     split_overrides,
@@ -47,11 +47,11 @@ def test_every_command_is_a_function_whose_options_have_help(name, capsys):
 def test_the_overview_has_a_line_for_every_command(args, capsys):
     assert main(args) == 0
     shown = capsys.readouterr().out
-    for name in (*RUNS, *COMMANDS):
+    for name in (*TRAINER_COMMANDS, *COMMANDS):
         assert re.search(rf"^  {name} +[A-Z][^\n]{{20,100}}\.$", shown, re.MULTILINE), (
             name
         )
-    assert not set(RUNS) & set(COMMANDS)
+    assert not set(TRAINER_COMMANDS) & set(COMMANDS)
 
 
 def test_version(capsys):
@@ -287,7 +287,7 @@ def options_in(text):
     return set(re.findall(r"--[a-z_]+(?:\.[a-z_]+)*", text))
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", TRAINER_COMMANDS)
 def test_the_usual_options_are_one_screen_of_real_ones(command, helps, capsys):
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out

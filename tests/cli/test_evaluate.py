@@ -17,7 +17,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.evaluate import outcome_cells
 from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.recalibration import NewSamples, Outcomes
+from cifnet_pl.model.recalibration import LabelledPredictions, NewSamples
 from tests.command_line import assert_ends, make_images, rows
 from tests.models import empty, learn_embeddings
 
@@ -280,7 +280,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert len(new.calibration.y) == 120
     assert float(new.head.temperature) > float(old.head.temperature)
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
-    before = Outcomes.measure(old, NewSamples.embed(old, images, []).samples)
+    before = LabelledPredictions.measure(old, NewSamples.embed(old, images, []).samples)
     files = [shifted / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
     confidences = {round(p.probabilities[0], 9) for p in predictions}
@@ -300,7 +300,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
 
 
 def test_cells_of_outcomes():
-    outcomes = Outcomes(
+    outcomes = LabelledPredictions(
         confidence=torch.tensor([0.99, 0.97, 0.5, 0.4], dtype=torch.float64),
         correct=torch.tensor([True, False, True, False]),
         covered=torch.tensor([1.0, 0.0, 1.0, 1.0]),
@@ -311,7 +311,9 @@ def test_cells_of_outcomes():
     assert accuracy == "50.0"
     assert others == ["1", "75.0", "1.8", "25.0"]
     nothing = torch.full((4,), torch.nan)
-    untold = Outcomes(outcomes.confidence, outcomes.correct, nothing, nothing, nothing)
+    untold = LabelledPredictions(
+        outcomes.confidence, outcomes.correct, nothing, nothing, nothing
+    )
     assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 

@@ -248,7 +248,9 @@ def test_thresholds_of_novelty_are_in_the_file():
     assert list(limits) == ["0.02", "0.05", "0.1"]  # 60 samples cannot promise 0.01
     z, _, _ = samples([*model.class_names, "yak"], 20)
     for share, limit in limits.items():
-        verdicts = model.judge(float(share)).verdicts(z, model.head.probabilities(z))
+        verdicts = model.open_set_predictor(float(share)).decisions(
+            z, model.head.probabilities(z)
+        )
         assert [v.known for v in verdicts] == (model.head.novelty(z) <= limit).tolist()
         assert {v.known for v in verdicts} == {True, False}
     bare = onnx.load_from_string(onnx_bytes(learned("ncm"))[0])

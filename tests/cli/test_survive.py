@@ -16,7 +16,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
-from cifnet_pl.model.store import read_bundle
+from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder
 from tests.command_line import assert_ends, make_images
@@ -65,10 +65,10 @@ def test_killed_at_every_step_of_a_write(
         )
         assert code in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
         if old or (target / CONFIG).exists():
-            assert type(read_bundle(target).head) in (type(new.head), type(before.head))
+            assert type(load_bundle(target).head) in (type(new.head), type(before.head))
         else:
             with pytest.raises(CheckpointError, match="not a bundle"):
-                read_bundle(target)
+                load_bundle(target)
         new.save(target, overwrite=True)  # nothing that is left lies in the way
         assert content(target) == content(tmp_path / "expected")
         assert sorted(path.name for path in target.iterdir()) == sorted(content(target))

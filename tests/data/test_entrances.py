@@ -394,7 +394,7 @@ def test_entries_that_are_no_images_are_unreadable(
     broken = set()
     for images in (source.train, source.val):
         for row in range(len(images)):
-            images.mark(row)
+            images.change_stamp(row)
             images.size(row)
         images.hashes(np.arange(len(images)))
         broken |= unreadable(images)

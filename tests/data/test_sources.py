@@ -68,8 +68,8 @@ class TestEverySource:
         for one, two in ((source.train, again.train), (source.val, again.val)):
             assert list(one.names) == list(two.names)
             assert one.labels.tolist() == two.labels.tolist()
-            assert [one.mark(i) for i in range(5) if i < len(one)] == [
-                two.mark(i) for i in range(5) if i < len(two)
+            assert [one.change_stamp(i) for i in range(5) if i < len(one)] == [
+                two.change_stamp(i) for i in range(5) if i < len(two)
             ]
             assert one.content_hash(0) == two.content_hash(0)
 

@@ -30,10 +30,10 @@ from cifnet_pl.heads import (
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
-    Reference,
+    ReferenceScores,
     calibrate,
     image_weights,
-    near_duplicates,
+    near_duplicate_groups,
     novelty_reference,
     set_scores,
 )
@@ -175,7 +175,7 @@ def test_each_sample_left_out_as_refits_give(
 ) -> None:
     stream = Stream(seed)
     head = stream.learn(make(ridge=ridge))
-    used = head.choices()[0].ridge
+    used = head.ridge_choices()[0].ridge
     assert_as_refits(
         head.leave_one_out(*stream.stored()), literal(stream, lambda: make(ridge=used))
     )
@@ -188,7 +188,7 @@ def test_groups_left_out_as_refits_give(
     stream = Stream(7)
     head = stream.learn(make(ridge=ridge))
     groups = grouped(stream)
-    used = head.choices()[0].ridge
+    used = head.ridge_choices()[0].ridge
     assert_as_refits(
         head.leave_one_out(*stream.stored(), groups),
         literal(stream, lambda: make(ridge=used), groups),
@@ -264,7 +264,7 @@ def test_bursts_do_not_make_a_head_sure_of_itself() -> None:
     bursts = torch.arange(24).repeat_interleave(4)
     head = teach(RidgeHead(30, ridge=1.0), z, labels)
     expected = fit_probabilities(head.leave_one_out(z, labels, bursts), labels)
-    calibrate(CalibrationSamples(head, z, labels, near_duplicates(z, labels)))
+    calibrate(CalibrationSamples(head, z, labels, near_duplicate_groups(z, labels)))
     assert (head.temperature.item(), head.odds_power.item()) == pytest.approx(
         expected, rel=1e-9
     )
@@ -671,10 +671,10 @@ def test_a_class_of_images_that_are_all_alike_is_left_out_image_by_image() -> No
     )
     others = torch.randn(6, 30, generator=draw)
     others[:2] = others[2] + 0.05 * torch.randn(2, 30, generator=draw)
-    groups = near_duplicates(torch.cat([alike, others]), torch.arange(12) // 6)
+    groups = near_duplicate_groups(torch.cat([alike, others]), torch.arange(12) // 6)
     assert sorted(groups.bincount().tolist(), reverse=True)[:2] == [3, 1]
     assert groups[6] == groups[7] == groups[8]
-    assert near_duplicates(alike, torch.zeros(6, dtype=torch.int64)) is None
+    assert near_duplicate_groups(alike, torch.zeros(6, dtype=torch.int64)) is None
 
 
 # ---------------------------------------------------------------------- thresholds and sets of
@@ -718,7 +718,7 @@ def test_p_values_and_thresholds_by_counting() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
-    reference = Reference.of(
+    reference = ReferenceScores.of(
         torch.cat([scores, torch.tensor([torch.nan])]),
         torch.cat([weights, weights[:1]]),
     )
@@ -736,7 +736,8 @@ def test_p_values_and_thresholds_by_counting() -> None:
         assert weights[scores < limit].sum() < share * (weights.sum() + new_weight)
     assert reference.threshold(0.99) == math.inf  # 30 samples cannot promise that
     assert (
-        Reference.of(scores[:19], torch.ones(19)).threshold(0.95) == scores[:19].max()
+        ReferenceScores.of(scores[:19], torch.ones(19)).threshold(0.95)
+        == scores[:19].max()
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.ridge_messages import change_message, edge_messages
-from cifnet_pl.statistics import Choice
+from cifnet_pl.statistics import RidgeChoice
 from tests.heads.suite import teach
 
 D = 48
@@ -106,7 +106,7 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
 @heads
 def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> None:
     head = learn(make(), copied=False)
-    choices = head.choices()
+    choices = head.ridge_choices()
     if isinstance(head, SLDAHead):
         assert choices == []
         return
@@ -116,19 +116,19 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     )
     again = make()
     again.load_state_dict(head.state_dict())
-    assert [choice.ridge for choice in again.choices()] == [
+    assert [choice.ridge for choice in again.ridge_choices()] == [
         choice.ridge for choice in choices
     ]
 
 
 def test_what_is_said_of_a_ridge_at_an_edge() -> None:
-    assert edge_messages([Choice(1.0, "inside"), Choice(2.0, "given")]) == {}
+    assert edge_messages([RidgeChoice(1.0, "inside"), RidgeChoice(2.0, "given")]) == {}
     told = edge_messages(
         [
-            Choice(83.2, "cap"),
-            Choice(91.0, "cap"),
-            Choice(1e-7, "smallest"),
-            Choice(1e3, "largest"),
+            RidgeChoice(83.2, "cap"),
+            RidgeChoice(91.0, "cap"),
+            RidgeChoice(1e-7, "smallest"),
+            RidgeChoice(1e3, "largest"),
         ]
     )
     assert set(told) == {
@@ -140,22 +140,26 @@ def test_what_is_said_of_a_ridge_at_an_edge() -> None:
 
 
 def test_a_ridge_that_jumps_is_told() -> None:
-    before = [Choice(80.0, "inside"), Choice(1.0, "inside")]
+    before = [RidgeChoice(80.0, "inside"), RidgeChoice(1.0, "inside")]
     assert (
-        change_message(before, [Choice(800.0, "inside"), Choice(0.02, "inside")])
+        change_message(
+            before, [RidgeChoice(800.0, "inside"), RidgeChoice(0.02, "inside")]
+        )
         is None
     )
     assert "from 80 to 0.5" in str(
-        change_message(before, [Choice(0.5, "inside"), Choice(0.5, "inside")])
+        change_message(before, [RidgeChoice(0.5, "inside"), RidgeChoice(0.5, "inside")])
     )
     assert "from 1 to 150" in str(
-        change_message(before, [Choice(80.0, "inside"), Choice(150.0, "inside")])
+        change_message(
+            before, [RidgeChoice(80.0, "inside"), RidgeChoice(150.0, "inside")]
+        )
     )
-    assert change_message([], [Choice(80.0, "inside")]) is None
+    assert change_message([], [RidgeChoice(80.0, "inside")]) is None
 
 
 def test_nothing_is_told_of_a_single_class():
     for seed in range(20):  # as rounding may leave something to fit
         z = torch.randn(24, 12, generator=torch.Generator().manual_seed(seed))
         head = teach(RidgeHead(12), z, torch.zeros(24, dtype=torch.int64))
-        assert [choice.position for choice in head.choices()] == ["inside"]
+        assert [choice.position for choice in head.ridge_choices()] == ["inside"]

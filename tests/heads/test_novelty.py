@@ -12,7 +12,7 @@ from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
-    near_duplicates,
+    near_duplicate_groups,
     novelty_reference,
 )
 from cifnet_pl.testing import (
@@ -169,7 +169,7 @@ def test_what_calls_images_unknown_is_measured_without_bursts() -> None:
     alone = float(head.leave_one_out_novelty(z, y).median())
     together = float(
         novelty_reference(
-            CalibrationSamples(head, z, y, near_duplicates(z, y))
+            CalibrationSamples(head, z, y, near_duplicate_groups(z, y))
         ).scores.median()
     )
     assert abs(together - expected) < 0.1 * abs(alone - expected)

@@ -190,7 +190,7 @@ def test_a_state_of_an_odd_width_settles_what_the_first_task_settled(
     again.load_state_dict(head.state_dict())
     assert again.settings() == head.settings()
     with pytest.raises(UsageError, match="product_features is 9"):
-        RidgeHead(7, product_features="auto").expect(
+        RidgeHead(7, product_features="auto").prepare_for_state(
             {"sums.class_sums": torch.zeros(1, 1).expand(2, 70_000)}
         )
 

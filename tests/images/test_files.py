@@ -127,7 +127,9 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
             assert np.array_equal(
                 ours.image(row).square(8), theirs.image(row).square(8)
             )
-            assert len({ours.mark(row) for row in range(len(ours))}) == len(ours)
+            assert len({ours.change_stamp(row) for row in range(len(ours))}) == len(
+                ours
+            )
 
 
 def test_images_are_found_and_decoded_in_place(tmp_path: Path):

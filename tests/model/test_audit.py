@@ -41,7 +41,7 @@ def test_each_image_is_judged_by_all_others(images):
     for row in (0, 5, 20, 47):
         others = np.arange(len(labels)) != row
         head = RidgeHead(
-            WIDTH, ridge=module.learned(z, labels, CLASSES).ridge_used.item()
+            WIDTH, ridge=module.fitted_head(z, labels, CLASSES).ridge_used.item()
         )
         teach(
             head,
@@ -176,7 +176,7 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
         found, duplicated=np.arange(len(found.duplicated)) >= MIN_TEST_IMAGES - 1
     )
     assert few.accuracy_without_duplicates is None
-    ridge = module.learned(z, labels, CLASSES).ridge_used.item()
+    ridge = module.fitted_head(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
         others = np.setdiff1d(np.arange(len(labels)), rows)
         head = teach(
@@ -224,7 +224,7 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
 def test_duplicates_in_two_classes_are_no_near_duplicates(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, duplicated, judged = module.near_duplicates(z, labels)
+    groups, duplicated, judged = module.find_near_duplicates(z, labels)
     assert not duplicated.any()
     assert judged.all()
     assert len(np.unique(groups)) == len(labels)

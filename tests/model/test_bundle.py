@@ -13,7 +13,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG, FORMAT, check_format
-from cifnet_pl.model.store import read_bundle
+from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import environment
 from tests.models import MAKERS, WIDTH, learn_task, learned
@@ -42,7 +42,7 @@ def test_a_bundle_of_format_1_as_it_was_written_gives_the_scores_it_gave():
     """The files are stored beside this test: a change of what is read or of the scores needs
     another format.
     """
-    model = read_bundle(Path(__file__).parent / "format_1")
+    model = load_bundle(Path(__file__).parent / "format_1")
     gave = json.loads((Path(__file__).parent / "format_1_scores.json").read_text())
     z = torch.tensor(gave["embeddings"])
     torch.testing.assert_close(
@@ -87,9 +87,9 @@ def test_existing_bundles_are_kept_unless_asked(tmp_path: Path):
     learned("ridge").save(tmp_path / "b")
     with pytest.raises(UsageError, match="--overwrite true"):
         learned("ncm").save(tmp_path / "b")
-    assert type(read_bundle(tmp_path / "b").head).__name__ == "RidgeHead"
+    assert type(load_bundle(tmp_path / "b").head).__name__ == "RidgeHead"
     learned("ncm").save(tmp_path / "b", overwrite=True)
-    assert type(read_bundle(tmp_path / "b").head).__name__ == "NCMHead"
+    assert type(load_bundle(tmp_path / "b").head).__name__ == "NCMHead"
     assert len(list((tmp_path / "b").iterdir())) == 2  # the old tensors are gone
 
 
@@ -160,7 +160,7 @@ def test_damaged_bundles_are_refused(
     learned().save(tmp_path / "b")
     damage(tmp_path / "b")
     with pytest.raises(CheckpointError, match=reason):
-        read_bundle(tmp_path / "b")
+        load_bundle(tmp_path / "b")
 
 
 def test_the_format_of_this_version_is_read():

@@ -13,7 +13,7 @@ from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
-    Reference,
+    ReferenceScores,
     fit_probabilities,
 )
 from cifnet_pl.model.classifier import Classifier
@@ -103,13 +103,13 @@ def test_groups_are_left_out_together() -> None:
         100 * (alone.argmax(1) == y).double().mean().item()
     )
     assert model.calibration.loo_accuracy > model.calibration.new_group_accuracy + 3
-    judge = model.judge(0.05, 0.9)
-    hit = judge.sets.of_probabilities(model.head.probabilities(new)).gather(
+    predictor = model.open_set_predictor(0.05, 0.9)
+    hit = predictor.sets.of_probabilities(model.head.probabilities(new)).gather(
         1, labels[:, None]
     )
     assert hit.double().mean() > 0.85
     assert (
-        judge.reference.p_values(model.head.novelty(new)) <= 0.05
+        predictor.reference.p_values(model.head.novelty(new)) <= 0.05
     ).double().mean() < 0.1
 
 
@@ -189,16 +189,16 @@ def test_recalibration_replaces_the_buffer_samples(
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
-    judge = again.judge(None, 0.9)
+    predictor = again.open_set_predictor(None, 0.9)
     expected = PredictionSets.of(
         CalibrationSamples(model.head, z, y, learned=False), 0.9
     )
-    assert judge.sets.limit == expected.limit
+    assert predictor.sets.limit == expected.limit
     if head is RidgeHead:
-        reference = again.judge(0.1).reference
+        reference = again.open_set_predictor(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
         assert torch.equal(
-            reference.scores, Reference.of(model.head.novelty(z), weights).scores
+            reference.scores, ReferenceScores.of(model.head.novelty(z), weights).scores
         )
 
 

@@ -20,7 +20,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.cli.commands import COMMANDS
 from cifnet_pl.model.bundle import CONFIG
-from cifnet_pl.model.store import checkpoint_of, load, read_bundle
+from cifnet_pl.model.store import checkpoint_of, load, load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
 from tests.command_line import BUFFER, checkpoint
 from tests.command_line import learned as learned_run
@@ -75,9 +75,9 @@ def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
     learned("ridge").save(tmp_path / "b")
     same = build_backbone(f"pixels:{SIDE}")
     other = build_backbone("pixels:4")
-    assert read_bundle(tmp_path / "b", backbone=same).backbone is same
+    assert load_bundle(tmp_path / "b", backbone=same).backbone is same
     assert (
-        read_bundle(tmp_path / "b", backbone=other).backbone.describe()
+        load_bundle(tmp_path / "b", backbone=other).backbone.describe()
         == same.describe()
     )
 
@@ -187,7 +187,7 @@ def test_hostile_descriptions(
     change(config)
     forge(forged, config)
     with pytest.raises(CifnetError, match=r"(?s).*" + reason):
-        read_bundle(forged)
+        load_bundle(forged)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_settings_of_other_kinds(
     config["head"][setting] = value
     forge(forged, config)
     with pytest.raises(CheckpointError, match=setting):
-        read_bundle(forged)
+        load_bundle(forged)
 
 
 def put(name: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], None]:
@@ -271,7 +271,7 @@ def test_hostile_tensors(
     change(tensors)
     forge(forged, config_of(bundle), tensors)
     with pytest.raises(CheckpointError, match=reason):
-        read_bundle(forged)
+        load_bundle(forged)
 
 
 def test_a_width_that_is_not_stored_is_never_allocated(tmp_path: Path):
@@ -281,7 +281,7 @@ def test_a_width_that_is_not_stored_is_never_allocated(tmp_path: Path):
     config["head"]["width"] = 10**6
     forge(tmp_path / "b", config)
     with pytest.raises(CheckpointError, match="declares a head of width 1000000"):
-        read_bundle(tmp_path / "b")
+        load_bundle(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_descriptions_that_are_no_description(
     forged = copied(bundle, tmp_path / "b")
     (forged / CONFIG).write_bytes(content)
     with pytest.raises(CheckpointError):
-        read_bundle(forged)
+        load_bundle(forged)
 
 
 def test_a_description_without_end_is_not_read(bundle: Path, tmp_path: Path):
@@ -311,7 +311,7 @@ def test_a_description_without_end_is_not_read(bundle: Path, tmp_path: Path):
     with (forged / CONFIG).open("r+b") as file:
         file.truncate(2**40)  # sparse: takes no room on the disk
     with pytest.raises(CheckpointError, match="larger than"):
-        read_bundle(forged)
+        load_bundle(forged)
 
 
 # ---------------------------------------------------------------------- mutation
@@ -371,7 +371,7 @@ def bytes_mutated(kind: str, bundle: Path, folder: Path, draw: st.DataObject) ->
         forge(forged, config_of(bundle), mutate(tensors.read_bytes(), draw))
     else:
         (forged / CONFIG).write_bytes(mutate((forged / CONFIG).read_bytes(), draw))
-    try_to_use(lambda: read_bundle(forged))
+    try_to_use(lambda: load_bundle(forged))
 
 
 ODD = st.one_of(
@@ -427,7 +427,7 @@ def values_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
         forge(forged, config)
     except (UnicodeEncodeError, ValueError):
         return  # not JSON
-    try_to_use(lambda: read_bundle(forged))
+    try_to_use(lambda: load_bundle(forged))
 
 
 def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
@@ -476,7 +476,7 @@ def tensors_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
         config_of(bundle),
         {key: value.clone() for key, value in tensors.items()},
     )
-    try_to_use(lambda: read_bundle(forged))
+    try_to_use(lambda: load_bundle(forged))
 
 
 def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:

@@ -27,7 +27,9 @@ def verdicts(
     coverage: float | None = 0.9,
 ) -> list:
     z, _, _ = samples(names, 30)
-    return model.judge(unknown, coverage).verdicts(z, model.head.probabilities(z))
+    return model.open_set_predictor(unknown, coverage).decisions(
+        z, model.head.probabilities(z)
+    )
 
 
 def test_known_and_unknown_samples() -> None:
@@ -53,7 +55,7 @@ def test_prediction_sets_are_sorted() -> None:
     z, _, _ = samples(["yak"], 5)
     probabilities = model.head.probabilities(z)
     for verdict, shares in zip(
-        model.judge(coverage=0.999).verdicts(z, probabilities),
+        model.open_set_predictor(coverage=0.999).decisions(z, probabilities),
         probabilities,
         strict=True,
     ):
@@ -69,7 +71,7 @@ def test_prediction_sets_are_sorted() -> None:
 
 def test_verdicts_follow_every_change() -> None:
     model = calibrated()
-    model.judge(0.1, 0.9)
+    model.open_set_predictor(0.1, 0.9)
     learn_task(model, ["yak"], 30)
     assert sum(bool(v.known) for v in verdicts(model, ["yak"])) >= 25
     model.remove_classes(["yak"])
@@ -81,9 +83,9 @@ def test_verdicts_follow_every_change() -> None:
         lambda: model.head.odds_power.mul_(0.5),
         lambda: learn_task(model, ["bee"], 30, seed=1),
     ):
-        before = model.judge(0.1, 0.9)
+        before = model.open_set_predictor(0.1, 0.9)
         change()
-        assert model.judge(0.1, 0.9) is not before
+        assert model.open_set_predictor(0.1, 0.9) is not before
 
 
 def test_verdicts_on_images() -> None:
@@ -116,7 +118,7 @@ def test_requirements() -> None:
             UsageError,
             match=r"no calibration samples.*--model.buffer CalibrationBuffer",
         ):
-            model.judge(0.05)
+            model.open_set_predictor(0.05)
     with pytest.raises(
         UsageError, match="unknown is 5, expected a share between 0 and 1"
     ):

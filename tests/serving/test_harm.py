@@ -16,7 +16,7 @@ import pytest
 
 from cifnet_pl.serving import journal
 from cifnet_pl.serving import workspace as workspaces
-from cifnet_pl.serving.fair_queue import Asker, FairQueue
+from cifnet_pl.serving.fair_queue import FairQueue, Requester
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.uploads import Limits, uploads
 from cifnet_pl.serving.workspace import Workspace
@@ -172,14 +172,14 @@ def test_marks_of_text_direction_are_no_part_of_class_names(http, mark):
 def test_clients_take_turns_by_the_time_they_used():
     queue: FairQueue[str] = FairQueue()
     for i in range(3):
-        queue.put(Asker("greedy", 1), f"greedy {i}")
+        queue.put(Requester("greedy", 1), f"greedy {i}")
     order = [queue.next_item()[1]]
-    queue.charge(Asker("greedy", 1), 5.0)
-    queue.put(Asker("modest", 2), "modest 0")
-    queue.put(Asker("greedy", 3), "greedy, another request")
+    queue.charge(Requester("greedy", 1), 5.0)
+    queue.put(Requester("modest", 2), "modest 0")
+    queue.put(Requester("greedy", 3), "greedy, another request")
     for _ in range(4):
-        asker, item = queue.next_item()
-        queue.charge(asker, 1.0)
+        requester, item = queue.next_item()
+        queue.charge(requester, 1.0)
         order.append(item)
     assert order[0] == "greedy 0"
     assert order.index("modest 0") <= 2

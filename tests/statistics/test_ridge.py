@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from cifnet_pl.statistics import (
     GCV_GRID,
     Centred,
-    Choice,
     Ridge,
+    RidgeChoice,
     augment,
     gcv_ridge,
     half_products,
@@ -179,7 +179,7 @@ def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def learn(
     z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv"
-) -> tuple[Tensor, Choice]:
+) -> tuple[Tensor, RidgeChoice]:
     """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
     x = augment(z)
     target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1

@@ -23,7 +23,7 @@ from cifnet_pl.data.splitting import (
     NEAR,
     SINGLE,
     check_share,
-    grouping,
+    groups_by,
     held_out_groups,
     held_out_together,
     number_of_name,
@@ -267,7 +267,7 @@ def _split_by_group(
         UsageError: an unknown kind of group, or a share outside of 0 to 1.
     """
     check_share(options.val_fraction)
-    name_groups = grouping(kind)
+    name_groups = groups_by(kind)
     val = np.zeros(len(whole), dtype=bool)
     numbers = np.zeros(len(whole), dtype=np.int64)
     single_images = 0

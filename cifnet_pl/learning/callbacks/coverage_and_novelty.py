@@ -15,7 +15,7 @@ from cifnet_pl.learning.task_callback import TaskCallback, write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import percent
-from cifnet_pl.model.unknowns import Judge, detection
+from cifnet_pl.model.unknowns import OpenSetPredictor, detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
@@ -47,7 +47,7 @@ class CoverageAndNoveltyMetrics(TaskCallback):
 
     def __init__(self) -> None:
         self.measured: dict[str, float] = {}
-        self._judge: Judge | None = None
+        self._predictor: OpenSetPredictor | None = None
         self._unknown: Tensor | None = None  # (m, d) embeddings
         self._novelty: list[Tensor] = []  # of the test images, by batch
         self._rejected = torch.zeros((), dtype=torch.int64)
@@ -93,7 +93,7 @@ class CoverageAndNoveltyMetrics(TaskCallback):
 
     def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
         """Compute the thresholds that are to be measured."""
-        self._judge = None
+        self._predictor = None
         self._novelty = []
         self._rejected = torch.zeros_like(self._rejected)
         self._set_counts = torch.zeros(
@@ -108,7 +108,7 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if not module.model.calibrated:
             coverage = None
         if unknown is not None or coverage is not None:
-            self._judge = module.model.judge(unknown, coverage)
+            self._predictor = module.model.open_set_predictor(unknown, coverage)
 
     def observe_predictions(
         self, module: TaskModule, probabilities: Tensor, batch: Batch
@@ -116,27 +116,27 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         """Count a batch of test images."""
         if not isinstance(module, CIFNetModule):
             return
-        judge = self._judge
+        predictor = self._predictor
         counts = torch.zeros_like(batch.label)[:, None].repeat(1, 3)
         counts[:, 0] = 1
-        if judge is not None and judge.sets is not None:
-            members = judge.sets.of_probabilities(probabilities)
+        if predictor is not None and predictor.sets is not None:
+            members = predictor.sets.of_probabilities(probabilities)
             counts[:, 1] = members.gather(1, batch.label[:, None]).flatten()
             counts[:, 2] = members.sum(dim=1)
         self._set_counts.index_add_(0, batch.label, counts)
         if self._unknown is not None:
             novelty = module.head.novelty(module.evaluated)
             self._novelty.append(novelty)
-            if judge is not None and judge.reference is not None:
-                rejected = judge.reference.p_values(novelty) <= UNKNOWN_SHARE
+            if predictor is not None and predictor.reference is not None:
+                rejected = predictor.reference.p_values(novelty) <= UNKNOWN_SHARE
                 self._rejected += rejected.sum()
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
         """Add the counts of all processes, and write ``prediction_sets.csv``."""
         self.measured = {}
-        judge = self._judge
+        predictor = self._predictor
         if not isinstance(module, CIFNetModule) or (
-            judge is None and self._unknown is None
+            predictor is None and self._unknown is None
         ):
             return
         counts = torch.stack(of_all_processes(self._set_counts.cpu())).sum(dim=0)
@@ -146,12 +146,12 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         images, covered, members = counts.sum(dim=0).tolist()
         if not images:
             return
-        if judge is not None and judge.sets is not None:
+        if predictor is not None and predictor.sets is not None:
             self.measured["set_size"] = members / images
             self.measured["set_coverage"] = 100 * covered / images
             rows = prediction_set_rows(module.class_names, counts)
             write_table(trainer, "prediction_sets.csv", SET_COLUMNS, rows)
-        if judge is not None and judge.reference is not None:
+        if predictor is not None and predictor.reference is not None:
             self.measured["known_rejected"] = 100 * rejected / images
         if self._unknown is not None:
             unknown = module.head.novelty(
