@@ -27,7 +27,7 @@ CPU_BATCH = 64
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What the weights of a network expect of an image.
+    """Preprocessing of images that the weights of a network were trained with.
 
     Attributes:
         image_size: side in pixels.
@@ -43,7 +43,7 @@ class Preprocessing:
 
 
 class BuiltNetwork(NamedTuple):
-    """What a family of backbones builds.
+    """Network that a family of backbones builds, with its width and preprocessing.
 
     Attributes:
         network: normalised images (n, 3, h, w) → (n, ``features``).
@@ -318,7 +318,7 @@ class Backbone(nn.Module):
         self._sha256 = None
 
     def describe(self) -> dict[str, str | None]:
-        """Return what a stored model needs to find this backbone again."""
+        """Return name, architecture and hash of the weights, by which a stored model finds it."""
         return {
             "name": self.name,
             "architecture": self.architecture,

@@ -106,7 +106,7 @@ OVERRIDES = "overrides"
 """Parameter that takes the options with a dot in their name, as (name, value) pairs."""
 
 Engine = Literal["auto", "torch", "onnxruntime"]
-"""What may run the network (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that
+"""Engine that runs the backbone (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that
 import no torch).
 """
 
@@ -290,7 +290,7 @@ def overview() -> str:
 # ---------------------------------------------------------------------- help of fit and the like
 
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
-"""What may follow ``--help``: the sections of a configuration."""
+"""Topics that may follow ``--help``: the sections of a configuration."""
 
 FIRST_RUNS = """\
   cifnet fit --data.root images                 class folders of images, by the recommended head

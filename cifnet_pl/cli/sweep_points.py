@@ -87,7 +87,7 @@ class Option(BaseModel):
 
 
 class SweepSettings(BaseModel):
-    """What a sweep file and each of its parts may have.
+    """Entries that a sweep file and each of its blocks may have.
 
     Attributes:
         fixed: dotted name → value, for all points.

@@ -137,7 +137,7 @@ def watch(
 
 
 def image_source(images: str, output: Path) -> NewFiles | CameraStills:
-    """Return what finds new images.
+    """Return the source of new images: a folder or a camera.
 
     Args:
         images: a folder, or the address of a camera.

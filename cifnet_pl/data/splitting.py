@@ -201,7 +201,7 @@ def groups_by(kind: str) -> NameGroups:
 
 
 def _match(pattern: re.Pattern[str], name: str) -> str:
-    """Return what a pattern matches in a file's name; a name without a match is its own group."""
+    """Return a pattern's match in a file's name; a name without a match is its own group."""
     file_name = PurePosixPath(name).name
     found = pattern.search(file_name)
     if found is None:

@@ -51,7 +51,7 @@ def listing() -> AbstractContextManager[None]:
 
 
 def missing_folder_kind(path: Path) -> str:
-    """Return what a message calls a folder that is not there: a folder, or a Zip archive."""
+    """Return the noun for a missing folder in messages: a folder, or a Zip archive."""
     if path.suffix.lower() == ".zip":
         return "Zip archive"
     return "folder"

@@ -53,7 +53,7 @@ FRACTIONS = (8, 4, 2)
 
 
 class JpegHeader(NamedTuple):
-    """What is known of a JPEG file before it is decoded.
+    """Properties of a JPEG file that are known before it is decoded.
 
     Attributes:
         width: in pixels, as stored.
@@ -234,7 +234,7 @@ def is_incomplete(content: bytes) -> bool:
 
 
 class Window(NamedTuple):
-    """What is resized along one side of an image.
+    """Range of pixels that is resized along one side of an image.
 
     Torch resizes whole pixels, and a centred square seldom begins at one. Where more of the image
     is resized than the square, an output pixel before it may begin at a whole pixel.

@@ -233,7 +233,7 @@ class _DecodingQueue(Generic[Item, Result]):
 
 
 class ReadResult(NamedTuple):
-    """What is known of an image once it was read.
+    """Result of reading an image.
 
     Attributes:
         reason: why it has no pixels, or None.

@@ -39,7 +39,7 @@ class Phase:
 
 
 class BackwardModule(Protocol):
-    """What :class:`Descent` needs of a module."""
+    """Protocol of the modules that :class:`Descent` works with."""
 
     trainer: Trainer
 

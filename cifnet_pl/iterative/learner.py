@@ -18,7 +18,7 @@ from cifnet_pl.utilities.errors import CifnetError
 
 
 class AugmentingModule(Protocol):
-    """What :class:`StepBatch` needs of a module."""
+    """Protocol of the modules that :class:`StepBatch` works with."""
 
     def augmented(self, images: Tensor, keys: Tensor, seed: tuple[int, ...]) -> Tensor:
         """Augment and normalise images."""
@@ -52,7 +52,7 @@ class StepBatch:
 
 
 class LearningModule(Protocol):
-    """What :class:`PhaseLearner` needs of a module."""
+    """Protocol of the modules that :class:`PhaseLearner` works with."""
 
     learned_tasks: list[list[str]]
     regime: Regime

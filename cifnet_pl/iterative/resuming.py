@@ -14,7 +14,7 @@ from cifnet_pl.utilities.errors import CheckpointError
 
 
 class ResumableModule(Protocol):
-    """What :class:`TaskResume` needs of a module."""
+    """Protocol of the modules that :class:`TaskResume` saves and resumes."""
 
     learned_tasks: list[list[str]]
     plan: TaskPlan
@@ -85,7 +85,7 @@ class TaskResume:
         self._last_position = None
 
     def _current_position(self) -> dict[str, Any]:
-        """Return what is needed to go on after the steps taken so far."""
+        """Return the state from which training resumes after the present step."""
         module = self._module
         descent = None
         if module.learner.descent is not None:

@@ -720,7 +720,7 @@ class IterativeModule(TaskModule):
     # ------------------------------------------------------------------ what is stored
 
     def learned_model(self) -> Classifier:
-        """Return what was learned as a model: the frozen network and the classifier that counts.
+        """Return the learned model: the frozen network and the classifier that counts.
 
         A classifier that is not linear (PODNet, CREATE) is replaced by the nearest mean of
         exemplars.

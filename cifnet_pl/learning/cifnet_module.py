@@ -61,7 +61,7 @@ class EmbeddedBatch(NamedTuple):
 
 
 def _place(batch_name: str, names: Sequence[str], rows: Tensor, position: int) -> str:
-    """Return what errors call an image: its batch, and its name in the set."""
+    """Return the place of an image for errors: its batch, and its name in the set."""
     return f"{batch_name}, image {names[int(rows[position])]}"
 
 

@@ -29,7 +29,7 @@ FINGERPRINT_SAMPLES = 256
 
 
 def describe_run(module: TaskModule) -> dict[str, Any]:
-    """Return what ``summary.json`` says of a run besides its measurements and energy.
+    """Return the fields of ``summary.json`` besides measurements and energy.
 
     Args:
         module: the module that learned, attached to its Trainer.

@@ -1,4 +1,4 @@
-"""What a checkpoint stores of a run besides tensors: its classes, tasks and settings."""
+"""State of a run in a checkpoint besides tensors: its classes, tasks and settings."""
 
 from __future__ import annotations
 

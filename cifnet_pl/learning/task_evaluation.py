@@ -49,7 +49,7 @@ class TaskEvaluation:
     accuracy_by_classifier: dict[str, float | None]
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured, by name.
+        """Return the metrics by name.
 
         Names are ``A_k``, ``ece``, ``nll``, ``top5``; ``A_k1``, ``A_k2``, … of each task; with
         several classifiers also ``A_k_classifier`` and so on.

@@ -154,7 +154,7 @@ class TaskModule(LightningModule):
         return self.probabilities(batch), {}
 
     def settings(self) -> dict[str, Any]:
-        """Return what a checkpoint's tensors depend on; compared on loading."""
+        """Return the settings that a checkpoint's tensors depend on; compared on loading."""
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
 Kind = Literal["unknown", "few", "independent", "found", "measured", "given"]
-"""What the accuracy on new groups is known from: nothing yet; too few images; images that are
+"""Source of the accuracy on new groups: nothing yet; too few images; images that are
 independent, so that both accuracies are the same; groups found among the buffer samples; labelled
 images that were not learned; groups that the user gave."""
 
@@ -93,7 +93,7 @@ class Calibration(GrowingModule):
 
     @property
     def known(self) -> Kind:
-        """What the accuracy on new groups is known from."""
+        """Source of the accuracy on new groups."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         return kinds[int(self.kind)]
 

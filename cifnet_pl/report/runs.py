@@ -37,7 +37,7 @@ MEASURED = (
 
 
 class SummaryTable(StoredRecord):
-    """What reports use of ``summary.json`` besides the numbers that were measured."""
+    """Fields of ``summary.json`` that reports use, besides measurements."""
 
     A_k: list[Number | None] = Field(min_length=1)
     n_tasks: int = Field(ge=1)
@@ -62,7 +62,7 @@ class SummaryTable(StoredRecord):
 
 
 class DataSection(StoredRecord):
-    """What reports use of the section ``data`` of ``config.yaml``."""
+    """Fields of the section ``data`` of ``config.yaml`` that reports use."""
 
     source: str = "folder"
     root: str | None = None

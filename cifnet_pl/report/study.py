@@ -46,7 +46,7 @@ KINDS = ("measured", "external", "published")
 
 
 class Conditions(NamedTuple):
-    """What time and energy depend on besides the method.
+    """Conditions besides the method that time and energy depend on.
 
     Costs under different conditions are never averaged.
 

@@ -77,7 +77,7 @@ def all_tables(study: Study) -> dict[str, list[ReportTable]]:
 
 
 def report_notes(study: Study) -> list[str]:
-    """Return what a reader must know of more than one table; they end the report."""
+    """Return the notes that concern more than one table; they end the report."""
     measured = [group for group in study.groups if group.kind == "measured"]
     outcomes = []
     for group in measured:
@@ -317,7 +317,7 @@ RESULT_COLUMNS = {
 def _conditions_notes(
     labels: Mapping[tuple[str, Conditions], ConditionsLabel],
 ) -> list[str]:
-    """Return what the letters of :meth:`Study.condition_labels` stand for."""
+    """Return the meanings of the letters of :meth:`Study.condition_labels`."""
     notes = [f"{label.letter}: {label.text}." for label in labels.values()]
     if any(SHARED_MARK in label.letter for label in labels.values()):
         notes.append(SHARED_NOTE)

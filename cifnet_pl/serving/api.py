@@ -157,7 +157,7 @@ class NamesRequest(ApiObject):
 
 
 class DeletedImages(ApiObject):
-    """What a purge would delete for good."""
+    """Numbers of images and versions that a purge would delete for good."""
 
     learned: int
     """Kept images that the served version did not learn, or all."""
@@ -177,7 +177,7 @@ class DayInfo(ApiObject):
 
 
 class CountRequest(ApiObject):
-    """What is added to the counts of this day."""
+    """Numbers to add to the counts of this day."""
 
     asked: int = Field(default=0, ge=0, le=1000)
     unsure: int = Field(default=0, ge=0, le=1000)
@@ -257,7 +257,7 @@ class ManyFilesRoute(APIRoute):
     """A route that reads requests with many files."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """Return what answers a request."""
+        """Return the handler of requests."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -514,7 +514,7 @@ async def redo(service: AskedService, wait: Waits = True) -> Response:
 def purge_counts(
     service: AskedService, images: Literal["forgotten", "all"] = "forgotten"
 ) -> DeletedImages:
-    """What a purge would delete."""
+    """Numbers of images and versions that a purge would delete."""
     counts = service.workspace.purge_counts(every=images == "all")
     return DeletedImages(**counts._asdict())
 

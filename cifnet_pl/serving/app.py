@@ -231,7 +231,7 @@ def _without_port(host: str) -> str:
 
 
 def limited(receive: Receive, largest: int) -> Receive:
-    """Return what receives a request's body; HTTPException if that is too long or too slow.
+    """Return a receiver of a request's body; HTTPException if that is too long or too slow.
 
     Starlette's own limit answers in plain text, and uvicorn waits for the rest of a body for ever.
 

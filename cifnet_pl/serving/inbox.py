@@ -519,7 +519,7 @@ def unseen_image(image: WaitingImage) -> InboxImage:
 
 
 def _folders(image: WaitingImage) -> dict[str, Any]:
-    """Return what is told of the folders of an image."""
+    """Return the fields of an image that name its folders."""
     folders = image.folders
     return {"folder": folders[0] if len(folders) == 1 else None, "folders": folders}
 

@@ -71,7 +71,7 @@ class AccuracyEstimate(ApiObject):
 
     @classmethod
     def from_model(cls, model: Classifier) -> AccuracyEstimate:
-        """Return what a model says of itself."""
+        """Return the accuracies that a model has estimated by its calibration."""
         calibration = model.calibration
         return cls(
             loo_accuracy=calibration.loo_accuracy,
@@ -99,7 +99,7 @@ class ModelSummary(ApiObject):
 
 
 class ClassEstimate(ApiObject):
-    """What is predicted for the images of one class, each left out with its group."""
+    """Leave-one-group-out predictions for the images of one class."""
 
     name: str
     accuracy: float | None
@@ -113,7 +113,7 @@ class ClassEstimate(ApiObject):
 
 
 class ClassPredictions(ApiObject):
-    """What is predicted for the images in the calibration buffer."""
+    """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
     margin: float | None = None
@@ -210,7 +210,7 @@ def summarised(
 
 
 def class_predictions(model: Classifier) -> ClassPredictions:
-    """Return what is predicted for the buffer's samples of each class, in the model's order."""
+    """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
     names = model.class_names
     samples = model.calibration_samples()
     kind = model.calibration.known

@@ -92,7 +92,7 @@ def too_large(file: str, limit: int) -> str:
 
 
 def learned(counts: dict[str, int]) -> str:
-    """Return what a version learned: numbers of images by class."""
+    """Return the summary of a version's learned images, given their numbers by class."""
     return (
         f"learned {number_of(sum(counts.values()), 'photo')} of {listed(list(counts))}"
     )
@@ -107,14 +107,14 @@ def listed(names: Sequence[str]) -> str:
 
 
 def opened(classes: int) -> str:
-    """Return what the first version of a workspace is."""
+    """Return the summary of the first version of a workspace."""
     if not classes:
         return BEGAN_EMPTY
     return f"{number_of(classes, 'class')} from the model that was given"
 
 
 def forgot(name: str, exact: bool) -> str:
-    """Return what forgetting a class did."""
+    """Return the summary of a forgotten class."""
     if exact:
         how = "exactly: the model keeps nothing of its photos"
     else:
@@ -131,43 +131,43 @@ def damaged_images(name: str) -> str:
 
 
 def images_stay(count: int) -> str:
-    """Return what stays in the workspace of a class that was forgotten."""
+    """Return a note on the data of a forgotten class that stays in the workspace."""
     photos = number_of(count, "photo")
     return f"{photos} of it and the versions before stay here until you delete them for good"
 
 
 def renamed(old: str, new: str) -> str:
-    """Return what renaming a class did."""
+    """Return the summary of a renamed class."""
     return f"renamed '{printable(old)}' to '{printable(new)}'"
 
 
 def moved(count: int, name: str, target: str) -> str:
-    """Return what moving ``count`` images to another class did."""
+    """Return the summary of ``count`` images moved to another class."""
     return f"moved {number_of(count, 'photo')} of '{printable(name)}' to '{printable(target)}'"
 
 
 def joined(name: str, target: str) -> str:
-    """Return what joining two classes did."""
+    """Return the summary of two joined classes."""
     return f"joined '{printable(name)}' to '{printable(target)}'"
 
 
 def undid(message: str) -> str:
-    """Return what undoing a change did."""
+    """Return the summary of an undone change."""
     return f"undid: {message}"
 
 
 def redid(message: str) -> str:
-    """Return what redoing a change did."""
+    """Return the summary of a change done again."""
     return f"did again: {message}"
 
 
 def went_to(number: int) -> str:
-    """Return what serving another version did."""
+    """Return the summary of a switch to another version."""
     return f"went to version {number}"
 
 
 def purged(learned: int, taken_away: int, versions: int) -> str:
-    """Return what deleting images and versions for good did."""
+    """Return the summary of a purge of images and versions."""
     parts = [number_of(learned, "photo")]
     if taken_away:
         parts.append(f"{number_of(taken_away, 'photo')} that had been taken away")
@@ -184,7 +184,7 @@ def too_few_classes(classes: int, needed: int) -> str:
 
 
 def next_step(counts: Mapping[str, int]) -> str:
-    """Return what helps most next: numbers of images by class."""
+    """Return the most useful next step, given the numbers of images by class."""
     few = [name for name, count in counts.items() if count < ENOUGH_IMAGES]
     if few:
         return f"Next: add photos of {listed(few)}, taken on another day."

@@ -79,7 +79,7 @@ class UpdateResult(ApiObject):
     old_accuracy_interval: tuple[float, float] | None = None
     """Percentages between which the latter lies with a probability of 95 %."""
     next_step: str = ""
-    """What helps most next, in one sentence."""
+    """Most useful next step, in one sentence."""
     accuracy: AccuracyEstimate
     seconds: float
     warnings: list[str] = Field(default=[])
@@ -233,7 +233,7 @@ class Service:
         return audited(self.gallery, self.workspace.kept_images(self.served.version))
 
     def class_predictions(self) -> ClassPredictions:
-        """Return what is predicted for each class, computed once for each version."""
+        """Return the leave-one-out predictions of each class, computed once for each version."""
         with self._predicting:
             served = self.served
             version, predictions = self._class_predictions

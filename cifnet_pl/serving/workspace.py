@@ -177,7 +177,7 @@ class DayCounts(NamedTuple):
 
 
 class DeletedCounts(NamedTuple):
-    """What a purge deletes for good.
+    """Numbers of images and versions that a purge deletes for good.
 
     Attributes:
         learned: images that the served version does not know.
@@ -616,7 +616,7 @@ class Workspace:
         return counts
 
     def purge_counts(self, every: bool) -> DeletedCounts:
-        """Return what a purge would delete.
+        """Count the images and versions that a purge would delete.
 
         Args:
             every: as for :meth:`purge`.
@@ -818,7 +818,7 @@ def _link(file: Path, target: Path) -> None:
 
 
 def _identity(model: Classifier) -> dict[str, Any]:
-    """Return what identifies a model when its workspace is opened again."""
+    """Return the attributes that identify a model when its workspace is opened again."""
     return {
         "backbone": model.backbone.name,
         "head": type(model.head).__name__,

@@ -217,7 +217,7 @@ class FoundGroups(NamedTuple):
 
 
 class _Harm(NamedTuple):
-    """What leaving out clusters does.
+    """Errors that leaving out clusters causes.
 
     Attributes:
         groups: (n,) the clusters.

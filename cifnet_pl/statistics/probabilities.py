@@ -111,7 +111,7 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
 
 class ProbabilityFit(NamedTuple):
-    """What turns scores into probabilities (:func:`to_probabilities`)."""
+    """Parameters that turn scores into probabilities (:func:`to_probabilities`)."""
 
     temperature: float
     power: float

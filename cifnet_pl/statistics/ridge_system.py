@@ -83,7 +83,7 @@ class RidgeSystem:
 
 
 class RidgeFactor:
-    """What both rules need at one ridge λ.
+    """Factorisation at one ridge λ, used by both decision rules.
 
     Args:
         system: the sums.

@@ -12,7 +12,6 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import audit, learning_curve
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, calibration_error
-from cifnet_pl.statistics import groups as near_duplicates
 from tests.heads.suite import teach
 
 CLASSES = 4
@@ -153,7 +152,7 @@ def with_bursts(images, monkeypatch, noise=0.01):
     """Three more images like each of three bees, one of those like a dog's; they, and no others,
     are near-duplicates.
     """
-    monkeypatch.setattr(near_duplicates, "SIMILAR", 0.999)
+    monkeypatch.setattr(module, "near_limit", lambda z, y: 0.999)
     z, labels = images
     draw = np.random.default_rng(1)
     first = np.repeat([12, 13, 47], 3)
@@ -202,7 +201,9 @@ def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
     labels[[47, 54, 55, 56]] = 1
     found = audit(z, labels, NAMES)
     assert {47, 54, 55, 56} <= set(found.label_errors().tolist())
-    monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)  # nothing is a near-duplicate
+    monkeypatch.setattr(
+        module, "near_limit", lambda z, y: 1.1
+    )  # nothing is a near-duplicate
     alone = audit(z, labels, NAMES)
     assert (
         alone.self_confidence[[47, 54, 55, 56]].min()
@@ -217,7 +218,9 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
     labels = np.repeat(np.arange(CLASSES), 20)
     assert learning_curve(z, labels, CLASSES).points[-1][1] < 50
-    monkeypatch.setattr(near_duplicates, "SIMILAR", 1.1)  # nothing is a near-duplicate
+    monkeypatch.setattr(
+        module, "near_limit", lambda z, y: 1.1
+    )  # nothing is a near-duplicate
     assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
 
 

@@ -484,7 +484,7 @@ BYTE_ORDER_MARKS = {
 """First bytes of a text file → its encoding; without them it is UTF-8."""
 
 MEANINGS = ("path", "label", "split", "task", "domain")
-"""What the columns of a manifest may mean; the first two are needed."""
+"""Roles of the columns of a manifest; the first two are needed."""
 
 
 def manifest(options: SourceOptions) -> Source:

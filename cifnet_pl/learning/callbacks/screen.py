@@ -163,7 +163,7 @@ def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -
 
 
 def _shares(record: RunRecord) -> str:
-    """Return what took the training time: the slowest part limits the run."""
+    """Return the shares of the training time: the slowest part limits the run."""
     total = sum(row.train_seconds for row in record.rows)
     after = sum(row.solve_seconds for row in record.rows)
     waiting = sum(row.waiting_seconds or 0.0 for row in record.rows)

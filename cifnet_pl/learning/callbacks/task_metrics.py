@@ -117,7 +117,7 @@ class TaskMetrics(TaskCallback):
                 logger.log_metrics(self._logged(row), step=row.task)
 
     def _logged(self, row: TaskRow) -> dict[str, float]:
-        """Return what TensorBoard shows of a task."""
+        """Return the values of a task for TensorBoard, by tag."""
         values = {tag: getattr(row, column) for tag, column in TENSORBOARD_TAGS.items()}
         for task, accuracy in enumerate(self.record.matrix[-1], 1):
             values[f"acc_of_task/{task}"] = accuracy
