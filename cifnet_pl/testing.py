@@ -587,7 +587,7 @@ HEAD_CHECKS = (
     reducing_is_as_declared,
     classes_can_go_and_come_back,
 )
-"""What every head must pass; a run tries the first three on a custom head before it begins."""
+"""Checks that every head must pass; a run tries the first three on a custom head first."""
 
 
 def check_head(

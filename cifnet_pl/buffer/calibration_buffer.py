@@ -71,7 +71,7 @@ class CalibrationBuffer(GrowingModule):
     The samples are grouped by class in the order of commit, best first within a class.
 
     Attributes:
-        offered: number of candidates of the current task, in all processes.
+        n_candidates: number of candidates of the current task, in all processes.
 
     Args:
         capacity: total number of embeddings; ignored if ``per_class`` is given.
@@ -109,7 +109,7 @@ class CalibrationBuffer(GrowingModule):
         self.key: Tensor = nn.Buffer(key)
         self._pending: list[BufferSamples] = []
         self._prune_at = CANDIDATES_PER_PLACE * capacity
-        self.offered = 0
+        self.n_candidates = 0
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         z = state.get("z")
@@ -163,7 +163,7 @@ class CalibrationBuffer(GrowingModule):
             )
         if not len(z):
             return
-        self.offered += len(z)
+        self.n_candidates += len(z)
         batch = BufferSamples(z.detach().clone(), y.clone(), key.clone())
         self._pending.append(batch)
         sizes = [len(batch.y) for batch in self._pending]
@@ -181,7 +181,7 @@ class CalibrationBuffer(GrowingModule):
             memory.
         """
         most = CANDIDATES_PER_PLACE * self.capacity
-        if self.strategy != "random" or not 0 < self.offered <= most:
+        if self.strategy != "random" or not 0 < self.n_candidates <= most:
             return None
         samples = self._with_stored(self.pending())
         rows_by_class = list[Tensor]()
@@ -221,14 +221,14 @@ class CalibrationBuffer(GrowingModule):
     @torch.no_grad()
     def commit(self) -> None:
         """Select among the candidates and shrink every class to its quota."""
-        offered = self.pending()
-        labels = [*self.classes, *torch.unique(offered.y).tolist()]
+        pending = self.pending()
+        labels = [*self.classes, *torch.unique(pending.y).tolist()]
         classes = list(dict.fromkeys(labels))
         n_classes = max(1, len(classes))
         quota = self.quota(n_classes)
         self.discard_pending()
         if classes:
-            parts = [self._select(label, offered, quota) for label in classes]
+            parts = [self._select(label, pending, quota) for label in classes]
             self._replace(joined(parts))
 
     def items(self) -> tuple[Tensor, Tensor]:
@@ -306,7 +306,7 @@ class CalibrationBuffer(GrowingModule):
     def discard_pending(self) -> None:
         """Discard the pending candidates."""
         self._pending = []
-        self.offered = 0
+        self.n_candidates = 0
 
     def _stored(self) -> BufferSamples:
         return BufferSamples(self.z, self.y, self.key)
@@ -314,29 +314,29 @@ class CalibrationBuffer(GrowingModule):
     def _replace(self, samples: BufferSamples) -> None:
         self.z, self.y, self.key = samples
 
-    def _with_stored(self, offered: BufferSamples) -> BufferSamples:
+    def _with_stored(self, pending: BufferSamples) -> BufferSamples:
         """Return the samples of the buffer, then the candidates, whose dtype is kept."""
         if not len(self.y):  # an empty buffer has no width yet
-            return offered
-        return joined([self._stored(), offered])
+            return pending
+        return joined([self._stored(), pending])
 
     def _prune_pending(self) -> None:
         """Select among the candidates: no class can keep more than its current quota."""
-        offered = self.pending()
-        present = torch.unique(offered.y).tolist()
+        pending = self.pending()
+        present = torch.unique(pending.y).tolist()
         every_class = {*present, *self.classes}
         quota = self.quota(len(every_class))
-        parts = [self._best(offered.at(offered.y == c), quota) for c in present]
+        parts = [self._best(pending.at(pending.y == c), quota) for c in present]
         selected = joined(parts)
         self._pending = [selected]
         places = CANDIDATES_PER_PLACE * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))
 
-    def _select(self, label: int, offered: BufferSamples, quota: int) -> BufferSamples:
+    def _select(self, label: int, pending: BufferSamples, quota: int) -> BufferSamples:
         """Select among the samples of one class."""
-        of_class = offered.at(offered.y == label)
+        of_class = pending.at(pending.y == label)
         if len(of_class.y):
-            everything = self._with_stored(offered)
+            everything = self._with_stored(pending)
             of_class = everything.at(everything.y == label)
             return self._best(of_class, quota)
         is_member = self.y == label

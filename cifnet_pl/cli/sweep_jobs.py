@@ -25,7 +25,7 @@ from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import printable
 
 OUTPUT_LOG = "output.log"
-"""What the processes of a point wrote, in its experiment's folder."""
+"""Output of the processes of a point, in its experiment's folder."""
 
 ERROR_LINE = re.compile(
     r"^(?:cifnet: error: (.*)|([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*))"

@@ -91,7 +91,7 @@ Dtype = Literal["float64", "float32"]
 """Precision of the statistics."""
 
 Metric = Literal["cosine", "euclidean"]
-"""How two embeddings are compared."""
+"""Metric by which two embeddings are compared."""
 
 
 def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> None:
@@ -427,7 +427,10 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def solve(self) -> None:
-        """Bring the weights up to date with everything observed.
+        """Commit the current task: everything observed so far is in the statistics then.
+
+        Most heads compute their weights now. Heads that solve lazily, such as CIFNet's, compute
+        them at the first prediction or in :meth:`refresh`.
 
         Raises:
             CifnetError: no task yet, a class without samples, or a system that is not positive
@@ -446,7 +449,7 @@ class Head(nn.Module, ABC):
         self.under_way.fill_(False)
 
     def refresh(self) -> None:
-        """Compute what the first prediction after ``solve`` needs; a no-op for most heads."""
+        """Compute the weights that ``solve`` left to the first prediction; mostly a no-op."""
 
     @in_full_precision
     def abort_task(self) -> None:

@@ -19,7 +19,7 @@ from cifnet_pl.images.image import THUMBNAIL_SIDE, UNREADABLE_HASH, Look
 from cifnet_pl.utilities.text import listed
 
 Duplicates = Literal["leave_out", "keep"]
-"""What becomes of duplicates: they are left out, or learned nevertheless."""
+"""Treatment of duplicates: they are left out, or learned nevertheless."""
 
 NEAR_DUPLICATE_CORRELATION = 0.95
 """Correlation of two thumbnails above which their images are near-duplicates."""

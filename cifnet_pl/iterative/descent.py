@@ -170,7 +170,7 @@ BatchStatistics = Literal["learned", "fixed"]
 
 
 class Regime:
-    """How long and how fast a network learns, and how its images are augmented.
+    """Schedule of training: epochs, learning rates, and augmentation of images.
 
     Args:
         options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.

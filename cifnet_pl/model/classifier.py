@@ -632,7 +632,7 @@ class Classifier:
         self.calibrate()
 
     def _commit(self, buffer: CalibrationBuffer) -> None:
-        """Let the buffer select among the samples offered, whole groups where it must draw.
+        """Let the buffer select among its candidates, whole groups where it must draw.
 
         Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
         make its leave-one-out score too good. A head that learns from the buffer gets the draw of

@@ -131,7 +131,7 @@ class CurrentTask:
 
 def _join_candidates(buffer: CalibrationBuffer) -> None:
     """Give the buffer of each process the candidates of all processes."""
-    buffer.offered = sum(of_all_processes(buffer.offered))
+    buffer.n_candidates = sum(of_all_processes(buffer.n_candidates))
     own = [tensor.cpu() for tensor in buffer.pending()]
     parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
     if parts:

@@ -377,7 +377,7 @@ class ClassScore:
 
 
 class ConfusedPair(NamedTuple):
-    """How often one class is predicted for images of another one.
+    """Number of images of one class that are predicted as another one.
 
     Attributes:
         target: name of the true class.

@@ -154,7 +154,7 @@ KNOWN_SHARE = 0.95
 
 
 class Detection(NamedTuple):
-    """How well novelty separates unknown samples from known ones, in percent.
+    """Separation of unknown samples from known ones by novelty, in percent.
 
     Attributes:
         auroc: area under the ROC curve.

@@ -62,7 +62,7 @@ SMALL_FONT = 10.5
 
 STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
 STYLE: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
-"""What all figures have in common, with which two reports of the same runs are the same bytes."""
+"""Settings of all figures, with which two reports of the same runs are the same bytes."""
 
 LONG_HORIZON_TASKS = 40
 """Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""

@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def data(self) -> tuple[Any, ...]:
-        """What two runs must share for their test images to be the same."""
+        """Key of the test images: equal for two runs with the same ones."""
         return self.dataset, self.protocol, self.n_tasks, self.n_classes, self.tune
 
     @property
@@ -207,7 +207,7 @@ BACKBONE_DESCRIPTIONS: tuple[Describe, ...] = (
     lambda setting: setting.backbone,
     _size_text,
 )
-"""What is added to the names of settings that have the same short name."""
+"""Suffixes of the names of settings that have the same short name."""
 
 
 def distinct_names(settings: Sequence[Setting], backbones: bool) -> dict[Setting, str]:

@@ -42,7 +42,7 @@ EXTERNAL_CONDITIONS = (
 """Conditions of the rows of an external file."""
 
 KINDS = ("measured", "external", "published")
-"""Where numbers are from, in the order of rows."""
+"""Sources of numbers, in the order of rows."""
 
 
 class Conditions(NamedTuple):

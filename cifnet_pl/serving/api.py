@@ -166,7 +166,7 @@ class DeletedImages(ApiObject):
 
 
 class DayInfo(ApiObject):
-    """What was asked on one day, and how it was answered."""
+    """Counts of classified images and corrections of one day."""
 
     date: str
     asked: int
@@ -537,7 +537,7 @@ async def serve(
 
 @changes.get("/jobs/{job}", tags=["learn"])
 def job(service: AskedService, job: str) -> JobInfo:
-    """How far a change is."""
+    """Progress of a change."""
     return job_info(service, service.learner.job(job))
 
 

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class Requester(NamedTuple):
-    """Who asks: clients share the cores, and the requests of one client share what it gets.
+    """Client and request: clients share the cores, and its requests share what a client gets.
 
     Attributes:
         client: address of the client.

@@ -75,7 +75,7 @@ class InboxView(ApiObject):
     version: int
     waiting: int
     seen: int
-    """How many of them are predicted."""
+    """Number of them that are predicted."""
     certain: int
     certainty: str
     """Why few or no predictions are certain, in one sentence."""

@@ -64,7 +64,7 @@ class AccuracyEstimate(ApiObject):
     """The same with the whole group left out, an estimate; or the percentage that was measured on
     labelled images after a distribution shift."""
     kind: Kind
-    """How new_group_accuracy was found: from groups that were found, independent images, or
+    """Source of new_group_accuracy: from groups that were found, independent images, or
     measured; few: too few images to say; unknown: not estimated."""
     message: str
     """The kind in one sentence."""

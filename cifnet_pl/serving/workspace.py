@@ -161,7 +161,7 @@ class ReceivedImage(NamedTuple):
 
 
 class DayCounts(NamedTuple):
-    """What was asked on one day, and how it was answered.
+    """Counts of classified images and corrections of one day.
 
     Attributes:
         date: ISO 8601.

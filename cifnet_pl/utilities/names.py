@@ -25,7 +25,7 @@ SPLIT_NAMES: dict[str, Split] = {
     "validation": "val",
     "dev": "val",
 }
-"""What data sets call their splits, in small letters → the split."""
+"""Names of splits in data sets, in small letters → the split."""
 
 LONGEST_CLASS_NAME = 1000
 """Characters of a class name."""

@@ -20,13 +20,13 @@ FAILURE = "failure.txt"
 """Files of a sweep's point in its experiment's folder: its configuration, and its last failure."""
 
 LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
-"""What TensorBoard's logger writes before a run begins."""
+"""Files that TensorBoard's logger writes before a run begins."""
 
 DUPLICATES_FILE = "duplicates.csv"
 """All duplicates that a run found, in its folder."""
 
 FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
-"""What a run has written when it begins to learn its first task."""
+"""Files that a run has written when it begins to learn its first task."""
 
 
 @dataclass(frozen=True)

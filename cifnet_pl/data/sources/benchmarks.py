@@ -62,7 +62,7 @@ The usual ones are ``train=True`` and ``False``, or ``split="train"`` and ``"tes
 """
 
 DEFAULT_ROOT = Path("data")
-"""Where torchvision sets are looked for unless a root is given."""
+"""Default folder of torchvision sets."""
 
 NOT_FOR_CLASSIFICATION = {"FakeData", "ImageFolder", "DatasetFolder", "VisionDataset"}
 

@@ -474,7 +474,7 @@ ENDINGS = (".csv", ".tsv", ".txt", ".parquet")
 """Endings of tables."""
 
 DELIMITERS = (",", ";", "\t", "|")
-"""What may be between the cells of a text file: spreadsheets write what their language has."""
+"""Separators of cells in a text file: spreadsheets write that of their language."""
 
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
