@@ -12,7 +12,7 @@ A group is a day, a shelf or a burst. An image whose group was learned says noth
 groups. Images of one group are similar, but so are independent images of a homogeneous class. They
 differ in the harm: leaving out the images most similar to an image must raise the error far more
 than leaving out as many images of its class drawn at random. Names, their order and times are not
-looked at. ``docs/new_group_accuracy.md`` has the measurements.
+looked at. ``docs/studies/new_groups.md`` has the measurements.
 """
 
 from __future__ import annotations
