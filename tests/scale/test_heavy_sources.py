@@ -229,9 +229,9 @@ def test_wrong_names_say_what_there_is(tmp_path: Path, monkeypatch: pytest.Monke
     saved(tmp_path, monkeypatch)
     with pytest.raises(
         DataError,
-        match=r"has no column 'image', it has image \(Image\), label \(ClassLabel\)",
+        match=r"has no column 'picture', it has image \(Image\), label \(ClassLabel\)",
     ):
-        build("hf", tmp_path, image="image")
+        build("hf", tmp_path, image="picture")
     with pytest.raises(
         DataError, match="has no split 'validation', it has train, test"
     ):
