@@ -223,7 +223,8 @@ class Removable:
         gone = remaining <= ROUNDING * self.class_mass
         # Zero for other classes.
         shift = own / remaining.masked_fill(gone, torch.inf)[:, None]
-        lost = torch.eye(rows.shape[1]).to(own) + own @ shift.mT  # D
+        identity = torch.eye(rows.shape[1], dtype=own.dtype, device=own.device)
+        lost = identity + own @ shift.mT  # D
         root = torch.linalg.cholesky(lost)
         values, vectors = torch.linalg.eigh(root.mT @ products @ root)
         gap = (1 - values).clamp_min(ROUNDING)

@@ -164,7 +164,9 @@ class RidgeFactor:
         for start in range(0, width, COLUMNS_PER_STEP):
             lower = self.factor[start:, start:]
             columns = min(COLUMNS_PER_STEP, width - start)
-            identity = torch.eye(width - start, columns).to(lower)
+            identity = torch.eye(
+                width - start, columns, dtype=lower.dtype, device=lower.device
+            )
             inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
             projected = self.spread[start:].T @ inverse
             further = torch.linalg.solve_triangular(self.root, projected, upper=False)
