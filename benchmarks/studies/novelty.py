@@ -89,7 +89,7 @@ def novelty_scores(
     yield -head(z).max(dim=1).values
     yield -head.probabilities(z).max(dim=1).values
     distances: ClassDistances = head.distances()
-    rows = head._rows(z)
+    rows = head._novelty_features(z)
     yield distances.relative(0.0)(rows)
     yield distances.relative(1.0)(rows)
     yield head.novelty(z)

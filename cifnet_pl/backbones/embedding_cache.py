@@ -255,7 +255,7 @@ class EmbeddingCache:
             if len(self._collected[label]) == len(self.images.rows_of[label]):
                 self._write(label)
 
-    def collected(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
 
         Returns:
@@ -301,7 +301,7 @@ class EmbeddingCache:
             log.warning("no more embeddings are cached: %s", error)
 
     def _path(self, label: int) -> Path:
-        """Return the file of a class, whose name is a hash of the names of its images."""
+        """Return the file of a class: a hash of the class name and the names of its images."""
         class_name = _encoded(self.class_names[label])
         digest = hashlib.sha256(class_name)
         for row in self.images.rows_of[label]:

@@ -21,7 +21,7 @@ from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 CANDIDATES_PER_PLACE = 4
-"""Offered samples that are in memory, as a multiple of the capacity; with more they are pruned."""
+"""Candidates that are in memory, as a multiple of the capacity; with more they are pruned."""
 
 
 class BufferSamples(NamedTuple):
@@ -74,7 +74,8 @@ class CalibrationBuffer(GrowingModule):
         n_candidates: number of candidates of the current task, in all processes.
 
     Args:
-        capacity: total number of embeddings; ignored if ``per_class`` is given.
+        capacity: total number of embeddings. With ``per_class`` it bounds only the number of
+            candidates in memory (``CANDIDATES_PER_PLACE``).
         per_class: number of embeddings of each class, or None.
         strategy: one of ``STRATEGIES``.
         seed: of the selection; on the command line, ``--seed_everything``.
@@ -155,7 +156,7 @@ class CalibrationBuffer(GrowingModule):
             z: (n, d) float embeddings.
             y: (n,) int64 labels.
             key: (n,) int64 identity of each sample, such as the hash of its content; repeats are
-                kept once.
+                dropped when samples are selected. ``n_candidates`` counts them.
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(
@@ -172,13 +173,13 @@ class CalibrationBuffer(GrowingModule):
         if is_streaming and in_memory > self._prune_at:
             self._prune_pending()
 
-    def candidates(self) -> BufferSamples | None:
-        """Return the samples to select among, those of the buffer and the candidates, by class.
+    def selection_pool(self) -> BufferSamples | None:
+        """Return stored samples and pending candidates, if whole groups can be selected from them.
 
         Returns:
-            Within a class by key, each once. None where all fit, where the strategy is not random,
-            or where there were more than four times the capacity: then only a part of these is in
-            memory.
+            By class, and within a class by key, each once. None where all fit, where the strategy
+            is not random, or where there were more than ``CANDIDATES_PER_PLACE`` times the
+            capacity: then only a part of these is in memory.
         """
         most = CANDIDATES_PER_PLACE * self.capacity
         if self.strategy != "random" or not 0 < self.n_candidates <= most:
@@ -197,25 +198,25 @@ class CalibrationBuffer(GrowingModule):
         return samples.at(torch.cat(rows_by_class))
 
     @torch.no_grad()
-    def commit_groups(self, candidates: BufferSamples, groups: Tensor) -> None:
+    def commit_groups(self, pool: BufferSamples, groups: Tensor) -> None:
         """Select whole groups among samples, as far as they fit into the quota of their class.
 
         Args:
-            candidates: from :meth:`candidates`.
+            pool: from :meth:`selection_pool`.
             groups: (n,) int64, equal for samples of a class that are kept or dropped together.
         """
-        labels = [*self.classes, *candidates.y.tolist()]
+        labels = [*self.classes, *pool.y.tolist()]
         classes = list(dict.fromkeys(labels))
         quota = self.quota(len(classes))
-        hashes = mix_keys(candidates.key, self.seed)
+        hashes = mix_keys(pool.key, self.seed)
         chosen = list[Tensor]()
         for label in classes:
-            is_member = candidates.y == label
+            is_member = pool.y == label
             rows = is_member.nonzero().flatten()
             selected = select_whole_groups(hashes[rows], groups[rows], quota)
             chosen.append(rows[selected])
         chosen_rows = torch.cat(chosen)
-        self._replace(candidates.at(chosen_rows))
+        self._replace(pool.at(chosen_rows))
         self.discard_pending()
 
     @torch.no_grad()
@@ -232,7 +233,7 @@ class CalibrationBuffer(GrowingModule):
             self._replace(joined(parts))
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """Return the embeddings (n, d) and labels (n,) of the buffer, of past tasks only."""
+        """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
         return self.z, self.y
 
     def oversampling(self, n_max: int) -> Tensor:
@@ -288,7 +289,7 @@ class CalibrationBuffer(GrowingModule):
         return self.z.numel()
 
     def pending(self) -> BufferSamples:
-        """Return the candidates of the current task."""
+        """Return the pending candidates of the current task."""
         if not self._pending:
             return self._stored().at(slice(0))
         return joined(self._pending)

@@ -33,7 +33,7 @@ class CameraStills:
         folder: where they are kept.
 
     Attributes:
-        passed_over: nothing is.
+        passed_over: always empty; part of the interface of watched folders.
     """
 
     def __init__(self, address: str, folder: Path):
@@ -48,7 +48,7 @@ class CameraStills:
         """Yield the file of the image that the camera shows now, if it is another one.
 
         Args:
-            settled: of no meaning for a camera.
+            settled: ignored; part of the same interface.
         """
         content = self._read()
         if content is None:

@@ -165,10 +165,13 @@ def run_point(config: Path, trust: bool = False) -> int:
     """
     from cifnet_pl.__main__ import main
 
-    # Lightning starts this module again for each further process of the run: they belong to the one
-    # with the lock.
-    further = "LOCAL_RANK" in os.environ
-    with nullcontext() if further else FileLock(config.parent / ".running"):
+    # Lightning starts this module again for each further process of a run, which the lock of the
+    # first process covers.
+    started_by_lightning = "LOCAL_RANK" in os.environ
+    lock = nullcontext()
+    if not started_by_lightning:
+        lock = FileLock(config.parent / ".running")
+    with lock:
         if complete_run(config.parent) is not None:
             return 0
         options = ["--config", str(config), "--ckpt_path", "last"]

@@ -502,7 +502,7 @@ class CIFNetDataModule(LightningDataModule):
         if world == 1:
             return
         for cache in self._caches():
-            parts = of_all_processes(cache.collected())
+            parts = of_all_processes(cache.take_incomplete())
             if rank == 0:
                 for part in chain.from_iterable(parts):
                     cache.collect(*part)

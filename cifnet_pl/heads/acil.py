@@ -124,7 +124,7 @@ class ACILHead(SumsHead):
     def _features(self, z: Tensor) -> Tensor:
         return self._projected(z).relu_()
 
-    def _rows(self, z: Tensor) -> Tensor:
+    def _novelty_features(self, z: Tensor) -> Tensor:
         return self._features(z)
 
     def _moments(self) -> ClassMoments:
@@ -203,7 +203,7 @@ def solve_stream(
     moment = sums.class_sums.T
     samples = int(sums.seen)
     weights, choice = solve(
-        sums.gram, moment, ridge, target_energy, samples, spare=True
+        sums.gram, moment, ridge, target_energy, samples, overwrite=True
     )
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice

@@ -236,9 +236,9 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label.
+        """Return the number of samples observed of each class, by label.
 
-        Samples that are not yet solved are included.
+        Duplicates are included, and samples that are not yet solved.
         """
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
@@ -303,7 +303,7 @@ class Head(nn.Module, ABC):
         """Return the ridges of the last solve, in a fixed order; empty without ridges."""
         return []
 
-    def _rows(self, z: Tensor) -> Tensor:
+    def _novelty_features(self, z: Tensor) -> Tensor:
         """Return the features (n, p) of embeddings (n, d) for novelty, without the bias.
 
         Only heads that declare ``tells_novelty`` have them.
@@ -311,7 +311,7 @@ class Head(nn.Module, ABC):
         raise NotImplementedError
 
     def _moments(self) -> ClassMoments:
-        """Return the moments of the features of :meth:`_rows` over all that was learned."""
+        """Return the moments of the features of :meth:`_novelty_features` over all that was learned."""
         raise NotImplementedError
 
     def _statistics_changed(self) -> None:
@@ -614,10 +614,10 @@ class Head(nn.Module, ABC):
     ) -> Tensor:
         """Score learned samples, each as if it, or all of its group, had never been learned.
 
-        For ridge regression this needs no second solve: with h the share of a sample's target y in
-        its own score, ``(score − h·y)/(1 − h)`` is exact at the same ridge. For images that are not
-        independent, such as a burst, leaving out one of them tests nothing: give them the same
-        group.
+        For ridge regression this needs no second solve: with h the sample's leverage (its diagonal
+        entry of the hat matrix) and y its target, ``(score − h·y)/(1 − h)`` is exact at the same
+        ridge. For images that are not independent, such as a burst, leaving out one of them tests
+        nothing: give them the same group.
 
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
@@ -723,7 +723,7 @@ class Head(nn.Module, ABC):
         if self._relative_distance is None:
             self._relative_distance = distances.relative(OVERALL_SHARE)
         relative_distance = self._relative_distance
-        return lambda z: relative_distance(self._rows(z))
+        return lambda z: relative_distance(self._novelty_features(z))
 
     @in_full_precision
     def leave_one_out_novelty(
@@ -749,7 +749,7 @@ class Head(nn.Module, ABC):
         check_samples(z, y, None, self.in_features)
         distances = self.distances()
         columns = self._columns(y)
-        near, overall = distances.left_out(self._rows(z), columns, groups)
+        near, overall = distances.left_out(self._novelty_features(z), columns, groups)
         return near - OVERALL_SHARE * overall
 
     # ------------------------------------------------------------------ labels

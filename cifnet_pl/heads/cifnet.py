@@ -96,9 +96,11 @@ class CIFNetHead(Head):
     """The paper's classifier (Section "Closed-Form Incremental Classifier"), solved per cohort.
 
     A cohort is all classes that one task introduced: they have seen the same samples. For every
-    cohort j, ``A_j = w·Σ x̃x̃ᵀ`` over the buffer at task j, its own task and, with ``update_past``,
-    all later tasks. ``m_c = w·L·(2·Σ_{y=c} x̃ − Σ x̃)`` and ``W_j = (A_j + λI)⁻¹M_j``
-    (eq:weights_rrls). The Gram matrix is ``U S² Uᵀ``, so no singular value decomposition is needed.
+    cohort j, ``A_j = f'²·Σ ω x̃x̃ᵀ`` over the buffer at task j, its own task and, with
+    ``update_past``, all later tasks. ``m_c = f'²·L·(2·Σ_{y=c} ω x̃ − Σ ω x̃)`` and ``W_j = (A_j +
+    λI)⁻¹M_j`` (eq:weights_rrls), with ``f'²`` the squared slope of the sigmoid at the targets ±L
+    and ω the sample weight. The Gram matrix is ``U S² Uᵀ``, so no singular value decomposition is
+    needed.
     With weighting "released" positives and negatives have different weights, and every class keeps
     a Gram matrix of its own positives.
 
@@ -371,7 +373,7 @@ class CIFNetHead(Head):
             raise self._unsupported(ACTIONS["leaves_one_out"], reason)
         return weight
 
-    def _rows(self, z: Tensor) -> Tensor:
+    def _novelty_features(self, z: Tensor) -> Tensor:
         return z.to(self.dtype)
 
     def _moments(self) -> ClassMoments:
@@ -386,7 +388,7 @@ class CIFNetHead(Head):
     # ------------------------------------------------------------------ the life of a model
 
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label."""
+        """Return the number of samples observed of each class, duplicates included."""
         of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
         counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:

@@ -148,7 +148,7 @@ class SLDAHead(SumsHead):
         scatter = mass * covariance.within.double()
         factor = factorise(scatter, mass.new_tensor(ridge), overwrite=True)
         means = class_means(sums).double()
-        away = half_of(factor, self._rows(z).double() - means[columns])
+        away = half_of(factor, self._novelty_features(z).double() - means[columns])
         class_mass = sums.class_sums[:, 0].double()
         removable = Removable(away, half_of(factor, means), class_mass, columns)
 

@@ -388,7 +388,7 @@ class RidgeHead(SumsHead):
             z = with_product_features(z.to(self.dtype), self.directions)
         return augment(z, self.dtype)
 
-    def _rows(self, z: Tensor) -> Tensor:
+    def _novelty_features(self, z: Tensor) -> Tensor:
         return z.to(self.dtype)  # product features do not help to tell novelty
 
     def _moments(self) -> ClassMoments:

@@ -330,7 +330,7 @@ class ReplayHead(Head):
             samples.rename(new)
 
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class in its task, by label."""
+        """Return the number of samples of each class in its task, duplicates included."""
         counts = self.counts + self.pending.counts(self.labels)
         return dict(zip(self.classes, counts.tolist(), strict=True))
 

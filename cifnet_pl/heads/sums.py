@@ -68,7 +68,7 @@ class SumsHead(Head):
     def _scores(self, z: Tensor) -> Tensor:
         return (self._features(z) @ self.weights).double()
 
-    def _rows(self, z: Tensor) -> Tensor:
+    def _novelty_features(self, z: Tensor) -> Tensor:
         return self._features(z)[:, 1:]
 
     def _moments(self) -> ClassMoments:
@@ -113,7 +113,7 @@ class SumsHead(Head):
         self._open_increment().reduce(sum_in_place)
 
     def class_counts(self) -> dict[int, int]:
-        """Return the number of distinct samples seen of each class, by label."""
+        """Return the number of samples observed of each class, duplicates included."""
         counts = self.sums.counts.clone()
         if self.increment is not None:
             counts += self.increment.counts

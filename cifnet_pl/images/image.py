@@ -81,7 +81,11 @@ UPRIGHT_TRANSPOSES = {
 
 
 class UnreadableImage(DataError):
-    """An image that is corrupt, truncated, of no known format, or larger than Pillow's limits."""
+    """An image that is corrupt, truncated, of no known format, or larger than Pillow's limits.
+
+    ``on_corrupt`` of :class:`~cifnet_pl.data.datamodule.CIFNetDataModule` says what follows:
+    "error" (the default) stops the run, "skip" leaves the image out and counts it.
+    """
 
 
 @contextmanager

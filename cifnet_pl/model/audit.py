@@ -1,7 +1,8 @@
 """Find label errors and outliers among images by their embeddings, and measure a learning curve.
 
 One exact ridge classifier learns all images. Its leave-one-out scores have a closed form, so each
-image is predicted without itself and its near-duplicates; nothing is held out or learned twice.
+image is predicted without itself and its near-duplicates. For the audit itself nothing is held out
+or learned twice; a learning curve fits one classifier per size.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ MAX_SELF_CONFIDENCE = 0.05
 
 @dataclass(frozen=True)
 class Audit:
-    """Leave-one-out predictions of all images, their near-duplicates left out too.
+    """Leave-one-out predictions of all images.
+
+    Their near-duplicates are left out too, unless these are more than half of their class.
 
     Attributes:
         evaluation: the predictions for all images; ``rows`` are 0 … n−1.

@@ -363,6 +363,9 @@ def write_bundle(
 ) -> None:
     """Write a description and tensors to ``folder``, atomically.
 
+    Only one process may write a folder at a time; commands hold its lock
+    (:func:`~cifnet_pl.utilities.files.exclusive`).
+
     Args:
         description: plain numbers, strings, lists and dictionaries.
         tensors: contiguous, on the CPU.

@@ -148,7 +148,7 @@ class Classifier:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Class name → number of distinct images learned."""
+        """Class name → number of images learned, duplicates included."""
         return dict(
             zip(self.class_names, self.head.class_counts().values(), strict=True)
         )
@@ -638,16 +638,16 @@ class Classifier:
         make its leave-one-out score too good. A head that learns from the buffer gets the draw of
         the buffer's own strategy, calibrated or not.
         """
-        candidates = None
+        pool = None
         groups = None
         if self.calibrates and not self.head.uses_buffer:
-            candidates = buffer.candidates()
-        if candidates is not None:
-            groups = self.calibration.groups_of(self.head, candidates)
-        if candidates is None or groups is None:
+            pool = buffer.selection_pool()
+        if pool is not None:
+            groups = self.calibration.groups_of(self.head, pool)
+        if pool is None or groups is None:
             buffer.commit()
         else:
-            buffer.commit_groups(candidates, groups)
+            buffer.commit_groups(pool, groups)
 
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""

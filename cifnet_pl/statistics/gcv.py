@@ -15,16 +15,16 @@ SMALLEST_RIDGE = 10
 only.
 """
 
-LARGEST_FREEDOM = 0.5
-"""Largest share of degrees of freedom among samples: a freer fit was chosen by duplicates."""
+LARGEST_DF_SHARE = 0.5
+"""Largest degrees of freedom, as a share of the samples: more are chosen because of duplicates."""
 
 NOTHING_TO_FIT = 1000
-"""Energy of the targets per sample up to which there is nothing to fit, in units of rounding.
+"""Squared norm of the targets per sample up to which there is nothing to fit, in units of rounding.
 
 It is so with one class."""
 
 FEWEST_DIRECTIONS = 32
-"""With fewer directions nothing is concluded from their energies."""
+"""With fewer eigendirections duplicates are not looked for."""
 
 WINDOW_SHARE = 0.02
 SMALLEST_WINDOW = 8
@@ -33,23 +33,27 @@ SMALLEST_WINDOW = 8
 EMPTY_ENERGY = 0.1
 """A direction with a smaller share of the median energy has none."""
 
-EMPTY_ENERGY_BEYOND = 0.4
-"""The same for directions that no feature reaches, relative to the last that one reaches.
+EMPTY_NULL_ENERGY = 0.4
+"""The same for directions of the null space, relative to those with the smallest eigenvalues.
 
 On images this ratio is 0.73 to 1 where all are distinct, and at most 0.39 where each has a
 duplicate."""
 
-LARGEST_BEYOND = 8
-"""With more directions beyond the features, as a multiple of these, duplicates hardly matter."""
+LARGEST_NULL_RATIO = 8
+"""Largest dimension of the null space, as a multiple of the rank: beyond it duplicates hardly
+matter."""
 
 Position = Literal["inside", "cap", "smallest", "largest", "given"]
-"""Position of a ridge among the candidates: "smallest" and "largest" at an edge of the grid, else
-"inside"; "cap" if generalised cross-validation asks for more freedom than is allowed; "given" if it
-was not chosen now."""
+"""Position of a ridge among the candidates.
+
+"smallest" and "largest" are the edges of the grid, "inside" is between them. "cap": generalised
+cross-validation asks for more degrees of freedom than ``LARGEST_DF_SHARE`` allows, and the ridge is
+the best one that is allowed. "given": the ridge was not chosen at this solve; it is an argument, or
+was loaded."""
 
 
 class RidgeChoice(NamedTuple):
-    """A ridge, and its position among the candidates."""
+    """A ridge, and whether it lies at an edge of the grid (:data:`Position`)."""
 
     ridge: float
     position: Position
@@ -60,29 +64,29 @@ class ErrorShares(NamedTuple):
 
     Attributes:
         directions: (m,) of each eigendirection of the features.
-        beyond: of each direction that no feature reaches.
+        null_space: of each direction of the null space, to which no feature contributes.
     """
 
     directions: Tensor
-    beyond: float
+    null_space: float
 
 
 def shares_of_independent_error(
-    energy: Tensor, spare: int, unexplained: Tensor
+    energy: Tensor, null_directions: int, unexplained: Tensor
 ) -> ErrorShares:
     """Estimate, for each eigendirection, the share of the residual not caused by duplicates.
 
     n distinct samples span n directions, and the targets' error has about the same energy in each.
     A duplicate adds a direction, its difference from the original, in which the targets do not
-    differ. Its energy is zero, so it is no evidence that what is not fitted is small. Directions
-    with small eigenvalues hold hardly anything but error, so their energies show how many of them
-    are such differences.
+    differ. Its energy is zero. Counting it as a free direction would make the residual variance
+    look too small. Directions with small eigenvalues hold hardly anything but error, so their
+    energies show how many of them are such differences.
 
     Args:
-        energy: (m,) squared norm of the targets along each direction of the features, by falling
-            eigenvalue.
-        spare: number of directions that no feature reaches.
-        unexplained: () squared norm of the targets in all of those.
+        energy: (m,) squared norm of the targets along each eigendirection of the features, by
+            falling eigenvalue.
+        null_directions: dimension of the null space, to which no feature contributes.
+        unexplained: () squared norm of the targets in the null space.
 
     Returns:
         The shares; all 1 where the samples look distinct.
@@ -95,20 +99,20 @@ def shares_of_independent_error(
     local = _moving_mean(energy, width)
     level = _median_energy(local)
     live = local > EMPTY_ENERGY * level
-    beyond = 1.0
-    if 0 < spare <= LARGEST_BEYOND * len(energy):
+    null_share = 1.0
+    if 0 < null_directions <= LARGEST_NULL_RATIO * len(energy):
         twentieth = int(live.sum()) // 20
         last = max(1, twentieth)
         smallest = energy[live][-last:]
         tail = smallest.mean()
-        noise = unexplained / spare
-        beyond = (noise / tail).item()
-    if beyond >= EMPTY_ENERGY_BEYOND:
+        noise = unexplained / null_directions
+        null_share = (noise / tail).item()
+    if null_share >= EMPTY_NULL_ENERGY:
         if live.all():
             return all_distinct
-        beyond = 1.0
+        null_share = 1.0
     shares = (local / level).clamp_max(1)
-    return ErrorShares(shares, beyond)
+    return ErrorShares(shares, null_share)
 
 
 def _moving_mean(values: Tensor, width: int) -> Tensor:
@@ -170,28 +174,30 @@ def gcv_ridge(
     order = eigenvalues.argsort(descending=True)[:rank]
     eigenvalues = eigenvalues[order]
     explained = energy[order] / eigenvalues
-    spare = max(samples - free - rank, 0)
+    null_directions = max(samples - free - rank, 0)
     unexplained = torch.zeros_like(target_energy)
-    if spare:
+    if null_directions:
         unexplained = (target_energy - explained.sum()).clamp_min(0)
-    share, beyond = shares_of_independent_error(explained, spare, unexplained)
+    share, null_share = shares_of_independent_error(
+        explained, null_directions, unexplained
+    )
     grid = GCV_GRID.to(eigenvalues) * mean
     column = grid[:, None]
-    left = column / (eigenvalues + column)
-    remaining = (explained * left.square()).sum(1)
+    shrinkage = column / (eigenvalues + column)
+    remaining = (explained * shrinkage.square()).sum(1)
     rss = unexplained + remaining
-    used = (share * left).sum(1)
-    freedom = beyond * spare + used  # n − df
-    score = rss / freedom.square()
+    shrunk = (share * shrinkage).sum(1)
+    residual_df = null_share * null_directions + shrunk  # n − df
+    score = rss / residual_df.square()
     rounding = torch.finfo(grid.dtype).eps
     largest = eigenvalues.max()
     limit = SMALLEST_RIDGE * rounding * largest
     too_small = grid < limit
-    hopeless = (freedom <= 0) | too_small
+    hopeless = (residual_df <= 0) | too_small
     score[hopeless] = torch.inf
-    effective_samples = free + share.sum() + beyond * spare
-    too_free = freedom < (1 - LARGEST_FREEDOM) * effective_samples
-    allowed = score.masked_fill(too_free, torch.inf)
+    effective_samples = free + share.sum() + null_share * null_directions
+    too_flexible = residual_df < (1 - LARGEST_DF_SHARE) * effective_samples
+    allowed = score.masked_fill(too_flexible, torch.inf)
     best = _last_smallest(allowed)
     position: Position = "inside"
     if target_energy > NOTHING_TO_FIT * rounding * samples:

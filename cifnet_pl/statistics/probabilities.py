@@ -125,9 +125,8 @@ class _PowerFit(NamedTuple):
 def fit_probabilities(scores: Tensor, columns: Tensor) -> ProbabilityFit:
     """Fit the temperature and the power that give the smallest negative log likelihood, smoothed.
 
-    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. Of
-    two classes, and of scores that are all alike, the power is 1: there it has the same effect as
-    the temperature.
+    At each temperature that is tried (as in :func:`fit_temperature`) the best power is found. With
+    up to two classes the power is 1: there it has the same effect as the temperature.
 
     Args:
         scores: (n, C) float64.
@@ -169,7 +168,7 @@ def _best_power(logits: Tensor, true: Tensor) -> _PowerFit:
         likelihood = of_first + (1 - target) * log_rest + constant
         return -likelihood.mean().item()
 
-    # The search never reaches its bounds.
+    # A bounded search evaluates no end point, so power 1 is tried separately.
     power = _minimum(loss, SMALLEST_POWER, 1.0)
     return min(
         _PowerFit(loss(1.0), 1.0),

@@ -20,7 +20,7 @@ def solve(
     target_energy: Tensor,
     samples: int,
     free: int = 0,
-    spare: bool = False,
+    overwrite: bool = False,
 ) -> tuple[Tensor, RidgeChoice]:
     """Return ``(gram + λI)⁻¹ moment`` and λ.
 
@@ -34,13 +34,13 @@ def solve(
         samples: number of distinct samples.
         free: parameters of each class that are fitted without penalty, and are already out of the
             sums.
-        spare: whether ``gram`` is needed no more, so that it can be changed.
+        overwrite: whether ``gram`` may be changed, which saves a copy.
 
     Raises:
         CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
     if ridge != "gcv":
-        weights = solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite=spare)
+        weights = solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite)
         return weights, RidgeChoice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)

@@ -137,8 +137,8 @@ class Sums(GrowingModule):
         packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
             rows are added they are summed up in a square, which is packed in ``settle``. Read
             ``gram``.
-        class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. They leave with
-            their class.
+        class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. Dropped with their
+            class.
 
     Args:
         width: number of features p, the bias feature included where there is one.
@@ -196,10 +196,10 @@ class Sums(GrowingModule):
 
     @property
     def class_mass(self) -> Tensor:
-        """(C,) total weight of each class's rows if all weights are alike: in proportion to counts.
+        """(C,) estimated weight of each class: ``mass`` divided in proportion to ``counts``.
 
-        Where there is a bias feature, read the first column of ``class_sums`` instead, which is
-        exact.
+        It is exact if all weights are equal. Where there is a bias feature, read the first column
+        of ``class_sums`` instead, which is exact.
         """
         rows = torch.maximum(self.seen, self.counts.sum())
         return self.mass * self.counts / rows
@@ -247,8 +247,8 @@ class Sums(GrowingModule):
             x: (n, p), any floating dtype; converted to the dtype of the sums before any product.
             index: (n,) int64, class column of each row, or -1 for a row that belongs to none of the
                 classes.
-            weight: (n,) non-negative, or None for all ones. A weight does not change the distinct
-                counts.
+            weight: (n,) non-negative, or None for all ones. Weights do not change ``counts`` and
+                ``seen``.
         """
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.class_sums.dtype)

@@ -105,7 +105,7 @@ def literal(head: Head, tasks: list[CheckTask], removed: int | None = None) -> L
 
 
 def rows(head: Head, z: torch.Tensor) -> np.ndarray:
-    return head._rows(z).double().numpy()
+    return head._novelty_features(z).double().numpy()
 
 
 @telling

@@ -71,9 +71,9 @@ TORCHVISION_PREFIX = "torchvision:"
 def build_source(name: str | Any, options: SourceOptions) -> Source:
     """Build a source by its name, or of Python objects as :func:`source_of`.
 
-    A name is one of ``SOURCES``, ``torchvision:<class>``, ``hf:<name>``, or that of a plug-in: a
-    dotted import path of a function like those of ``SOURCES``, or an entry point of an installed
-    package in the group ``cifnet_pl.sources``.
+    A name is one of ``SOURCES``, a class of torchvision.datasets (``torchvision:`` may be left
+    out), ``hf:<name>``, or that of a plug-in: a dotted import path of a function like those of
+    ``SOURCES``, or an entry point of an installed package in the group ``cifnet_pl.sources``.
 
     Args:
         name: name of the source, or a Python object.
