@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -168,7 +168,7 @@ def run_point(config: Path, trust: bool = False) -> int:
     # Lightning starts this module again for each further process of a run, which the lock of the
     # first process covers.
     started_by_lightning = "LOCAL_RANK" in os.environ
-    lock = nullcontext()
+    lock: AbstractContextManager[object] = nullcontext()
     if not started_by_lightning:
         lock = FileLock(config.parent / ".running")
     with lock:
