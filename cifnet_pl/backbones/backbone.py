@@ -144,11 +144,11 @@ class Backbone(nn.Module):
                 return z
         if device != "cpu":
             return self.embed(images)
-        learning = self.learning
-        if learning is None:
+        patches = self.learnable_patches
+        if patches is None:
             batch_size = CPU_BATCH
         else:
-            batch_size = learning.cpu_batch
+            batch_size = patches.cpu_batch
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
@@ -194,7 +194,7 @@ class Backbone(nn.Module):
                 f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w)"
                 " uint8"
             )
-        if self.learning is not None and not self.learning.learned:
+        if self.learnable_patches is not None and not self.learnable_patches.learned:
             raise UsageError(
                 f"backbone {self.name} has learned nothing: fit learns it from the first task's"
                 " images"
@@ -268,7 +268,7 @@ class Backbone(nn.Module):
         return not isinstance(self.network, NoNetwork)
 
     @property
-    def learning(self) -> Patches | None:
+    def learnable_patches(self) -> Patches | None:
         """The part of the network that a run learns and a model stores, or None."""
         for part in self.network.modules():
             if isinstance(part, Patches):
@@ -294,16 +294,16 @@ class Backbone(nn.Module):
 
         It does not depend on the network's code; :meth:`outputs` do.
         """
-        if self._sha256 is None or self.learning is not None:
+        if self._sha256 is None or self.learnable_patches is not None:
             self._sha256 = fingerprint(
                 repr(self.preprocessing), self.network.state_dict()
             )
         return self._sha256
 
     @property
-    def stored(self) -> bool:
-        """Whether models store the network, because a run has learned or trained it."""
-        return self.learning is not None or self.name.startswith("learned:")
+    def weights_in_model(self) -> bool:
+        """Whether model files contain the network's weights: a run has learned or trained it."""
+        return self.learnable_patches is not None or self.name.startswith("learned:")
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Load the weights of a learned network.
@@ -328,7 +328,7 @@ class Backbone(nn.Module):
     @property
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
-        if self.learning is None:
+        if self.learnable_patches is None:
             sizes = [parameter.numel() for parameter in self.network.parameters()]
             return sum(sizes)
         sizes = [buffer.numel() for buffer in self.network.buffers()]

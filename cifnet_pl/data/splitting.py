@@ -61,7 +61,7 @@ def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
         >>> int(held_out(["a", "b", "c", "d"], 0.25, seed=0).sum())
         1
     """
-    check_share(fraction)
+    check_fraction(fraction)
     wanted = round(len(names) * fraction)
     largest = len(names) - 1
     count = min(max(wanted, 1), largest)
@@ -71,7 +71,7 @@ def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     return chosen
 
 
-def check_share(fraction: float) -> None:
+def check_fraction(fraction: float) -> None:
     """Raise UsageError unless a share to hold out is between 0 and 1."""
     check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
 
@@ -85,7 +85,7 @@ def hash_order(names: Sequence[str], seed: int) -> list[int]:
     return sorted(positions, key=hashes.__getitem__)
 
 
-def number_of_name(name: str) -> int:
+def name_hash(name: str) -> int:
     """Return a hash of a name as a signed number of 64 bits."""
     return int.from_bytes(_hash(name), "big", signed=True)
 

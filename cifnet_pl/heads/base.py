@@ -38,12 +38,12 @@ from cifnet_pl.utilities.growing_tensors import (
 from cifnet_pl.utilities.memory import matrices_given_back
 
 Capability = Literal[
-    "merges", "pools", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
+    "merges", "merges_sites", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
 ]
 
 ACTIONS: dict[Capability, str] = {
     "merges": "merge",
-    "pools": "merge whole sites, or add samples to a class that is learned already",
+    "merges_sites": "merge whole sites, or add samples to a class that is learned already",
     "subtracts": "subtract",
     "reduces": "be reduced over processes",
     "leaves_one_out": "leave samples out",
@@ -145,7 +145,7 @@ class Head(nn.Module, ABC):
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
         merges: whether ``merge_`` adds the statistics of another process or site.
-        pools: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then
+        merges_sites: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then
             samples of known classes can be added, too.
         subtracts: whether ``subtract_`` removes statistics again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
@@ -177,7 +177,7 @@ class Head(nn.Module, ABC):
 
     title: ClassVar[str] = ""
     merges: bool = False
-    pools: bool = False
+merges_sites: bool = False
     subtracts: bool = False
     reduces: bool = False
     leaves_one_out: bool = False

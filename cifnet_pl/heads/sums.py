@@ -37,7 +37,7 @@ class SumsHead(Head):
     """
 
     merges = True
-    pools = True
+merges_sites = True
     subtracts = True
     reduces = True
     tells_novelty = True

@@ -198,7 +198,7 @@ class IterativeModule(TaskModule):
         self._backbone_options = (backbone, architecture, download)
         with self.seeded(0):
             self.backbone = build_backbone(*self._backbone_options, engine="torch")
-        trainable = self.backbone.learning is None
+        trainable = self.backbone.learnable_patches is None
         check_that(trainable, "backbone", backbone, "a network with gradients")
         self._pretrained_sha256 = self.backbone.sha256
         self._network_params = self.backbone.parameters_count

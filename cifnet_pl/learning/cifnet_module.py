@@ -211,7 +211,7 @@ class CIFNetModule(TaskModule):
             UnsupportedError: it cannot.
         """
         try:
-            self.head.require("pools")
+            self.head.require("merges_sites")
         except UnsupportedError as error:
             raise UnsupportedError(
                 f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new"
@@ -344,7 +344,7 @@ class CIFNetModule(TaskModule):
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
             "buffer_settings": buffer,
-            "groups": self.calibration.known,
+            "groups": self.calibration.estimate_kind,
             "loo_accuracy": self.calibration.loo_accuracy,
             "loo_accuracy_interval": self.calibration.loo_interval,
             "new_group_accuracy": self.calibration.new_group_accuracy,

@@ -85,7 +85,7 @@ def assemble(
         backbone = build_backbone(
             record.backbone.name, record.backbone.architecture, download, engine
         )
-        if not backbone.stored:  # else its weights are in the file
+        if not backbone.weights_in_model:  # else its weights are in the file
             _check_weights(backbone, record.backbone, where)
     buffer = None
     if record.buffer is not None:

@@ -92,8 +92,8 @@ class Calibration(GrowingModule):
         self.chosen: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
 
     @property
-    def known(self) -> Kind:
-        """Source of the accuracy on new groups."""
+    def estimate_kind(self) -> Kind:
+        """How the accuracy on new groups was estimated."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         return kinds[int(self.kind)]
 
@@ -336,38 +336,38 @@ class Calibration(GrowingModule):
         sentences = []
         if self.loo_accuracy is not None:
             sentences.append(self._loo_sentence(learned, counted))
-        if self.known == "measured":
+        if self.estimate_kind == "measured":
             new = number_of(len(self.y), "labelled image")
             sentences.append(
                 f"Accuracy on the images for recalibration {self.new_group_accuracy or 0:.1f} %"
-                f"{shown(self.new_group_interval)} ({new})"
+                f"{interval_text(self.new_group_interval)} ({new})"
             )
-        elif self.known == "few":
+        elif self.estimate_kind == "few":
             sentences.append(
                 "Accuracy on new groups not estimated: fewer than"
                 f" {MIN_IMAGES_PER_CLASS} images a class"
             )
-        elif self.known in ("found", "given"):
+        elif self.estimate_kind in ("found", "given"):
             sentences += [self._new_group_sentence(learned), NEW_GROUP_ADVICE]
         return sentences
 
     def _loo_sentence(self, learned: int, counted: int) -> str:
         count = f"{counted} of {learned} images"
-        if self.known == "independent":
+        if self.estimate_kind == "independent":
             count += "; no groups found"
-        interval = shown(self.loo_interval)
+        interval = interval_text(self.loo_interval)
         return f"Leave-one-out accuracy {self.loo_accuracy:.1f} %{interval} ({count})"
 
     def _new_group_sentence(self, learned: int) -> str:
         basis = "leave-one-group-out"
-        if self.known == "given":
+        if self.estimate_kind == "given":
             basis += ", groups as given"
         if len(self.groups) < NEARLY_ALL * learned:
             basis += (
                 f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
             )
         accuracy = (
-            f"{self.new_group_accuracy or 0:.1f} %{shown(self.new_group_interval)}"
+            f"{self.new_group_accuracy or 0:.1f} %{interval_text(self.new_group_interval)}"
         )
         return f"Estimated accuracy on new groups {accuracy} ({basis})"
 
@@ -422,7 +422,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def shown(interval: Interval | None) -> str:
+def interval_text(interval: Interval | None) -> str:
     """Return an interval in parentheses, to follow an estimate; empty for None."""
     if interval is None:
         return ""

@@ -265,7 +265,7 @@ class Classifier:
             modules["buffer"] = self.buffer
         modules["images"] = self.images
         modules["calibration"] = self.calibration
-        if self.backbone.stored:
+        if self.backbone.weights_in_model:
             modules["backbone"] = self.backbone
         return modules
 
@@ -533,7 +533,7 @@ class Classifier:
             with prefixed(
                 f"cannot add images to class '{printable(known[0])}', which is learned already"
             ):
-                self.head.require("pools")
+                self.head.require("merges_sites")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
 

@@ -78,7 +78,7 @@ def merge(
             # What is wrong with one of two equal models is more helpful than that they are equal.
             common: LearnedImages = Counter()
             if not is_same:
-                common = learned_images(merged) & learned_images(other)
+                common = count_learned_images(merged) & count_learned_images(other)
             if common:
                 check_base(common, base)
             shared = None
@@ -104,7 +104,7 @@ def merge(
     return Merger(merged, images, distinct)
 
 
-def learned_images(model: Classifier) -> LearnedImages:
+def count_learned_images(model: Classifier) -> LearnedImages:
     """Return how often a model learned each image, by class name and content hash."""
     name_of = model.name_of
     counts: LearnedImages = Counter()
@@ -131,7 +131,7 @@ def check_base(common: LearnedImages, base: Classifier | None) -> None:
             " give the model that both were extended from with --base, or merge models that"
             " learned different images"
         )
-    if learned_images(base) != common:
+    if count_learned_images(base) != common:
         raise UsageError(
             f"they have {number_of(count, 'image')} in common, not exactly the"
             f" {sum(base.counts.values())} of the base: give the model that both were extended from"

@@ -373,7 +373,7 @@ class ShardLearner:
     left_out: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        self.empty.head.require("pools")
+        self.empty.head.require("merges_sites")
         width = self.empty.head.in_features
         features = getattr(self.source.train, "features", width)
         if features != width:

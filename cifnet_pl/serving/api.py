@@ -24,7 +24,7 @@ from cifnet_pl.serving import inspection, messages
 from cifnet_pl.serving.answering import ApiObject, ImageAnswer
 from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
-from cifnet_pl.serving.learner import LearningJob
+from cifnet_pl.serving.change_queue import ChangeJob
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.service import ChangeResult, Service, UpdateResult
 from cifnet_pl.utilities.text import printable
@@ -361,13 +361,15 @@ def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]
 @routes.get("/audit", tags=["inspect"])
 def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
-    with alone(service.costly):
+    with one_at_a_time(service.costly):
         return service.audit()
 
 
 @contextmanager
-def alone(lock: Lock) -> Iterator[None]:
-    """Work for one client within the block, as work that takes seconds would take every thread.
+def one_at_a_time(lock: Lock) -> Iterator[None]:
+    """Let one client at a time into the block; refuse others with 503.
+
+    Work that takes seconds would otherwise take every thread.
 
     Raises:
         RequestError: another client is within.
@@ -538,10 +540,10 @@ async def serve(
 @changes.get("/jobs/{job}", tags=["learn"])
 def job(service: AskedService, job: str) -> JobInfo:
     """Progress of a change."""
-    return job_info(service, service.learner.job(job))
+    return job_info(service, service.changes.job(job))
 
 
-async def ended(service: Service, job: LearningJob, wait: bool) -> Response:
+async def ended(service: Service, job: ChangeJob, wait: bool) -> Response:
     """Return the result of a change, or the job itself where the client does not wait."""
     if not wait:
         return JSONResponse(job_info(service, job).model_dump(), status_code=202)
@@ -549,13 +551,13 @@ async def ended(service: Service, job: LearningJob, wait: bool) -> Response:
     return JSONResponse(answer.model_dump())
 
 
-def job_info(service: Service, job: LearningJob) -> JobInfo:
+def job_info(service: Service, job: ChangeJob) -> JobInfo:
     """Return the state of a job."""
     info = JobInfo(
         job=job.key,
         action=job.action,
         state="at work" if job.started else "waiting",
-        place=service.learner.place(job),
+        place=service.changes.place(job),
         done=job.done,
         total=job.total,
     )
@@ -623,7 +625,7 @@ def onnx(service: AskedService, number: VersionNumber) -> Response:
     from cifnet_pl.model.export import onnx_bytes
 
     model = service.workspace.load(number)
-    with alone(service.costly), download_file(service, ".onnx") as file:
+    with one_at_a_time(service.costly), download_file(service, ".onnx") as file:
         content, _ = onnx_bytes(model)
         file.write_bytes(content)
     return download(service, number, file)

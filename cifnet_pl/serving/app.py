@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.api import changes, routes
-from cifnet_pl.serving.refusals import explained, has_disk_error
+from cifnet_pl.serving.refusals import as_request_error, has_disk_error
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -344,7 +344,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if has_disk_error(error):  # also where it was met in reading a request's files
         return refused(507, messages.DISK_FULL)
     if isinstance(error, CifnetError):
-        refusal = explained(error)
+        refusal = as_request_error(error)
         return refused(refusal.status, str(refusal))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]

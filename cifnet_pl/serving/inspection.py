@@ -76,8 +76,8 @@ class AccuracyEstimate(ApiObject):
         return cls(
             loo_accuracy=calibration.loo_accuracy,
             new_group_accuracy=calibration.new_group_accuracy,
-            kind=calibration.known,
-            message=messages.ACCURACY_MESSAGES[calibration.known],
+            kind=calibration.estimate_kind,
+            message=messages.ACCURACY_MESSAGES[calibration.estimate_kind],
         )
 
 
@@ -213,7 +213,7 @@ def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
     names = model.class_names
     samples = model.calibration_samples()
-    kind = model.calibration.known
+    kind = model.calibration.estimate_kind
     stored = None
     if kind != "unknown":
         stored = left_out_predictions(model)

@@ -58,7 +58,7 @@ class Question(RequestError):
         self.allowed = allowed
 
 
-def explained(error: CifnetError) -> RequestError:
+def as_request_error(error: CifnetError) -> RequestError:
     """Return an error of the package as the answer to a request, without paths of the server.
 
     The answer is a new error. A job keeps it, and the traceback of the original would keep the

@@ -47,7 +47,7 @@ from cifnet_pl.serving.inspection import (
     audited,
     class_predictions,
 )
-from cifnet_pl.serving.learner import JobResult, Learner, LearningJob, Work
+from cifnet_pl.serving.change_queue import JobResult, ChangeQueue, ChangeJob, Work
 from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
@@ -172,7 +172,7 @@ class Service:
         with torch.inference_mode():
             model.embed(blank)
         self.current = CurrentModel(self._served_model(model, workspace.current))
-        self.learner = Learner(self.current)
+        self.changes = ChangeQueue(self.current)
         self.answering = Answering(self.current, self.options.limits, IMAGES_UNDER_WAY)
         self.gallery = Gallery(workspace, self.answering)
         self.gallery.update()
@@ -190,7 +190,7 @@ class Service:
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
-        self.learner.close()
+        self.changes.close()
         self.gallery.close()
         self.answering.close()
         self.workspace.close()
@@ -258,7 +258,7 @@ class Service:
 
     def learn(
         self, names: Mapping[str, str], dry_run: bool, anyway: bool = False
-    ) -> LearningJob:
+    ) -> ChangeJob:
         """Queue an update with images that wait.
 
         Args:
@@ -301,14 +301,14 @@ class Service:
         return classes
 
     def _with_embeddings(
-        self, names: list[str], files: FileSet, job: LearningJob
+        self, names: list[str], files: FileSet, job: ChangeJob
     ) -> EmbeddedUploads:
         """Return labelled images with their embeddings; the job says how many there are."""
         present, z = self.gallery.embeddings(files.names, job.progress)
         return EmbeddedUploads(names, files, known=dict(zip(present, z, strict=True)))
 
     def _learn(
-        self, uploads: LabelledUploads, dry_run: bool, anyway: bool, job: LearningJob
+        self, uploads: LabelledUploads, dry_run: bool, anyway: bool, job: ChangeJob
     ) -> tuple[ServedModel | None, JobResult]:
         """Learn images that were labelled."""
         start = time.perf_counter()
@@ -395,7 +395,7 @@ class Service:
 
     # ------------------------------------------------------------------ change
 
-    def forget(self, name: str, anyway: bool = False) -> LearningJob:
+    def forget(self, name: str, anyway: bool = False) -> ChangeJob:
         """Queue forgetting a class.
 
         It is exact where all of its images are kept, else it is taken out of the predictions.
@@ -407,7 +407,7 @@ class Service:
         return self._submit("forget", partial(self._forget, name, anyway))
 
     def _forget(
-        self, name: str, anyway: bool, job: LearningJob
+        self, name: str, anyway: bool, job: ChangeJob
     ) -> tuple[ServedModel, JobResult]:
         """Forget a class."""
         old = self.model
@@ -430,7 +430,7 @@ class Service:
             message += f". {messages.images_stay(len(kept_images))}"
         return self._changed(done.model, version, message, done.exact)
 
-    def rename(self, old: str, new: str, anyway: bool = False) -> LearningJob:
+    def rename(self, old: str, new: str, anyway: bool = False) -> ChangeJob:
         """Queue giving a class another name.
 
         Args:
@@ -441,7 +441,7 @@ class Service:
         return self._submit("rename", partial(self._rename, old, new, anyway))
 
     def _rename(
-        self, old: str, new: str, anyway: bool, job: LearningJob
+        self, old: str, new: str, anyway: bool, job: ChangeJob
     ) -> tuple[ServedModel, JobResult]:
         """Give a class another name."""
         model = self.model.clone()
@@ -465,7 +465,7 @@ class Service:
         into: str,
         images: Collection[str] | None = None,
         anyway: bool = False,
-    ) -> LearningJob:
+    ) -> ChangeJob:
         """Queue making images of a class images of another, which may be new.
 
         All are taken out, and learned anew.
@@ -484,7 +484,7 @@ class Service:
         into: str,
         images: Collection[str] | None,
         anyway: bool,
-        job: LearningJob,
+        job: ChangeJob,
     ) -> tuple[ServedModel, JobResult]:
         """Make images of a class images of another."""
         model = self.model
@@ -524,7 +524,7 @@ class Service:
         return self._changed(model, self.workspace.commit(model, change), message)
 
     def _learned_anew(
-        self, model: Classifier, learned: Mapping[str, list[str]], job: LearningJob
+        self, model: Classifier, learned: Mapping[str, list[str]], job: ChangeJob
     ) -> Classifier:
         """Return a model that learned kept images: class name → names of their files."""
         if not learned:
@@ -537,11 +537,11 @@ class Service:
         images = FileSet(self.workspace.images_folder, names, labels)
         return learn(model, self._with_embeddings(list(learned), images, job)).model
 
-    def undo(self) -> LearningJob:
+    def undo(self) -> ChangeJob:
         """Queue going back by one change."""
         return self._submit("undo", self._undo)
 
-    def _undo(self, job: LearningJob) -> tuple[ServedModel, JobResult]:
+    def _undo(self, job: ChangeJob) -> tuple[ServedModel, JobResult]:
         """Go back by one change."""
         undone = self.workspace.version(self.workspace.current)
         version, model = self.workspace.undo()
@@ -551,11 +551,11 @@ class Service:
             message = messages.WENT_BACK
         return self._changed(model, version, message)
 
-    def redo(self) -> LearningJob:
+    def redo(self) -> ChangeJob:
         """Queue doing again what was undone last."""
         return self._submit("redo", self._redo)
 
-    def _redo(self, job: LearningJob) -> tuple[ServedModel, JobResult]:
+    def _redo(self, job: ChangeJob) -> tuple[ServedModel, JobResult]:
         """Do again what was undone last."""
         before = self.workspace.current
         version, model = self.workspace.redo()
@@ -565,20 +565,20 @@ class Service:
             message = messages.WENT_AGAIN
         return self._changed(model, version, message)
 
-    def go_to(self, number: int) -> LearningJob:
+    def go_to(self, number: int) -> ChangeJob:
         """Queue serving another version."""
         return self._submit("go to", partial(self._go_to, number))
 
-    def _go_to(self, number: int, job: LearningJob) -> tuple[ServedModel, JobResult]:
+    def _go_to(self, number: int, job: ChangeJob) -> tuple[ServedModel, JobResult]:
         """Serve another version."""
         version, model = self.workspace.go_to(number)
         return self._changed(model, version, messages.went_to(number))
 
-    def purge(self, images: Literal["forgotten", "all"]) -> LearningJob:
+    def purge(self, images: Literal["forgotten", "all"]) -> ChangeJob:
         """Queue deleting kept images, and all versions but the served one, for good."""
         return self._submit("purge", partial(self._purge, images == "all"))
 
-    def _purge(self, every: bool, job: LearningJob) -> tuple[None, JobResult]:
+    def _purge(self, every: bool, job: ChangeJob) -> tuple[None, JobResult]:
         """Delete kept images and versions for good."""
         message = messages.purged(*self.workspace.purge(every))
         result = ChangeResult(version=self.workspace.current, message=message)
@@ -589,9 +589,9 @@ class Service:
         if self.options.read_only:
             raise RequestError(403, messages.READ_ONLY)
 
-    def _submit(self, action: str, work: Work) -> LearningJob:
+    def _submit(self, action: str, work: Work) -> ChangeJob:
         self.check_writable()
-        job = self.learner.submit(action, work)
+        job = self.changes.submit(action, work)
         job.result.add_done_callback(self._update_gallery)
         return job
 

@@ -61,7 +61,7 @@ def with_dictionary(
     name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None
 ) -> Backbone:
     backbone = build_backbone(name)
-    backbone.learning.learn_from(
+    backbone.learnable_patches.learn_from(
         images() if learned_from is None else learned_from, seed
     )
     return backbone

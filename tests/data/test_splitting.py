@@ -177,7 +177,7 @@ def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path: Path):
         *source.val.names,
     ]  # those held out are learned after the score
     assert sum(model.counts.values()) == len(names)
-    assert model.calibration.known == "given"
+    assert model.calibration.estimate_kind == "given"
     given = {name.rpartition("/")[0] + name.rpartition("/")[2][0] for name in names}
     assert len(model.calibration.groups.unique()) == len(given) < len(names)
 

@@ -8,21 +8,21 @@ from cifnet_pl.utilities.errors import UnsupportedError
 
 ABILITIES = {
     "CIFNetHead": "merges reduces leaves_one_out tells_novelty uses_buffer counterexamples",
-    "RidgeHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
-    "ACILHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "RidgeHead": "merges merges_sites subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "ACILHead": "merges merges_sites subtracts reduces leaves_one_out tells_novelty counterexamples",
     "DSALHead": "reduces leaves_one_out tells_novelty counterexamples",
-    "SLDAHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
-    "NCMHead": "merges pools subtracts reduces",
-    "FeCAMHead": "merges pools subtracts reduces tells_novelty",
-    "KLDAHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
-    "RanPACHead": "merges pools subtracts reduces leaves_one_out tells_novelty counterexamples",
-    "KNNHead": "merges pools",
+    "SLDAHead": "merges merges_sites subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "NCMHead": "merges merges_sites subtracts reduces",
+    "FeCAMHead": "merges merges_sites subtracts reduces tells_novelty",
+    "KLDAHead": "merges merges_sites subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "RanPACHead": "merges merges_sites subtracts reduces leaves_one_out tells_novelty counterexamples",
+    "KNNHead": "merges merges_sites",
     "LogisticHead": "uses_buffer counterexamples",
     "SGDHead": "uses_buffer counterexamples",
 }
 ALL = [
     "merges",
-    "pools",
+    "merges_sites",
     "subtracts",
     "reduces",
     "leaves_one_out",
@@ -55,7 +55,7 @@ def test_a_head_says_why_it_cannot() -> None:
         UnsupportedError,
         match=r"CIFNetHead cannot merge whole sites.*: its oversampling",
     ):
-        HEADS["CIFNetHead"](WIDTH).require("pools")
+        HEADS["CIFNetHead"](WIDTH).require("merges_sites")
     with pytest.raises(
         UnsupportedError,
         match="NCMHead cannot leave samples out: it has no closed form",

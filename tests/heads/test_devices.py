@@ -129,7 +129,7 @@ def test_renames_and_removes_classes(case: Case, here: Head, there: Head) -> Non
 def test_merges_and_subtracts_what_comes_from_the_cpu(
     case: Case, here: Head, there: Head
 ) -> None:
-    if not case.make(WIDTH).pools:
+    if not case.make(WIDTH).merges_sites:
         return
     more = learn(case.make(WIDTH), stream([[50, 7]], seed=8))
     for head in (here, there):

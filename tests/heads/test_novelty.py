@@ -207,7 +207,7 @@ def test_novelty_follows_every_change(case: Case) -> None:
         difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES))
         <= case.tolerance
     )
-    if case.make(WIDTH).pools:
+    if case.make(WIDTH).merges_sites:
         parts = [halves(task) for task in TASKS]
         one, other = (
             learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1)

@@ -440,7 +440,7 @@ def test_a_ridge_that_is_not_positive_is_refused(case: Case) -> None:
 
 
 def test_merge_of_sites_with_other_classes(case: Case, learned: Head) -> None:
-    if not learned.pools:
+    if not learned.merges_sites:
         if learned.merges:
             return_code = UsageError
         else:
@@ -468,7 +468,7 @@ def test_merge_of_shards_of_the_current_task(case: Case, learned: Head) -> None:
         return
     # Heads that add whole sites would count a common history twice: for them, shards of a first
     # task.
-    tasks = TASKS if not learned.pools else TASKS[2:]
+    tasks = TASKS if not learned.merges_sites else TASKS[2:]
     head = case.make(WIDTH)
     for k, task in enumerate(tasks):
         head.begin_task(task.classes, task.counts)

@@ -85,7 +85,7 @@ def test_groups_are_left_out_together() -> None:
     groups = model.calibration.groups
     together = groups[:, None] == groups
     same_group = true_groups[:, None] == true_groups
-    assert model.calibration.known == "found"
+    assert model.calibration.estimate_kind == "found"
     assert (together == same_group).double().mean() > 0.99
     scores = model.head.leave_one_out(z, y, groups)
     assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, y), rel=1e-9)
@@ -115,12 +115,12 @@ def test_groups_are_left_out_together() -> None:
 
 def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     independent = learned(spread=3.0).calibration
-    assert independent.known == "independent"
+    assert independent.estimate_kind == "independent"
     assert independent.loo_accuracy == independent.new_group_accuracy
     few = learned(groups_each=2).calibration
-    assert (few.known, few.new_group_accuracy) == ("few", None)
+    assert (few.estimate_kind, few.new_group_accuracy) == ("few", None)
     assert few.loo_accuracy is not None
-    assert learned(groups_each=19 // EACH).calibration.known == "few"
+    assert learned(groups_each=19 // EACH).calibration.estimate_kind == "few"
 
 
 def test_a_class_of_few_images_counts_as_much_as_another() -> None:
@@ -155,7 +155,7 @@ def test_groups_are_stored(tmp_path: Path) -> None:
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
     assert tensors_equal(again.tensors(), model.tensors())
-    assert again.calibration.known == "found"
+    assert again.calibration.estimate_kind == "found"
     again.remove_classes(NAMES[:1])
     assert len(again.calibration.groups) == (CLASSES - 1) * GROUPS * EACH
 
@@ -179,7 +179,7 @@ def test_recalibration_replaces_the_buffer_samples(
     assert calibrated_by(model) == pytest.approx(
         fit_probabilities(old.head(z), y), rel=1e-9
     )
-    assert model.calibration.known == "measured"
+    assert model.calibration.estimate_kind == "measured"
     assert model.calibration.new_group_accuracy == pytest.approx(accuracy_of(old, z, y))
     assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
     assert (model.history[-1].kind, model.history[-1].parents) == (
@@ -236,7 +236,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     model.observe(z, y, keys)
     model.calibration.add_given_groups(keys[4:], 2**40 - group[4:])
     model.finish_task()
-    assert model.calibration.known == "given"
+    assert model.calibration.estimate_kind == "given"
     position = 1000 - model.buffer.key
     expected = torch.where(position < 4, -1 - position, group[position])
     groups = model.calibration.groups
@@ -254,7 +254,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
         torch.full((10,), CLASSES),
         torch.arange(5000, 5010),
     )
-    assert again.calibration.known == "given"
+    assert again.calibration.estimate_kind == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
 
 
@@ -285,7 +285,7 @@ def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
         counts = torch.unique(group[stored_keys[0]], return_counts=True)[1]
         if spread == 0.3:
             assert counts.tolist() == [EACH] * (80 // EACH)
-            assert model.calibration.known == ("given" if given else "found")
+            assert model.calibration.estimate_kind == ("given" if given else "found")
         else:
             plain = CalibrationBuffer(80)
             plain.add(z, y, torch.arange(len(y)))

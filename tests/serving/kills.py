@@ -9,7 +9,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from cifnet_pl.serving.learner import LearningJob
+from cifnet_pl.serving.change_queue import ChangeJob
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
@@ -20,7 +20,7 @@ KEPT = 4
 """Versions that are kept: few, so that kills hit their removal, too."""
 
 
-def decided(service: Service, name: str, first: int) -> LearningJob:
+def decided(service: Service, name: str, first: int) -> ChangeJob:
     """Images arrive, and all of those that wait but the newest are decided."""
     service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
     return service.learn(
@@ -28,10 +28,10 @@ def decided(service: Service, name: str, first: int) -> LearningJob:
     )
 
 
-def random_change(service: Service, draw: random.Random) -> LearningJob:
+def random_change(service: Service, draw: random.Random) -> ChangeJob:
     """Bring images and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
-    what: list[Callable[[], LearningJob]] = [
+    what: list[Callable[[], ChangeJob]] = [
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.forget, name),
         partial(service.rename, name, draw.choice(NAMES)),

@@ -164,7 +164,7 @@ def test_confusions_are_told_of_few_images_too():
     y = torch.arange(3).repeat_interleave(6)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
     found = class_predictions(model)
-    if model.calibration.known == "few":
+    if model.calibration.estimate_kind == "few":
         assert [one.accuracy for one in found.classes] == [None] * 3
         assert found.classes[0].confused_with == ["quince"]
     assert found.classes[1].confused_with == []

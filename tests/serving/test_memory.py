@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.serving.learner import LearningJob
+from cifnet_pl.serving.change_queue import ChangeJob
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
@@ -25,7 +25,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     made.close()
 
 
-def taught(service: Service) -> LearningJob:
+def taught(service: Service) -> ChangeJob:
     arrived = service.receive(
         [(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]
     ).images

@@ -22,11 +22,11 @@ from cifnet_pl.data.sets import (
 from cifnet_pl.data.splitting import (
     NEAR,
     SINGLE,
-    check_share,
+    check_fraction,
     groups_by,
     held_out_groups,
     held_out_together,
-    number_of_name,
+    name_hash,
 )
 from cifnet_pl.images.archives import archive_part, archived_files
 from cifnet_pl.images.files import (
@@ -266,7 +266,7 @@ def _split_by_group(
     Raises:
         UsageError: an unknown kind of group, or a share outside of 0 to 1.
     """
-    check_share(options.val_fraction)
+    check_fraction(options.val_fraction)
     name_groups = groups_by(kind)
     val = np.zeros(len(whole), dtype=bool)
     numbers = np.zeros(len(whole), dtype=np.int64)
@@ -283,7 +283,7 @@ def _split_by_group(
             looks = []
         groups = name_groups(names, looks)
         sizes = Counter(groups)
-        numbers[rows] = [number_of_name(f"{class_name}\0{group}") for group in groups]
+        numbers[rows] = [name_hash(f"{class_name}\0{group}") for group in groups]
         for group, name in zip(groups, names, strict=True):
             single_images += group == name and sizes[group] == 1
         val[rows] = held_out_groups(

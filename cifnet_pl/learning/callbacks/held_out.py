@@ -71,7 +71,7 @@ class HeldOutImages(TaskCallback):
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
             module.data.source.val.note_hashes(rows, batch.key.cpu().numpy())
-        if _is_last_task(module) and module.head.pools:
+        if _is_last_task(module) and module.head.merges_sites:
             self._batches.append(HeldOutBatch(rows, module.evaluated.float().cpu()))
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
@@ -83,7 +83,7 @@ class HeldOutImages(TaskCallback):
         learner: object = module
         if isinstance(module, CIFNetModule):
             learner = module.head
-        if not isinstance(module, CIFNetModule) or not module.head.pools:
+        if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
             name = type(learner).__name__
             self._sentences = [
                 f"No refit on the {images}: {name} cannot add images of known classes"

@@ -1,4 +1,4 @@
-"""Learn while answering: one change at a time, on a copy, which is stored before it is served."""
+"""The queue of changes to the served model: learn, forget, rename, undo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import CurrentModel, ServedModel
-from cifnet_pl.serving.refusals import RequestError, explained
+from cifnet_pl.serving.refusals import RequestError, as_request_error
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import give_back_freed_memory
 
@@ -26,7 +26,7 @@ JobResult = dict[str, Any]
 
 
 @dataclass
-class LearningJob:
+class ChangeJob:
     """One change that was asked for.
 
     Attributes:
@@ -51,13 +51,13 @@ class LearningJob:
         self.total = total
 
 
-Work = Callable[[LearningJob], tuple[ServedModel | None, JobResult]]
+Work = Callable[[ChangeJob], tuple[ServedModel | None, JobResult]]
 """Makes a change; returns the model to serve from then on (None to keep the old one), and the
 answer.
 """
 
 
-class Learner:
+class ChangeQueue:
     """A thread that changes the served model.
 
     Args:
@@ -68,7 +68,7 @@ class Learner:
     def __init__(self, current: CurrentModel, largest_queue: int = 32):
         self.current = current
         self.largest_queue = largest_queue
-        self._jobs: dict[str, LearningJob] = {}
+        self._jobs: dict[str, ChangeJob] = {}
         self._lock = Lock()
         # At the priority of the answers: a thread of a lower one that is put off while it holds
         # Python's lock would hold up all others.
@@ -83,7 +83,7 @@ class Learner:
         """Jobs that are not finished."""
         return sum(not job.result.done() for job in list(self._jobs.values()))
 
-    def submit(self, action: str, work: Work) -> LearningJob:
+    def submit(self, action: str, work: Work) -> ChangeJob:
         """Queue a change.
 
         Args:
@@ -97,7 +97,7 @@ class Learner:
             queued = self.queued
             if queued >= self.largest_queue:
                 raise RequestError(503, messages.changes_waiting(queued))
-            job = LearningJob(action)
+            job = ChangeJob(action)
             self._jobs[job.key] = job
             finished = [key for key, old in self._jobs.items() if old.result.done()]
             for key in finished[:-REMEMBERED_JOBS]:
@@ -105,7 +105,7 @@ class Learner:
             self._thread.submit(self._run, job, work)
         return job
 
-    def job(self, key: str) -> LearningJob:
+    def job(self, key: str) -> ChangeJob:
         """Return the job with a key.
 
         Raises:
@@ -115,14 +115,14 @@ class Learner:
             raise RequestError(404, messages.NO_JOB)
         return self._jobs[key]
 
-    def place(self, job: LearningJob) -> int:
+    def place(self, job: ChangeJob) -> int:
         """Return how many jobs come before this one; 0 while it is at work and afterwards."""
         if job.started:
             return 0
         jobs = list(self._jobs.values())
         return sum(not other.result.done() for other in jobs[: jobs.index(job)])
 
-    def _run(self, job: LearningJob, work: Work) -> None:
+    def _run(self, job: ChangeJob, work: Work) -> None:
         """Make a change, free what it needed, and only then hand out its result."""
         answer, error = self._result(job, work)
         give_back_freed_memory()
@@ -132,7 +132,7 @@ class Learner:
             job.result.set_exception(error)
 
     def _result(
-        self, job: LearningJob, work: Work
+        self, job: ChangeJob, work: Work
     ) -> tuple[JobResult, RequestError | None]:
         """Make a change; return its answer, or what refuses it."""
         job.started = True
@@ -140,7 +140,7 @@ class Learner:
             served, answer = work(job)
         except CifnetError as error:
             LOGGER.warning("%s refused: %s", job.action, error)
-            return {}, explained(error)
+            return {}, as_request_error(error)
         except BaseException:
             # A fault of ours: the service goes on, and the log has the traceback.
             LOGGER.exception("%s failed", job.action)

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from cifnet_pl.serving.answering import CurrentModel, ServedModel
-from cifnet_pl.serving.learner import Learner
+from cifnet_pl.serving.change_queue import ChangeQueue
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.errors import DataError
 from tests.serving.services import model
@@ -14,7 +14,7 @@ from tests.serving.services import model
 
 @pytest.fixture
 def learner():
-    made = Learner(CurrentModel(ServedModel(model(), 1)), 3)
+    made = ChangeQueue(CurrentModel(ServedModel(model(), 1)), 3)
     yield made
     made.close()
 
