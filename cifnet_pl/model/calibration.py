@@ -366,9 +366,7 @@ class Calibration(GrowingModule):
             basis += (
                 f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
             )
-        accuracy = (
-            f"{self.new_group_accuracy or 0:.1f} %{interval_text(self.new_group_interval)}"
-        )
+        accuracy = f"{self.new_group_accuracy or 0:.1f} %{interval_text(self.new_group_interval)}"
         return f"Estimated accuracy on new groups {accuracy} ({basis})"
 
 
