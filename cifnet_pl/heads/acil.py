@@ -238,7 +238,7 @@ class DSALHead(ACILHead):
 
     title = "DS-AL"
     merges = False
-merges_sites = False
+    merges_sites = False
     subtracts = False
     reason = (
         "its residual targets were fixed by the weights that each site had at the time"

@@ -177,7 +177,7 @@ class Head(nn.Module, ABC):
 
     title: ClassVar[str] = ""
     merges: bool = False
-merges_sites: bool = False
+    merges_sites: bool = False
     subtracts: bool = False
     reduces: bool = False
     leaves_one_out: bool = False

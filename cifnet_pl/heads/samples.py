@@ -168,7 +168,7 @@ class KNNHead(Head):
 
     title = "kNN"
     merges = True
-merges_sites = True
+    merges_sites = True
     counterexamples = False
 
     def __init__(

@@ -37,7 +37,7 @@ class SumsHead(Head):
     """
 
     merges = True
-merges_sites = True
+    merges_sites = True
     subtracts = True
     reduces = True
     tells_novelty = True

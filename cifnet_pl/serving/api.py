@@ -22,9 +22,9 @@ from starlette.concurrency import run_in_threadpool
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.serving import inspection, messages
 from cifnet_pl.serving.answering import ApiObject, ImageAnswer
+from cifnet_pl.serving.change_queue import ChangeJob
 from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
-from cifnet_pl.serving.change_queue import ChangeJob
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.service import ChangeResult, Service, UpdateResult
 from cifnet_pl.utilities.text import printable

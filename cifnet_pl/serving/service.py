@@ -35,6 +35,7 @@ from cifnet_pl.serving.answering import (
     ServedModel,
     is_certain,
 )
+from cifnet_pl.serving.change_queue import ChangeJob, ChangeQueue, JobResult, Work
 from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
@@ -47,7 +48,6 @@ from cifnet_pl.serving.inspection import (
     audited,
     class_predictions,
 )
-from cifnet_pl.serving.change_queue import JobResult, ChangeQueue, ChangeJob, Work
 from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.uploads import Limits, decoded
