@@ -187,8 +187,8 @@ class CIFNetModule(TaskModule):
 
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
-        if self.backbone.learning is not None and not self.backbone.learning.learned:
-            self._learn_backbone(self.backbone.learning)
+        if self.backbone.learnable_patches is not None and not self.backbone.learnable_patches.learned:
+            self._learn_backbone(self.backbone.learnable_patches)
         super().on_fit_start()
         if self.buffer is not None:
             self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
@@ -378,7 +378,7 @@ class CIFNetModule(TaskModule):
 
     def _is_fixed(self, key: str) -> bool:
         """Return whether a tensor belongs to a backbone that never changes."""
-        return key.startswith("backbone.") and self.backbone.learning is None
+        return key.startswith("backbone.") and self.backbone.learnable_patches is None
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
