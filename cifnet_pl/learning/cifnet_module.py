@@ -187,7 +187,10 @@ class CIFNetModule(TaskModule):
 
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
-        if self.backbone.learnable_patches is not None and not self.backbone.learnable_patches.learned:
+        if (
+            self.backbone.learnable_patches is not None
+            and not self.backbone.learnable_patches.learned
+        ):
             self._learn_backbone(self.backbone.learnable_patches)
         super().on_fit_start()
         if self.buffer is not None:
