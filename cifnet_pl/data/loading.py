@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,8 +14,10 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
-from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.images.image import EncodedImage, UnreadableImage
+from cifnet_pl.images.pool import DecodingPool
 from cifnet_pl.images.reader import PixelBatch, decode_batches
+from cifnet_pl.images.slices import GivenImage, ReadResult, SliceRequest
 from cifnet_pl.utilities.errors import DataError
 
 AHEAD = 128
@@ -92,13 +93,6 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-class HashOrReason(NamedTuple):
-    """The content hash of an image, or the reason why it cannot be read."""
-
-    hash: int
-    reason: str | None
-
-
 class ImageLoader:
     """Decode batches of images in threads.
 
@@ -121,9 +115,8 @@ class ImageLoader:
         self._images = images
         self._size = size
         self._crop_ratio = crop_ratio
-        self._workers = max(1, workers)
         self._device = device
-        self._pool = ThreadPoolExecutor(self._workers, "decode")
+        self._pool = DecodingPool(max(1, workers))
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Return an iterator over decoded batches; the threads begin with the first ones now.
@@ -135,7 +128,7 @@ class ImageLoader:
         rows = iter(lists)
         sizes = [len(batch) for batch in batches]
         largest = max(sizes, default=1)
-        batches_ahead = AHEAD * self._workers // max(1, largest)
+        batches_ahead = AHEAD * self._pool.threads // max(1, largest)
         ahead = max(2, batches_ahead)
         alternate = self._device == "cpu" and torch.get_num_threads() > 1
         pinned = self._device == "cuda"
@@ -144,29 +137,33 @@ class ImageLoader:
         )
         return map(self._batch, made)
 
-    def _read(self, row: int, pixels: np.ndarray) -> HashOrReason:
-        """Decode an image; return its content hash, or the reason why it cannot be read."""
-        try:
-            image = self._images.image(row)
-            square = image.square(self._size, self._crop_ratio)
-            pixels[:] = square
-            return HashOrReason(image.hash, None)
-        except UnreadableImage as error:
-            place = self._images.place(row)
-            return HashOrReason(0, f"{place}: {error}")
+    def _read(self, rows: Sequence[int], pixels: np.ndarray) -> list[ReadResult]:
+        """Decode images; return their content hashes, or why they cannot be read."""
+        images = [self._given(row) for row in rows]
+        request = SliceRequest(images, self._crop_ratio, EncodedImage.identify)
+        return self._pool.read(request, pixels)
 
-    def _batch(self, batch: PixelBatch[int, HashOrReason]) -> ImageBatch:
+    def _given(self, row: int) -> GivenImage:
+        try:
+            return self._images.last_given(row)
+        except UnreadableImage as error:
+            return error
+
+    def _batch(self, batch: PixelBatch[int, ReadResult]) -> ImageBatch:
         pixels = batch.pixels
-        results = batch.results()
-        is_readable = [result.reason is None for result in results]
+        unreadable = []
+        hashes_read = []
+        is_readable = []
+        for row, (reason, look) in zip(batch.items, batch.results(), strict=True):
+            is_readable.append(look is not None)
+            if look is not None:
+                hashes_read.append(look.hash)
+            else:
+                unreadable.append(f"{self._images.place(row)}: {reason}")
         readable = np.array(is_readable, dtype=bool)
-        unreadable = tuple(
-            result.reason for result in results if result.reason is not None
-        )
         items = np.array(batch.items, dtype=np.int64)
         rows = items[readable]
-        hashes_of_all = [result.hash for result in results]
-        hashes = np.array(hashes_of_all, dtype=np.int64)[readable]
+        hashes = np.array(hashes_read, dtype=np.int64)
         if unreadable:
             pixels = pixels[torch.from_numpy(readable)]
         return ImageBatch(
@@ -174,7 +171,7 @@ class ImageLoader:
             torch.from_numpy(self._images.labels[rows]),
             torch.from_numpy(hashes),
             torch.from_numpy(rows),
-            unreadable,
+            tuple(unreadable),
         )
 
     def unreadable(self) -> Iterator[str]:
@@ -185,7 +182,7 @@ class ImageLoader:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.close()
 
 
 class Store(Protocol):

@@ -119,6 +119,10 @@ class ImageSet(SampleSet):
             UnreadableImage: it cannot be read.
         """
 
+    def last_given(self, index: int) -> ImageLike:
+        """Return image ``index`` as :meth:`given` does, for the last time."""
+        return self.given(index)
+
     def image(self, index: int, again: bool = False) -> EncodedImage:
         """Read image ``index``.
 
@@ -129,7 +133,7 @@ class ImageSet(SampleSet):
         Raises:
             UnreadableImage: it cannot be read.
         """
-        return EncodedImage(self.given(index))
+        return EncodedImage(self.last_given(index))
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the content of image ``index``; ``NOTHING`` if it is unreadable."""
@@ -235,6 +239,10 @@ class FileSet(ImageSet):
         """
         if again:
             return self.contents.read(self.given(index))
+        return super().image(index)
+
+    def last_given(self, index: int) -> Path | bytes:
+        """Return the file, or its content if that was kept."""
         return self.contents.release(self.given(index))
 
     def look(self, rows: np.ndarray) -> list[Look]:

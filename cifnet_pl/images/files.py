@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
 from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_image
@@ -95,20 +95,28 @@ def first_bytes(path: Path, count: int) -> bytes:
     part = archive_part(path)
     if part is not None:
         return part.open().read(part.name, count)
-    with open_regular(path) as file:
+    # Few calls: each one gives up Python's lock, for which the threads that read images then wait.
+    descriptor = open_regular(path)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("a pipe, socket or device, not a regular file")
         # Python allocates as many bytes as it is asked for, which takes longer than reading.
-        size = os.fstat(file.fileno()).st_size
-        return file.read(min(count, size + 1))
-
-
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file; OSError or DataError for anything else."""
-    descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+        wanted = min(count, status.st_size + 1)
+        content = os.read(descriptor, wanted)
+        while len(content) < min(count, status.st_size):  # at most 2 GB at once
+            more = os.read(descriptor, wanted - len(content))
+            if not more:
+                break
+            content += more
+        return content
+    finally:
         os.close(descriptor)
-        raise DataError("a pipe, socket or device, not a regular file")
-    return os.fdopen(descriptor, "rb")
+
+
+def open_regular(path: Path) -> int:
+    """Open a file without waiting for what is no regular file; OSError where that fails."""
+    return os.open(path, os.O_RDONLY | NO_WAITING)
 
 
 def file_identity(path: Path) -> tuple[int, ...]:

@@ -206,13 +206,14 @@ def decode_square(content: bytes, size: int, crop_ratio: float) -> np.ndarray | 
     if side != size:
         # NumPy copies: torch would divide a copy among its threads, which wait for each other.
         square = np.ascontiguousarray(square)
+        # Views by NumPy: each call of torch gives up Python's lock, for which threads then wait.
         # In this order of steps torch knows the channels to be last, which is fast.
-        image = torch.from_numpy(square)[None].permute(0, 3, 1, 2)
+        image = torch.from_numpy(square.reshape(1, *square.shape).transpose(0, 3, 1, 2))
         scale = size / side * (1 + 1e-9)  # lest torch round the size of the result down
         small = interpolate(
             image, scale_factor=(scale, scale), mode="bicubic", antialias=True
         )
-        square = small[0].permute(1, 2, 0).numpy()
+        square = small.numpy()[0].transpose(1, 2, 0)
     square = square[rows.skip : rows.skip + size, columns.skip : columns.skip + size]
     return in_srgb(_upright(square, header.orientation), header.profile)
 

@@ -27,6 +27,9 @@ from cifnet_pl.images.image import (
     Look,
     UnreadableImage,
 )
+from cifnet_pl.images.pool import DecodingPool
+from cifnet_pl.images.slices import ReadResult, SliceRequest
+from cifnet_pl.images.worker import AREA_BYTES
 from cifnet_pl.utilities.errors import UsageError
 
 CORES_LIMIT = 16
@@ -35,7 +38,7 @@ CORES_LIMIT = 16
 BATCHES_AHEAD = 3
 """Batches that are being decoded, or wait for the consumer."""
 
-IMAGES_PER_JOB = 4
+IMAGES_PER_JOB = 8
 """Images that a thread decodes at once, if there are enough for all threads."""
 
 IMAGES_TIMED = 8
@@ -49,9 +52,6 @@ Most of that time is Python's, whose lock they would pass to each other.
 
 HELD_BYTES = 2**27
 """Bytes of files that were looked at and stay in memory until they are decoded (134 MB)."""
-
-LEFT_OUT = "left out"
-"""Why an image that was not wanted has no pixels."""
 
 
 def usable_cores() -> int:
@@ -145,10 +145,10 @@ class PixelBatch(Generic[Item, Result]):
 
 
 def decode_batches(
-    pool: ThreadPoolExecutor,
+    pool: DecodingPool,
     batches: Iterator[Sequence[Item]],
     size: int,
-    read: Callable[[Item, np.ndarray], Result],
+    read: Callable[[Sequence[Item], np.ndarray], list[Result]],
     ahead: int = BATCHES_AHEAD,
     alternate: bool = False,
     pinned: bool = False,
@@ -159,8 +159,8 @@ def decode_batches(
         pool: of the threads.
         batches: images.
         size: side of the squares in pixels.
-        read: reads an image, writes its square (size, size, 3) uint8, and returns what is known of
-            it.
+        read: reads some images of a batch, writes their squares (n, size, size, 3) uint8, and
+            returns what is known of each.
         ahead: batches that are being decoded, or wait for the consumer.
         alternate: whether to decode only while the consumer waits: for a backbone of several
             threads on the cores that decode, which wait for each other at every layer.
@@ -181,10 +181,10 @@ class _DecodingQueue(Generic[Item, Result]):
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
+        pool: DecodingPool,
         batches: Iterator[Sequence[Item]],
         size: int,
-        read: Callable[[Item, np.ndarray], Result],
+        read: Callable[[Sequence[Item], np.ndarray], list[Result]],
         pinned: bool,
     ):
         self._pool = pool
@@ -200,19 +200,20 @@ class _DecodingQueue(Generic[Item, Result]):
             shape = (len(items), self._size, self._size, 3)
             pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
             rows = pixels.numpy()
-            length = max(1, min(IMAGES_PER_JOB, len(items) // decoding_cores()))
+            length = self._job_length(len(items))
             jobs = []
             for start in range(0, len(items), length):
                 end = start + length
                 jobs.append(
-                    self._pool.submit(self._read_all, items[start:end], rows[start:end])
+                    self._pool.submit(self._read, items[start:end], rows[start:end])
                 )
             self._waiting.append(PixelBatch(items, pixels, jobs))
 
-    def _read_all(self, items: Sequence[Item], pixels: np.ndarray) -> list[Result]:
-        return [
-            self._read(item, square) for item, square in zip(items, pixels, strict=True)
-        ]
+    def _job_length(self, images: int) -> int:
+        """Return how many images of a batch a thread reads at once."""
+        share = images // self._pool.threads
+        fitting = AREA_BYTES // (3 * self._size**2)
+        return max(1, min(IMAGES_PER_JOB, share, fitting))
 
     def in_order(self) -> Iterator[PixelBatch[Item, Result]]:
         """Yield the batches; for each one that is done another one is begun."""
@@ -230,18 +231,6 @@ class _DecodingQueue(Generic[Item, Result]):
             yield self._waiting.popleft()
             if not self._waiting:
                 self.begin(ahead)
-
-
-class ReadResult(NamedTuple):
-    """Result of reading an image.
-
-    Attributes:
-        reason: why it has no pixels, or None.
-        look: what was wanted of it besides its pixels; None if it could not be read.
-    """
-
-    reason: str | None
-    look: Look | None
 
 
 class DecodedBatch(NamedTuple):
@@ -285,20 +274,19 @@ def decode_images(
             reason.
     """
 
-    def read(item: tuple[int, ImageLike], pixels: np.ndarray) -> ReadResult:
-        position, file = item
-        try:
-            image = EncodedImage(file)
-            if skip is not None and skip(position, image.hash):
-                return ReadResult(LEFT_OUT, image.identify())
-            pixels[:] = image.square(size, crop_ratio)
-            return ReadResult(None, None if look is None else look(image))
-        except UnreadableImage as error:
-            return ReadResult(str(error), None)
+    count = decoding_batch_size(size)
+    pool = DecodingPool(decoding_cores())
+
+    def read(
+        numbered: Sequence[tuple[int, ImageLike]], pixels: np.ndarray
+    ) -> list[ReadResult]:
+        request = SliceRequest([file for _, file in numbered], crop_ratio, look)
+        if skip is None:
+            return pool.read(request, pixels)
+        first, _ = numbered[0]
+        return pool.read(request, pixels, lambda place, hash: skip(first + place, hash))
 
     remaining = enumerate(files)
-    count = decoding_batch_size(size)
-    pool = ThreadPoolExecutor(decoding_cores(), "decode")
     try:
         batches = iter(lambda: tuple(islice(remaining, count)), ())
         for batch in decode_batches(pool, batches, size, read):
@@ -308,7 +296,7 @@ def decode_images(
             read_files = tuple(file for _, file in batch.items)
             yield DecodedBatch(read_files, pixels.permute(0, 3, 1, 2), reasons, looks)
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.close()
 
 
 def decoding_batch_size(size: int) -> int:
@@ -348,13 +336,14 @@ class ContentMemory:
                 self._free -= len(image.content)
         return image
 
-    def release(self, file: Path) -> EncodedImage:
-        """Return an image for the last time; it is read again unless its content is held."""
+    def release(self, file: Path) -> Path | bytes:
+        """Return the content of a file for the last time; the file itself if it is not held."""
         with self._lock:
             content = self._contents.pop(file, None)
-            if content is not None:
-                self._free += len(content)
-        return EncodedImage(file if content is None else content)
+            if content is None:
+                return file
+            self._free += len(content)
+            return content
 
 
 def look_at_image(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import EncodedImage
-from cifnet_pl.images.reader import LEFT_OUT, decode_images
+from cifnet_pl.images.reader import decode_images
+from cifnet_pl.images.slices import LEFT_OUT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError

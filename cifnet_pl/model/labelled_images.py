@@ -26,12 +26,8 @@ from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import expanded, listing, require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.images.names import PassedOver
-from cifnet_pl.images.reader import (
-    LEFT_OUT,
-    DecodedBatch,
-    decode_images,
-    decoding_batch_size,
-)
+from cifnet_pl.images.reader import DecodedBatch, decode_images, decoding_batch_size
+from cifnet_pl.images.slices import LEFT_OUT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import counted, printable

@@ -145,6 +145,6 @@ def test_what_does_not_fit_into_memory_is_read_again(tmp_path, opened, monkeypat
     opened.clear()
     contents = reading.ContentMemory()
     assert [contents.read(file).hash for file in files] == [
-        contents.release(file).hash for file in files
+        reading.EncodedImage(contents.release(file)).hash for file in files
     ]
     assert [opened.count(str(file)) for file in files] == [1, 2, 2]
