@@ -22,6 +22,9 @@ PRELOADED = [
     "cifnet_pl.cli.commands",
     "lightning.pytorch",
     "matplotlib.pyplot",
+    "uvicorn",
+    "cifnet_pl.serving.app",
+    "cifnet_pl.serving.service",
 ]
 SERVER.set_forkserver_preload(PRELOADED)
 

@@ -20,7 +20,8 @@ from cifnet_pl.images.colour import in_srgb
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square, is_incomplete
 from cifnet_pl.images.names import HEIC_BRANDS
-from cifnet_pl.images.png import plain_png
+from cifnet_pl.images.depth import SIGNIFICANT_BITS, in_eight_bits, with_depth
+from cifnet_pl.images.png import plain_png, significant_bits
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
@@ -205,6 +206,8 @@ class EncodedImage:
         if pixels is not None:
             return pixels
         with self.open() as image:
+            with decoding():
+                with_depth(image, self.open)
             pixels = opened_square(image, size, crop_ratio)
         if is_incomplete(self.content):
             raise UnreadableImage("the file is cut off before the end of its pixels")
@@ -218,9 +221,10 @@ class EncodedImage:
         """Return the hash, thumbnail and time; the image is decoded at a low resolution."""
         try:
             with decoding(), self.open() as image:
+                with_depth(image, self.open)  # first: reading PNG metadata decodes it
                 taken = time_taken(image)
                 image.draft("RGB", (4 * THUMBNAIL_SIDE, 4 * THUMBNAIL_SIDE))
-                return Look(self.hash, thumbnail(image.convert("RGB")), taken)
+                return Look(self.hash, thumbnail(to_rgb(image)), taken)
         except UnreadableImage:  # it is reported as unreadable when it is to be learned
             return self.identify()
 
@@ -233,7 +237,9 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
 def _opened(content: bytes, formats: Sequence[str]) -> Image.Image:
     Image.init()
     known = [name for name in formats if name in Image.OPEN]
-    return Image.open(io.BytesIO(plain_png(content)), formats=known)
+    image = Image.open(io.BytesIO(plain_png(content)), formats=known)
+    image.info[SIGNIFICANT_BITS] = significant_bits(content)
+    return image
 
 
 def _register_heic() -> None:
@@ -272,31 +278,6 @@ def time_taken(image: Image.Image) -> datetime | None:
 # ---------------------------------------------------------------------- pixels
 
 
-def white_level(mode: str, grey: np.ndarray) -> float:
-    """Return the value that is white in a grey image of more than 8 bits.
-
-    Cameras store 12 bits in 16, and files seldom say so: read as 16 bits they are nearly black. So
-    white is 4095 where no pixel of 16 bits exceeds it, else 65535. For 32-bit integers and floats
-    white is not defined: we take the smallest of 1 (floats only), 255 and 65535 that no pixel
-    exceeds, or 65535.
-
-    Args:
-        mode: Pillow's mode of the image.
-        grey: its pixels.
-    """
-    largest = grey.max(initial=0)
-    if mode.startswith("I;16"):
-        levels = [4095.0]
-    elif mode == "F":
-        levels = [1.0, 255.0]
-    else:
-        levels = [255.0]
-    for level in levels:
-        if largest <= level:
-            return level
-    return 65535.0
-
-
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any Pillow mode to RGB: deep grey scaled to 8 bits, transparency on white."""
     mode = image.mode
@@ -306,9 +287,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if mode == "I" and image.format == "PNG":  # 16 bits, before Pillow 11
             mode = "I;16"
         grey = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
-        grey = grey * (255 / white_level(mode, grey))
-        grey = grey.clip(0, 255).round().astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
+        eight_bits = in_eight_bits(grey, mode, image.info.get(SIGNIFICANT_BITS))
+        return Image.fromarray(eight_bits).convert("RGB")
     if mode == "La":
         image = image.convert("LA")
     if mode in ("RGBA", "LA", "La", "PA", "RGBa") or "transparency" in image.info:

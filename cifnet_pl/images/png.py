@@ -19,6 +19,12 @@ TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 ORIENTATION_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 """Keywords of texts that may say the orientation."""
 
+SIGNIFICANT_BITS = b"sBIT"
+"""Type of the chunk that says how many bits of each channel are significant."""
+
+PIXELS = b"IDAT"
+"""Type of the chunks that hold the pixels."""
+
 PROFILE = b"iCCP"
 """Type of the chunk that holds a colour profile: its name, two bytes, and deflated data."""
 
@@ -62,6 +68,26 @@ def plain_png(content: bytes) -> bytes:
         position = chunk.end
     parts.append(content[position:])
     return b"".join(parts)
+
+
+def significant_bits(content: bytes) -> int | None:
+    """Return how many bits of the colours of a PNG file are significant.
+
+    None if it does not say, or says what cannot be.
+
+    Args:
+        content: of any file.
+    """
+    if not content.startswith(SIGNATURE):
+        return None
+    for chunk in _chunks(content):
+        if chunk.kind == PIXELS:
+            return None
+        if chunk.kind == SIGNIFICANT_BITS:
+            bits = content[chunk.start + 8 : chunk.end - 4]
+            most = max(bits[:3], default=0)
+            return most if 1 <= most <= 16 else None
+    return None
 
 
 def _chunks(content: bytes) -> Iterator[PngChunk]:

