@@ -16,7 +16,7 @@ from cifnet_pl.cli.evaluate import (
     write_class_tables,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import to_csv, write_bytes, write_text
+from cifnet_pl.utilities.files import path_cell, to_csv, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import listed, number_of, printable
 
@@ -305,7 +305,7 @@ def images_csv(audited: AuditedImages) -> str:
                 str(row in label_errors).lower(),
             ]
             distance = f"{result.distance[row]:.4f}"
-        image = [str(audited.files[row]), names[evaluation.target[row]]]
+        image = [path_cell(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
             [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
         )

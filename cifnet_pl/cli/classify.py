@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from cifnet_pl.cli.commands import Engine, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import list_cell, path_cell, write_atomic
+from cifnet_pl.utilities.files import list_cell, path_cell, text_cell, write_atomic
 from cifnet_pl.utilities.text import (
     counted,
     families,
@@ -228,13 +228,13 @@ class ClassificationTable:
         cells = [path_cell(str(prediction.file))]
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
         for name, probability in list(ranked)[: self.top]:
-            cells += [name, f"{probability:.6f}"]
+            cells += [text_cell(name), f"{probability:.6f}"]
         if self.unknown is not None:
             cells.append(str(prediction.known).lower())
             cells.append(f"{prediction.novelty:.6g}")
             cells.append(f"{prediction.p_value:.6f}")
         if prediction.prediction_set is not None:
-            cells.append(list_cell(prediction.prediction_set))
+            cells.append(text_cell(list_cell(prediction.prediction_set)))
         return cells
 
     def _predictions(self) -> Iterator[Prediction]:

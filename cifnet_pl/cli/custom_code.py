@@ -12,8 +12,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -27,11 +29,32 @@ CONFIGURABLE_MODULES = ("cifnet_pl", "lightning", "torch", "torchmetrics")
 
 Classes of any other package are custom code, which runs only where the user allowed it."""
 
-CODE_OPTION = re.compile(
-    r"--(model|data\.(source|stream)|trainer\.(accelerator|callbacks|logger|plugins|profiler"
-    r"|strategy))(\.[\w.]+)?\+?"
+CODE_SECTIONS = (
+    ("model",),
+    ("data", "source"),
+    ("data", "stream"),
+    *(
+        ("trainer", name)
+        for name in (
+            "accelerator",
+            "callbacks",
+            "logger",
+            "plugins",
+            "profiler",
+            "strategy",
+        )
+    ),
 )
-"""Options whose values may name a class or function."""
+"""Keys of a configuration below which a text may name a class or function."""
+
+PLAIN_TYPE = re.compile(
+    r"(typing|Optional|Union|os|PathLike|_PATH|Path|pathlib|str|int|float|bool|None|NoneType|class"
+    r"|list|List|dict|Dict|[^\w]+)*"
+)
+"""Annotation of a parameter that takes a text as it is, and imports nothing."""
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+"""Sub-commands, whose sections a configuration of all of them has below their names."""
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 
@@ -80,8 +103,9 @@ def import_custom_code(args: Sequence[str], trust: bool) -> None:
             current folder fails.
     """
     named = names_on_command_line(args)
-    for path in _files(args):
-        names = names_in(read_yaml(path, "configuration file"), path.parent)
+    for path, keys in _files(args):
+        content = read_yaml(path, "configuration file")
+        names = names_in(content, path.parent, keys)
         if not (trust or is_own_configuration(path)):
             refuse(path, names - named)
         named |= names
@@ -125,42 +149,116 @@ def names_on_command_line(args: Sequence[str]) -> set[str]:
     """
     names: set[str] = set()
     for key, value in _options(args):
-        if CODE_OPTION.fullmatch(key.removesuffix(".help")):
+        if key.startswith("--"):
             with suppress(yaml.YAMLError):
-                names |= names_in(yaml.safe_load(value))
+                content = yaml.safe_load(value)
+                names |= names_in(content, keys=_keys(key))
     return names
 
 
-def names_in(content: Any, folder: Path | None = None) -> set[str]:
-    """Return the custom classes and functions that a configuration names, anywhere in it.
+def names_in(
+    content: Any, folder: Path | None = None, keys: tuple[str, ...] = ()
+) -> set[str]:
+    """Return the custom classes and functions that a configuration names.
+
+    These are texts that the reader of configurations would import: of any ``class_path``, and of
+    the sections that take classes. Names of images, classes and experiments may look the same.
 
     Args:
-        content: of the configuration.
+        content: of the configuration, or of a part of it.
         folder: of the file; files that it names are read, too. None to read none.
+        keys: those that lead to the part.
     """
     names: set[str] = set()
-    for text in _strings(content):
-        path = Path(text) if folder is None else folder / text
+    for named in _texts(content, keys):
+        path = Path(named.text) if folder is None else folder / named.text
         if folder is not None and path.suffix in CONFIG_ENDINGS and path.is_file():
             with suppress(UsageError):
-                names |= names_in(read_yaml(path), path.parent)
+                names |= names_in(read_yaml(path), path.parent, named.keys)
             continue
-        for name in re.findall(r"import:([\w.]+)", text) or [text]:
-            listed_module = name.partition(".")[0] in CONFIGURABLE_MODULES
-            if names_import(name) and not listed_module and find_module(name):
-                names.add(name)
+        imports = re.findall(r"import:([\w.]+)", named.text)
+        if not imports and named.may_be_code:
+            imports = [named.text]
+        names.update(filter(_is_custom, imports))
     return names
 
 
-def _strings(content: Any) -> Iterator[str]:
+def _is_custom(name: str) -> bool:
+    """Return whether a name is that of an import from another package than the listed ones."""
+    listed_module = name.partition(".")[0] in CONFIGURABLE_MODULES
+    return names_import(name) and not listed_module and find_module(name) is not None
+
+
+class NamedText(NamedTuple):
+    """A text of a configuration.
+
+    Attributes:
+        text: the text.
+        keys: those that lead to it.
+        owner: ``class_path`` whose ``init_args`` it is one of; "" if there is none.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    owner: str
+
+    @property
+    def may_be_code(self) -> bool:
+        """Whether the reader of configurations would import the text where it names an import."""
+        if self.keys[-1:] == ("class_path",):
+            return True
+        if not any(self.keys[: len(keys)] == keys for keys in CODE_SECTIONS):
+            return False
+        return not _is_custom(self.text) or not _takes_plain_text(
+            self.owner, self.keys[-1]
+        )
+
+
+def _texts(content: Any, keys: tuple[str, ...], owner: str = "") -> Iterator[NamedText]:
+    """Yield the texts of a configuration."""
     if isinstance(content, str):
-        yield content
+        yield NamedText(content, keys, owner)
     elif isinstance(content, dict):
-        for inner in content.values():
-            yield from _strings(inner)
+        class_path = str(content.get("class_path", ""))
+        for key, inner in content.items():
+            inner_keys = (*keys, *_keys(str(key)))
+            inner_owner = class_path if inner_keys[-1:] == ("init_args",) else ""
+            if keys[-1:] == ("init_args",):
+                inner_owner = owner
+            yield from _texts(inner, inner_keys, inner_owner)
     elif isinstance(content, list):
         for inner in content:
-            yield from _strings(inner)
+            yield from _texts(inner, keys)
+
+
+def _keys(option: str) -> tuple[str, ...]:
+    """Return the keys of an option, or of a key with dots in it.
+
+    Example:
+        >>> _keys("--trainer.callbacks+"), _keys("init_args")
+        (('trainer', 'callbacks'), ('init_args',))
+    """
+    plain = option.removeprefix("--").removesuffix("+").removesuffix(".help")
+    keys = tuple(plain.removesuffix("+").split("."))
+    return keys[1:] if keys[0] in SUBCOMMANDS else keys
+
+
+def _takes_plain_text(owner: str, parameter: str) -> bool:
+    """Return whether a class of a listed package takes a parameter as a text.
+
+    Args:
+        owner: its ``class_path``.
+        parameter: name of the parameter.
+    """
+    module, _, name = owner.rpartition(".")
+    if module.partition(".")[0] not in CONFIGURABLE_MODULES:
+        return False
+    try:
+        parameters = signature(getattr(import_module(module), name)).parameters
+        annotation = parameters[parameter].annotation
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+        return False
+    return PLAIN_TYPE.fullmatch(str(annotation)) is not None
 
 
 def _options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -171,15 +269,27 @@ def _options(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield key, value if equals else following
 
 
-def _files(args: Sequence[str]) -> list[Path]:
+class ConfigFile(NamedTuple):
+    """A configuration file of a command line.
+
+    Attributes:
+        path: of the file.
+        keys: those of the section that it holds; none for a whole configuration.
+    """
+
+    path: Path
+    keys: tuple[str, ...]
+
+
+def _files(args: Sequence[str]) -> list[ConfigFile]:
     """Return the configuration files of a command line: of ``--config``, and of sections."""
-    paths = []
+    files = []
     for key, value in _options(args):
         path = Path(value)
-        is_config = key in ("--config", "-c") or path.suffix in CONFIG_ENDINGS
-        if is_config and path.is_file():
-            paths.append(path)
-    return paths
+        is_whole = key in ("--config", "-c")
+        if (is_whole or path.suffix in CONFIG_ENDINGS) and path.is_file():
+            files.append(ConfigFile(path, () if is_whole else _keys(key)))
+    return files
 
 
 # ---------------------------------------------------------------------- own configurations

@@ -11,7 +11,13 @@ from rich.table import Table
 
 from cifnet_pl.cli.commands import next_classify, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import to_csv, write_bytes, write_json, write_text
+from cifnet_pl.utilities.files import (
+    path_cell,
+    to_csv,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from cifnet_pl.utilities.text import (
     is_or_are,
     listed,
@@ -296,7 +302,7 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
         predicted = names[evaluation.predicted[i]]
         correct = str(target == predicted).lower()
         confidence = f"{evaluation.confidence[i]:.6f}"
-        rows.append([str(path), target, predicted, confidence, correct, seen])
+        rows.append([path_cell(path), target, predicted, confidence, correct, seen])
     return to_csv(IMAGE_COLUMNS, rows)
 
 

@@ -19,7 +19,14 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
-from cifnet_pl.utilities.files import exclusive, list_cell, path_cell, read_list_cell
+from cifnet_pl.utilities.files import (
+    exclusive,
+    list_cell,
+    path_cell,
+    read_list_cell,
+    read_text_cell,
+    text_cell,
+)
 from cifnet_pl.utilities.text import has_controls, number_of, printable
 
 if TYPE_CHECKING:
@@ -342,7 +349,8 @@ class WatchPredictions:
         with open(
             self.path, encoding="utf-8", errors="surrogateescape", newline=""
         ) as file:
-            return list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, restval=""))
+        return [{name: read_text_cell(row[name]) for name in COLUMNS} for row in rows]
 
     def unseen(self, files: Iterable[Path]) -> list[NewImage]:
         """Read those of some images whose content has no row.
@@ -371,7 +379,9 @@ class WatchPredictions:
     def append(self, rows: Iterable[Mapping[str, str]]) -> None:
         """Write rows, and return once the disk has them."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(row.values() for row in rows)
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            writer.writerow([text_cell(cell) for cell in row.values()])
         self._file.write(text.getvalue().encode("utf-8", "surrogateescape"))
         self._file.flush()
         os.fsync(self._file.fileno())

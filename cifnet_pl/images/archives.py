@@ -21,6 +21,11 @@ from cifnet_pl.utilities.text import printable
 NAME_LENGTH_SHOWN = 100
 """Characters of an entry's name that an error message shows."""
 
+BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of Zip archives that are unpacked no further than is asked for.
+
+Python unpacks a block of the others (bzip2, LZMA) as a whole, whatever its size.
+"""
 
 UTF8_FLAG = 0x800
 """Bit of an entry that says that its name is UTF-8 (APPNOTE.TXT, appendix D)."""
@@ -29,9 +34,9 @@ UTF8_FLAG = 0x800
 class Archive:
     """The files of one Zip archive.
 
-    An archive with a name that leads out of it, such as ``../a.jpg``, or with a link is refused as
-    a whole: no ordinary program makes one. A single top folder that has sub-folders is left out of
-    the names.
+    An archive with a name that leads out of it, such as ``../a.jpg``, with a link or with a file
+    that is not packed by deflate is refused as a whole: no ordinary program makes one. A single top
+    folder that has sub-folders is left out of the names.
 
     Args:
         path: the archive.
@@ -102,7 +107,7 @@ def entry_name(entry: zipfile.ZipInfo) -> str:
 def unsafe_entry_message(entry: zipfile.ZipInfo) -> str | None:
     """Return why an entry of a Zip archive is hostile; None if it is not.
 
-    It is if its name leads out of the archive, or if it is a link.
+    It is if its name leads out of the archive, if it is a link, or if it may unpack to any size.
     """
     name = entry_name(entry)
     shown = printable(name[:NAME_LENGTH_SHOWN])
@@ -112,6 +117,8 @@ def unsafe_entry_message(entry: zipfile.ZipInfo) -> str | None:
         return f"names a file outside of itself: {shown}"
     if stat.S_ISLNK(entry.external_attr >> 16):
         return f"holds a link, {shown}: pack the image itself"
+    if entry.compress_type not in BOUNDED_METHODS:
+        return f"packs {shown} in a way that is not read: use deflate"
     return None
 
 

@@ -25,7 +25,7 @@ OTHER_BYTES = {
     "RGBA;16N": "RGBA;16B",
     "LA;16B": "RGBA",
 }
-"""Layout of 16-bit pixels, of which Pillow keeps the upper bytes → layout that keeps the lower ones.
+"""Layout of pixels of 16 bits, of which Pillow keeps the upper bytes → one that keeps the lower.
 
 ``N`` is the order of this machine: little-endian on all that Pillow's packages are built for. Read
 as four channels of 8 bits, grey and transparency are their upper and lower bytes.
@@ -63,9 +63,7 @@ def white_level(largest: float, mode: str, significant: int | None) -> float:
     return 65535.0
 
 
-def in_eight_bits(
-    values: np.ndarray, mode: str, significant: int | None
-) -> np.ndarray:
+def in_eight_bits(values: np.ndarray, mode: str, significant: int | None) -> np.ndarray:
     """Scale the values of an image of more than 8 bits to 0 … 255.
 
     Args:

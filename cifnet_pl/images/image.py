@@ -17,10 +17,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from cifnet_pl.images.colour import in_srgb
+from cifnet_pl.images.depth import SIGNIFICANT_BITS, in_eight_bits, with_depth
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square, is_incomplete
 from cifnet_pl.images.names import HEIC_BRANDS
-from cifnet_pl.images.depth import SIGNIFICANT_BITS, in_eight_bits, with_depth
 from cifnet_pl.images.png import plain_png, significant_bits
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line

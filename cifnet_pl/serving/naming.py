@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import Question, RequestError
+from cifnet_pl.utilities.names import split_of
 
 
 def tidy(name: str) -> str:
@@ -58,11 +59,18 @@ def similar_names(names: Sequence[str], known: Iterable[str]) -> dict[str, str]:
 
 
 def folder_of(path: str) -> str | None:
-    """Return the name of the folder that an image was sent in, if it was."""
+    """Return the name of the folder that an image was sent in; None without one.
+
+    A folder with the name of a split is none: its name is not that of a class.
+
+    Example:
+        >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
+        ('hen', None)
+    """
     parts = []
     for part in path.replace("\\", "/").split("/"):
         if part not in ("", "."):
             parts.append(part)
-    if len(parts) < 2:
+    if len(parts) < 2 or split_of(parts[-2]) is not None:
         return None
     return parts[-2]

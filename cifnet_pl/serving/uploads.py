@@ -44,12 +44,6 @@ Pillow has others that run programs (EPS).
 OPENED_FORMATS = [name for name in FORMATS if name != "MPO"]
 """Names by which Pillow opens them: MPO is opened as JPEG."""
 
-BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Methods of zip files that are unpacked no further than is asked for.
-
-Python unpacks a block of the others (bzip2, LZMA) as a whole, whatever its size.
-"""
-
 DIRECTORY_BYTES = 2**23
 """Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""
 
@@ -188,11 +182,6 @@ def _check_entries(entries: list[zipfile.ZipInfo], where: str, limits: Limits) -
             raise RequestError(422, f"{where} {unsafe}")
         if entry.flag_bits & 1:
             raise RequestError(422, f"{where} is encrypted")
-        if entry.compress_type not in BOUNDED_METHODS:
-            shown = printable(entry.filename[: messages.LONGEST_FILE_NAME])
-            raise RequestError(
-                422, f"{where} packs {shown} in a way that is not read: use deflate"
-            )
 
 
 def decoded(

@@ -171,6 +171,42 @@ def test_paths_are_no_names_of_code(folder: Path):
     assert names_in({"data": {"root": "images.zip", "source": "torch.x"}}) == set()
 
 
+PLAIN_TEXTS = {
+    "class names": {"data": {"class_order": ["email.mime", "my_own_parts.OwnHead"]}},
+    "images": {"data": {"root": "my_own_parts.images"}},
+    "experiment": {"experiment": "my_own_parts.first"},
+    "name of a logger": {
+        "trainer": {
+            "logger": {
+                "class_path": "lightning.pytorch.loggers.CSVLogger",
+                "init_args": {"save_dir": "logs", "name": "my_own_parts.first"},
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("case", PLAIN_TEXTS)
+def test_texts_that_only_look_like_names_of_code(folder: Path, case: str):
+    assert names_in(PLAIN_TEXTS[case]) == set()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model.class_path": "my_own_parts.OwnHead"},
+        {"model.init_args.head": {"class_path": "my_own_parts.OwnHead"}},
+        {"model": {"init_args.head": "my_own_parts.OwnHead"}},
+        {"fit": {"trainer": {"callbacks+": ["my_own_parts.OwnHead"]}}},
+        {"trainer": {"strategy": "my_own_parts.OwnHead"}},
+        {"data": {"class_path": "my_own_parts.OwnHead"}},
+        {"energy": {"class_path": "my_own_parts.OwnHead"}},
+    ],
+)
+def test_names_of_code_in_every_way_of_writing(folder: Path, content: object):
+    assert names_in(content) == {"my_own_parts.OwnHead"}
+
+
 @pytest.mark.parametrize(
     ("words", "others", "trust"),
     [

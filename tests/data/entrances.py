@@ -197,6 +197,22 @@ def hub(folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) 
     return folder
 
 
+def data_sets_in_memory(
+    folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Splits of the package ``datasets`` itself."""
+    datasets = pytest.importorskip("datasets", reason="the extra `hf` is missing")
+    parts = {}
+    for split in dict.fromkeys(sample.split for sample in given):
+        members = [sample for sample in given if sample.split == split]
+        images = [{"bytes": png(sample.seed), "path": None} for sample in members]
+        columns = {"image": images, "label": [sample.label for sample in members]}
+        part = datasets.Dataset.from_dict(columns)
+        parts[split or "train"] = part.cast_column("image", datasets.Image())
+    monkeypatch.setattr(hugging_face, "_load", lambda *_: parts)
+    return folder
+
+
 class HubSplit:
     """What is used of a split of the package ``datasets``."""
 
@@ -243,5 +259,6 @@ ENTRANCES = {
     "vectors": Entrance("embeddings", vectors, typed=True, images=False),
     "arrays": Entrance("", arrays, typed=True, splits=False),
     "hub": Entrance("hf", hub, typed=True),
+    "data sets in memory": Entrance("hf", data_sets_in_memory, typed=True),
 }
 """Name of an entrance → how samples come in by it."""

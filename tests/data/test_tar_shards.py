@@ -233,3 +233,20 @@ def test_members_of_a_sample_may_lie_apart(tmp_path: Path):
     assert [one.given(i) for i in range(len(one))] == [
         other.given(i) for i in range(len(other))
     ]
+
+
+def test_a_text_is_the_name_of_a_class_even_if_it_is_a_number(tmp_path: Path):
+    """Article numbers: 007 and 7 are two classes; in ``.cls`` they are one number."""
+    labels = ["007", "7", "0012"]
+    for ending, names in (("txt", ["0012", "007", "7"]), ("cls", ["7", "12"])):
+        samples = [
+            (
+                f"s{i}",
+                {"png": encoded((9 * i, 9, 9), i), ending: labels[i % 3].encode()},
+            )
+            for i in range(12)
+        ]
+        source = build(write(tmp_path / ending / "a.tar", samples))
+        assert source.class_names == names
+        counts = np.bincount(source.train.labels) + np.bincount(source.val.labels)
+        assert counts.tolist() == ([4, 4, 4] if ending == "txt" else [8, 4])

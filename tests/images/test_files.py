@@ -157,6 +157,16 @@ def _link(target: Path) -> Path:
     return target
 
 
+def _packed_by(method: int) -> Callable[[Path], None]:
+    """Return what packs a file by a method."""
+
+    def pack_one(target: Path) -> None:
+        with zipfile.ZipFile(target, "w", method) as archive:
+            archive.writestr("ant/1.png", b"x" * 1000)
+
+    return pack_one
+
+
 def _cut(target: Path) -> Path:
     archive_of(target, "ant/1.png", content=b"x" * 1000)
     target.write_bytes(target.read_bytes()[:500])
@@ -183,10 +193,22 @@ def _cut(target: Path) -> Path:
             "names a file outside of itself",
         ),
         (_link, "holds a link"),
+        (_packed_by(zipfile.ZIP_BZIP2), "use deflate"),
+        (_packed_by(zipfile.ZIP_LZMA), "use deflate"),
         (_cut, "cannot read archive"),
         (lambda path: path.write_bytes(b"no archive"), "cannot read archive"),
     ],
-    ids=["up", "absolute", "drive", "backslash", "link", "cut", "no archive"],
+    ids=[
+        "up",
+        "absolute",
+        "drive",
+        "backslash",
+        "link",
+        "bzip2",
+        "lzma",
+        "cut",
+        "no archive",
+    ],
 )
 def test_hostile_and_damaged_archives_are_refused(
     tmp_path: Path, make: Callable[[Path], object], fragment: str

@@ -244,7 +244,13 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
             [round(value / white * 255)] * 3,
         )
         for kind in ("PNG", "TIFF")
-        for value, white in ((0, 65535), (200, 1023), (1024, 4095), (4096, 16383), (16384, 65535))
+        for value, white in (
+            (0, 65535),
+            (200, 1023),
+            (1024, 4095),
+            (4096, 16383),
+            (16384, 65535),
+        )
     },
     "16 bit big endian": (
         Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144),

@@ -368,6 +368,20 @@ def test_an_image_in_two_folders_waits_with_both_names(http):
     assert found["in_folders"] == 0
 
 
+@pytest.mark.parametrize("split", ["train", "Testing", "VAL"])
+def test_a_folder_that_is_a_split_is_no_name(http, split):
+    """Images that lie flat in it are asked about; class folders in it have names."""
+    files = {
+        f"data/{split}/1.png": image("blue", 1),
+        f"data/{split}/sea/2.png": image("blue", 2),
+    }
+    sent(http, [("files", one) for one in files.items()])
+    found = waiting(http)
+    folders = {one["file"]: one["folder"] for one in found["images"]}
+    assert folders == dict(zip(files, [None, "sea"], strict=True))
+    assert found["in_folders"] == 1
+
+
 def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
     teach(http, images("blue", 3), "green")
     packed = [("files", ("red/0.png", image("blue", 100)))]

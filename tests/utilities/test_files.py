@@ -12,7 +12,14 @@ from unittest.mock import Mock
 import pytest
 
 from cifnet_pl.utilities.errors import CifnetError
-from cifnet_pl.utilities.files import write_atomic, write_json, write_text
+from cifnet_pl.utilities.files import (
+    read_text_cell,
+    text_cell,
+    to_csv,
+    write_atomic,
+    write_json,
+    write_text,
+)
 from cifnet_pl.utilities.run_folders import experiment_of, versions
 
 
@@ -116,3 +123,30 @@ def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path:
             raise ZeroDivisionError
         assert (tmp_path / logs).exists() == kept
         assert folder.parent.exists() == bool(files)
+
+
+FORMULAS = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "'=1",
+    "''-",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_text_of_a_table_is_a_formula(text: str) -> None:
+    cell = text_cell(text)
+    assert cell.startswith("'")
+    assert read_text_cell(cell) == text
+    header, row = to_csv([text], [[text]]).replace("\r=", "=").splitlines()
+    assert not header.strip('"').startswith(("=", "+", "-", "@", "\t"))
+    assert not row.strip('"').startswith(("=", "+", "-", "@", "\t"))
+
+
+@pytest.mark.parametrize("text", ["", "ant", "'quoted'", "-1.5", "+2", "1e-5", "a=b"])
+def test_other_texts_and_numbers_stay(text: str) -> None:
+    assert text_cell(text) == read_text_cell(text) == text

@@ -20,7 +20,13 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_callback import TaskCallback, run_folder, write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import TOP_K, percent, top_classes
-from cifnet_pl.utilities.files import of_all_processes, to_csv, write_atomic, write_text
+from cifnet_pl.utilities.files import (
+    of_all_processes,
+    path_cell,
+    to_csv,
+    write_atomic,
+    write_text,
+)
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import utf8
 
@@ -63,7 +69,7 @@ class PredictionTable(BasePredictionWriter):
                 *(c.tolist() for c in local), strict=True
             ):
                 true_class = source.class_names[int(source.val.labels[row])]
-                name = source.val.names[row]
+                name = path_cell(source.val.names[row])
                 table.append(
                     (name, true_class, module.class_names[label], f"{probability:.6f}")
                 )
