@@ -4,6 +4,7 @@ memory.
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,10 @@ from cifnet_pl.data.loading import (
     shard_batches,
 )
 from cifnet_pl.data.sets import FileSet, ImageSet
+from cifnet_pl.images import pool
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
+from cifnet_pl.images.slices import ReadResult
 from tests.command_line import make_images
 
 
@@ -131,6 +134,26 @@ def test_batches_are_whole_and_in_order_whatever_the_reader_does(
             )
         next(loader.decode(batches))
     loader.close()
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 8), (2, 8), (16, 4), (99, 1)])
+def test_a_batch_is_divided_among_the_threads_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, workers: int, expected: int
+) -> None:
+    """Not among all cores of the machine, of which other processes use their share."""
+    monkeypatch.setattr(pool, "PROCESSES_FROM", 1000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    lengths = []
+    loader = ImageLoader(Numbers(64), 2, 1.0, workers)
+    read = loader._read
+
+    def counted(rows: Sequence[int], pixels: np.ndarray) -> list[ReadResult]:
+        lengths.append(len(rows))
+        return read(rows, pixels)
+
+    monkeypatch.setattr(loader, "_read", counted)
+    list(loader.decode([np.arange(64)]))
+    assert lengths == [expected] * (64 // expected)
 
 
 def test_unreadable_images_are_named_at_once(

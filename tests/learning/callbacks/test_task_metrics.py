@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from cifnet_pl import CIFNetModule
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
@@ -51,16 +52,36 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(
     assert metrics.state_dict()["open_seconds"] == 0  # between tasks
 
 
-def test_slow_images_are_seen_as_waiting(tmp_path, monkeypatch):
-    real = ImageLoader._read
+def pause(seconds, function):
+    """Return a function that sleeps, and then does what another one does."""
 
-    def slow(self, row, pixels):
-        time.sleep(0.002)
-        return real(self, row, pixels)
+    def paused(*arguments, **options):
+        time.sleep(seconds)
+        return function(*arguments, **options)
 
-    monkeypatch.setattr(ImageLoader, "_read", slow)
+    return paused
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "seconds", "part"),
+    [
+        (ImageLoader, "_read", 0.02, "images"),
+        (CIFNetModule, "_embed", 0.1, "backbone"),
+        (CIFNetModule, "finish_task", 1.0, "after"),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_part_that_limits_a_run_is_named(
+    owner, name, seconds, part, threads, tmp_path, monkeypatch
+):
+    """Whether images are decoded beside the network or in turn with it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(owner, name, pause(seconds, getattr(owner, name)))
     metrics = TaskMetrics()
     fed = digits(max_tasks=1, batch_size=32)
     trainer(tmp_path, metrics).fit(module(), datamodule=fed)
     (row,) = metrics.record.rows
-    assert row.waiting_seconds > 0.5 * row.train_seconds
+    spent = {"images": row.waiting_seconds, "after": row.solve_seconds}
+    spent["backbone"] = row.train_seconds - sum(spent.values())
+    assert max(spent, key=spent.__getitem__) == part
+    assert spent[part] > 0.6 * row.train_seconds
