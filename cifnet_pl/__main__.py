@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.text import print_text
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -39,14 +40,14 @@ def main(args: Sequence[str] | None = None) -> int:
             _run(words)
             sys.stdout.flush()
     except CifnetError as error:
-        print(f"cifnet: error: {error}", file=sys.stderr)
+        print_text(f"cifnet: error: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if words[:1] == ["fit"]:
             again = ", with --ckpt_path last to go on where it was"
         else:
             again = ""
-        print(f"cifnet: {STOPPED}{again}", file=sys.stderr)
+        print_text(f"cifnet: {STOPPED}{again}", sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not _output_is_unread():
@@ -167,7 +168,7 @@ class MessageHandler(logging.Handler):
         from cifnet_pl.utilities.files import is_first_process
 
         if is_first_process():
-            print(f"cifnet: {record.getMessage()}", file=sys.stderr, flush=True)
+            print_text(f"cifnet: {record.getMessage()}", sys.stderr)
 
 
 if __name__ == "__main__":

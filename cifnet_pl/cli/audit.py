@@ -18,7 +18,7 @@ from cifnet_pl.cli.evaluate import (
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import path_cell, to_csv, write_bytes, write_text
 from cifnet_pl.utilities.run_folders import images_of_run
-from cifnet_pl.utilities.text import listed, number_of, printable
+from cifnet_pl.utilities.text import listed, number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.data.sets import Source
@@ -120,12 +120,12 @@ def audit(
             loaded, source, Path(cache_folder).expanduser(), unreadable
         )
         warn(source.notes, unreadable)
-        lines = summary_lines(audited, loaded)
+        lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
     for line in [*lines, label_errors, curve_line(audited.curve, audited.class_names)]:
-        print(line)
-    print(f"Page {target / 'audit.html'}")
+        print_text(line)
+    print_text(f"Page {target / 'audit.html'}")
 
 
 def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source:
@@ -189,12 +189,11 @@ def audit_images(
 # ---------------------------------------------------------------------- sentences
 
 
-def summary_lines(audited: AuditedImages, model: Classifier) -> list[str]:
+def summary_lines(audited: AuditedImages) -> list[str]:
     """Return lines on accuracy, ambiguous images, unjudged classes and near-duplicates.
 
     Args:
         audited: images and results.
-        model: whose embeddings were used.
     """
     result = audited.result
     lines = [accuracy_line("Leave-one-out accuracy", result.scored)]
@@ -212,12 +211,12 @@ def summary_lines(audited: AuditedImages, model: Classifier) -> list[str]:
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
     copied = int(result.duplicated.sum())
     if copied:
-        line = f"{number_of(copied, 'near-duplicate')} within a class, judged without each other"
+        line = f"{number_of(copied, 'near-duplicate')} within a class"
         without = result.accuracy_without_duplicates
         if without is not None:
             line += f"; accuracy on the other images {without:.1f} %"
         lines.append(line)
-    return lines + model.accuracy_sentences()
+    return lines
 
 
 def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.files import write_bytes
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import print_text, printable
 
 TIMEOUT_SECONDS = 10.0
 """Longest time that a camera has to answer."""
@@ -81,7 +81,7 @@ class CameraStills:
         if problem != self._problem:
             self._problem = problem
             host = printable(urlsplit(self.address).hostname or "")
-            print(f"{host}: {printable(problem)}; it is asked again", flush=True)
+            print_text(f"{host}: {printable(problem)}; it is asked again")
 
     def _remove_old(self) -> None:
         """Remove all but the newest images."""

@@ -23,6 +23,7 @@ from cifnet_pl.utilities.text import (
     families,
     number_of,
     on_terminal,
+    print_text,
     printable,
     shortened,
 )
@@ -122,13 +123,15 @@ def classify(
         if picture is not None:
             write_gallery(table.gallery(), picture)
     count = number_of(table.classified, classifier.sample)
-    print(f"{count} classified in {target}, {table.unreadable} unreadable")
+    print_text(f"{count} classified in {target}, {table.unreadable} unreadable")
     for sentence in table.summary():
-        print(sentence)
+        print_text(sentence)
     for note in table.passed_over.notes():
-        print(note, file=sys.stderr)
+        print_text(note, sys.stderr)
     if picture is not None:
-        print(f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}")
+        print_text(
+            f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}"
+        )
 
 
 class GalleryEntry(NamedTuple):
@@ -243,7 +246,7 @@ class ClassificationTable:
             if prediction.unreadable is not None:
                 self.unreadable += 1
                 file = printable(str(prediction.file))
-                print(f"skipped {file}: {prediction.unreadable}", file=sys.stderr)
+                print_text(f"skipped {file}: {prediction.unreadable}", sys.stderr)
                 continue
             self.classified += 1
             self.unknown_count += prediction.known is False

@@ -21,7 +21,7 @@ import docstring_parser
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import next_command, printable
+from cifnet_pl.utilities.text import next_command, print_text, printable
 
 TRAINER_COMMANDS: dict[str, str] = {
     "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
@@ -237,9 +237,9 @@ def writing(
 def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
     """Print warnings, and the images that could not be read, to the standard error stream."""
     for warning in warnings:
-        print(f"cifnet: {warning}", file=sys.stderr)
+        print_text(f"cifnet: {warning}", sys.stderr)
     for file, reason in unreadable:
-        print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
+        print_text(f"skipped {printable(str(file))}: {reason}", sys.stderr)
 
 
 def next_classify(model: Path, trust: bool) -> str:

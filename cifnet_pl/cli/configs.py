@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import RECOMMENDED, config_files
+from cifnet_pl.utilities.text import print_text
 
 METHOD_OPTIONS = (
     "--config",
@@ -29,7 +30,7 @@ def configs() -> None:
     width = max(map(len, files))
     for name, path in files.items():
         print(f"{name:<{width}}  {_summary(path)}")
-    print(
+    print_text(
         "\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME"
     )
 
@@ -86,9 +87,9 @@ def with_recommended(args: Sequence[str]) -> list[str]:
     ):
         return list(args)
     path = config_files()[RECOMMENDED]
-    print(
+    print_text(
         f"cifnet: no --config is given: {RECOMMENDED} is used (others: cifnet configs)",
-        file=sys.stderr,
+        sys.stderr,
     )
     return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
 

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import write_atomic
-from cifnet_pl.utilities.text import number_of, printable, utf8
+from cifnet_pl.utilities.text import number_of, print_text, printable, utf8
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ def embed(
         columns |= image_columns(images, [file for file in files if file is not None])
         write_atomic(target, lambda file: write_columns(columns, target.suffix, file))
     count = number_of(len(files), "embedding")
-    print(f"{count} with {z.shape[1]} features in {target}: {', '.join(columns)}")
+    print_text(f"{count} with {z.shape[1]} features in {target}: {', '.join(columns)}")
 
 
 def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from cifnet_pl.utilities.text import (
     listed,
     number,
     number_of,
+    print_text,
     printable,
     table,
 )
@@ -107,13 +108,13 @@ def evaluate(
         evaluation = evaluate_images(loaded, known, unreadable, progress=True)
         warn(labelled.notes, unreadable)
         for line in [*summary_lines(evaluation), *duplicate_lines(evaluation)]:
-            print(line)
+            print_text(line)
         Console().print(class_table(evaluation))
         for pair in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
-            print(confusion_line(pair))
+            print_text(confusion_line(pair))
         if target is not None:
             write_results(target, evaluation, known)
-            print(f"Tables and figures in {target}")
+            print_text(f"Tables and figures in {target}")
 
 
 def known_images(
@@ -138,7 +139,9 @@ def known_images(
         raise DataError(f"{name} knows none of the classes of the images ({unknown})")
     if unknown:
         count = len(images.files) - len(known.files)
-        print(f"{number_of(count, 'image')} of unknown classes left out: {unknown}")
+        print_text(
+            f"{number_of(count, 'image')} of unknown classes left out: {unknown}"
+        )
     return known
 
 
@@ -168,7 +171,7 @@ def accuracy_line(name: str, evaluation: Evaluation) -> str:
     images = number_of(len(evaluation.rows), "image")
     classes = number_of(len(evaluation.class_scores()), "class")
     bounds = evaluation.interval
-    interval = f"95 % interval {bounds.low:.1f} to {bounds.high:.1f} %"
+    interval = f"95 % interval {bounds.low:.0f} to {bounds.high:.0f}"
     return f"{name} {evaluation.accuracy:.1f} % ({images}, {classes}; {interval})"
 
 
@@ -340,21 +343,21 @@ def store_recalibrated(
     result.model.save(target, overwrite)
     if result.learned:
         left_out = number_of(result.learned, "image")
-        print(
+        print_text(
             f"{left_out} that the model has learned {is_or_are(result.learned)} left out"
         )
-    print(
+    print_text(
         f"{name} on {number_of(result.images, 'image')}, before and after recalibration:"
     )
     Console().print(recalibration_table(result))
     if result.after is None:
-        print(
+        print_text(
             f"too few images to measure the effect: give at least {2 * MIN_NEW_IMAGES} that are no"
             " near-duplicates"
         )
     classes = number_of(len(result.model.class_names), "class")
-    print(f"{classes} in bundle {target}; {name} is not changed")
-    print(next_classify(target, trust))
+    print_text(f"{classes} in bundle {target}; {name} is not changed")
+    print_text(next_classify(target, trust))
 
 
 def recalibration_table(result: Recalibration) -> Table:

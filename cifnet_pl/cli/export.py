@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cifnet_pl.cli.commands import OutputKind, next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import write_bytes, write_text
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
@@ -70,7 +70,7 @@ def export(
         pushed = load(model, device="cpu", trust=trust, download=download)
         address = hub.push(pushed, hub.HubName.parse(push), private, overwrite)
         classes = number_of(len(pushed.class_names), "class")
-        print(
+        print_text(
             f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
         )
     if output is None:
@@ -83,8 +83,8 @@ def export(
             return
         loaded.save(target, overwrite)
     classes = number_of(len(loaded.class_names), "class")
-    print(f"{classes} in bundle {target}: cifnet_pl.load({str(target)!r})")
-    print(next_classify(target, trust))
+    print_text(f"{classes} in bundle {target}: cifnet_pl.load({str(target)!r})")
+    print_text(next_classify(target, trust))
 
 
 def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
@@ -107,7 +107,7 @@ def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
     write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
     write_text(target / "config.pbtxt", config)
     _print_graph(model, target, check)
-    print(
+    print_text(
         f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}"
     )
 
@@ -119,21 +119,21 @@ def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
     outputs = "probabilities"
     if check.novelty is not None:
         outputs = "probabilities and novelty"
-    print(
+    print_text(
         f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}"
     )
     if check.too_wide is not None:
-        print(
+        print_text(
             f"No novelty: its matrix of {check.too_wide} features would be most of the file"
         )
     if model.precision != "32-true":
-        print(
+        print_text(
             f"The graph computes in float32; the model learned embeddings in {model.precision}"
         )
     if check.pillow is None:
-        print(f"Largest difference on random embeddings: {_points(check.torch)}")
+        print_text(f"Largest difference on random embeddings: {_points(check.torch)}")
     else:
-        print(
+        print_text(
             f"Largest difference from classify on two images: {_points(check.pillow)}"
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.cli.commands import Engine, next_classify, warn, writing
-from cifnet_pl.utilities.text import number, number_of
+from cifnet_pl.utilities.text import number, number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.learn import Extension
@@ -64,11 +64,13 @@ def extend(
     images_learned = number_of(sum(result.learned.values()), result.model.sample)
     classes_learned = number_of(len(result.learned), "class")
     total = number_of(len(result.model.class_names), "class")
-    print(f"{images_learned} of {classes_learned} learned in {result.seconds:.1f} s")
+    print_text(
+        f"{images_learned} of {classes_learned} learned in {result.seconds:.1f} s"
+    )
     for line in accuracy_lines(result, check):
-        print(line)
-    print(f"{total} in bundle {target}")
-    print(next_classify(target, trust))
+        print_text(line)
+    print_text(f"{total} in bundle {target}")
+    print_text(next_classify(target, trust))
 
 
 def accuracy_lines(result: Extension, check: str | None) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine, warn, writing
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.forget import Forgetting
@@ -60,13 +60,15 @@ def forget(
             lines = exact_lines(result, name)
         else:
             lines = removal_lines(result, name)
-        print(*lines, sep="\n")
+        print_text("\n".join(lines))
     if result.ignored:
         count = number_of(result.ignored, "other image")
-        print(
+        print_text(
             f"{count} in {', '.join(images or [])} ignored: not learned as these classes"
         )
-    print(f"{number_of(len(result.model.class_names), 'class')} in bundle {target}")
+    print_text(
+        f"{number_of(len(result.model.class_names), 'class')} in bundle {target}"
+    )
 
 
 def exact_lines(result: Forgetting, name: str) -> list[str]:
@@ -113,4 +115,4 @@ def removal_lines(result: Forgetting, name: str) -> list[str]:
     remains = f"Its {images} still count as counterexamples of the other classes"
     if not head.subtracts:
         return [first, f"{remains}: {kind} cannot subtract them"]
-    return [first, f"{remains}; to subtract them, forget the class from {MODEL_BEFORE}"]
+    return [first, remains, f"To subtract them forget the class from {MODEL_BEFORE}"]

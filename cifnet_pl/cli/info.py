@@ -9,16 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cifnet_pl.utilities.text import number, number_of, printable, table
+from cifnet_pl.utilities.text import number, number_of, print_text, printable, table
 
 if TYPE_CHECKING:
     from cifnet_pl.model.bundle import Event
     from cifnet_pl.model.classifier import Classifier
 
-REMOVED = (
-    "Classes were removed without their images: these still count in the statistics, and duplicates"
-    " of them are not recognised"
-)
+REMOVED = "Images of removed classes still count in the statistics"
 
 HISTORY_COLUMNS = ("acc. %", "old acc. %", "s", "kWh")
 
@@ -49,7 +46,7 @@ def info(model: str, trust: bool = False) -> None:
     if loaded.history:
         console.print(history_table(loaded.history, f"{loaded.sample}s"))
     for line in summary_lines(loaded, versions):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(line)
 
 
 def class_table(model: Classifier) -> Table:
@@ -162,13 +159,12 @@ def _energy(history: list[Event]) -> str:
     measured = [event.energy_kwh for event in history if event.energy_kwh is not None]
     if not measured:
         return "not measured"
+    facts = []
+    if len(measured) < len(history):
+        facts.append(f"{len(measured)} of {len(history)} steps")
+    sources = {printable(event.energy_source or "") for event in history}
+    facts += sorted(sources - {""})
     energy = f"{sum(measured):.1e} kWh"
-    missing = len(history) - len(measured)
-    if missing:
-        energy += f", without {missing} of {len(history)} steps that were not measured"
-    sources = sorted(
-        {printable(event.energy_source) for event in history if event.energy_source}
-    )
-    if sources:
-        energy += f" ({'; '.join(sources)})"
+    if facts:
+        energy += f" ({'; '.join(facts)})"
     return energy

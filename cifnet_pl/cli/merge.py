@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import PartialSums
@@ -74,10 +74,10 @@ def merge(
     warn(result.warnings)
     classes = number_of(len(result.model.class_names), "class")
     images = number_of(result.images, "image")
-    print(f"{len(models)} models merged: {classes} from {images}")
+    print_text(f"{len(models)} models merged: {classes} from {images}")
     for sentence in result.model.accuracy_sentences():
-        print(sentence)
-    print(f"Bundle {target}")
+        print_text(sentence)
+    print_text(f"Bundle {target}")
 
 
 def sums_files(paths: list[Path]) -> list[Path]:
@@ -153,9 +153,11 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
         if is_sums(target):
             write_sums(total, target)
             missing = number_of(len(total.missing), "part")
-            print(f"{count} of sums added up in {target}: {samples}, {missing} missing")
+            print_text(
+                f"{count} of sums added up in {target}: {samples}, {missing} missing"
+            )
             return
         model = total.solved()
         model.save(target, overwrite)
     classes = number_of(len(model.class_names), "class")
-    print(f"{count} of sums merged: {classes} from {samples} in bundle {target}")
+    print_text(f"{count} of sums merged: {classes} from {samples} in bundle {target}")

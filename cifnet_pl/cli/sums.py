@@ -20,7 +20,7 @@ from cifnet_pl.cli.parsing import (
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import next_command, one_line
+from cifnet_pl.utilities.text import next_command, one_line, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import Shard, ShardLearner
@@ -69,7 +69,7 @@ def sums(
         for line in make(
             folder, [Shard.parse(text) for text in shard], options, threads
         ):
-            print(line, flush=True)
+            print_text(line)
         return
     if shards is None or shard is not None:
         raise UsageError(
@@ -84,7 +84,7 @@ def sums(
         raise CifnetError(
             f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above"
         )
-    print(f"{shards} shards in {folder}")
+    print_text(f"{shards} shards in {folder}")
     given = dict(overrides)
     trust = plugin_imports(
         *(
@@ -92,7 +92,9 @@ def sums(
             for part in ("head", "backbone", "architecture")
         )
     )
-    print(next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust)))
+    print_text(
+        next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust))
+    )
 
 
 def make(
@@ -200,7 +202,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     if data.duplicates is not None:
         copies = find_duplicates(source, ())
         for message in (*data.notes, *copies.sentences(source, data.duplicates)):
-            print(message)
+            print_text(message)
         if data.duplicates == "leave_out":
             left_out = copies.left_out(source)[0]
     return ShardLearner(
@@ -251,9 +253,9 @@ def _make_with_ray(
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             name = waiting.pop(done)
             try:
-                print(ray.get(done), flush=True)
+                print_text(ray.get(done))
             except ray.exceptions.RayError as error:
-                print(f"{name} failed: {one_line(error)}", file=sys.stderr, flush=True)
+                print_text(f"{name} failed: {one_line(error)}", sys.stderr)
     finally:
         if began:
             ray.shutdown()

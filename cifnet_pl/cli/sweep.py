@@ -13,7 +13,7 @@ from cifnet_pl.cli.custom_code import names_in, names_on_command_line, refuse
 from cifnet_pl.cli.sweep_jobs import OUTPUT_LOG, SweepJob, experiment_of_point, run_all
 from cifnet_pl.cli.sweep_points import Point, choose, ignored_overrides, read_points
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import number_of, print_text, printable
 
 
 def sweep(
@@ -60,14 +60,14 @@ def sweep(
         if seeded
         else "no seeds"
     )
-    print(f"{number_of(len(points), 'point')}; {kinds}")
+    print_text(f"{number_of(len(points), 'point')}; {kinds}")
     for sentence in ignored_overrides(overrides, points):
-        print(printable(sentence))
+        print_text(printable(sentence))
     trusted = _custom_code(points, overrides, trust)
     jobs = [SweepJob(point, experiment_of_point(Path(logs), point)) for point in points]
     if dry_run:
         for job in jobs:
-            print(f"{job.folder.name}: {job.state()}")
+            print_text(f"{job.folder.name}: {job.state()}")
         return
     failed = run_all(jobs, trusted)
     _report(jobs, output, external)
@@ -130,7 +130,7 @@ def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) 
 
     runs = [run for run in map(SweepJob.complete_run, jobs) if run is not None]
     for message in small_ridge_messages(map(read_run, runs)):
-        print(f"note: {message}")
+        print_text(f"note: {message}")
     if output is not None and runs:
         folders = [str(job.folder) for job in jobs if job.folder.is_dir()]
         report(folders, output, external)

@@ -22,7 +22,7 @@ from filelock import FileLock
 from cifnet_pl.cli.sweep_points import Point
 from cifnet_pl.utilities.files import dump_yaml, write_text
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import print_text, printable
 
 OUTPUT_LOG = "output.log"
 """Output of the processes of a point, in its experiment's folder."""
@@ -111,7 +111,7 @@ def run_all(jobs: Sequence[SweepJob], trust: bool = False) -> list[Path]:
             message = complete(job, trust)
         if job.complete_run() is None:
             failed.append(job.folder)
-        print(f"[{number}/{len(jobs)}] {job.folder.name}: {message}", flush=True)
+        print_text(f"[{number}/{len(jobs)}] {job.folder.name}: {message}")
     return failed
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import new_folder
-from cifnet_pl.utilities.text import counted, number_of
+from cifnet_pl.utilities.text import counted, number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.data.sets import ImageSet
@@ -66,7 +66,7 @@ def unpack(
         count = _write(data_source.train, names, wanted, folder / "train", size)
         count += _write(data_source.val, names, wanted, folder / "val", size)
     classes_written = number_of(len(wanted), "class")
-    print(
+    print_text(
         f"{number_of(count, 'image')} of {classes_written} in {target}/train and {target}/val"
     )
 

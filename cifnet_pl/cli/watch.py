@@ -27,7 +27,7 @@ from cifnet_pl.utilities.files import (
     read_text_cell,
     text_cell,
 )
-from cifnet_pl.utilities.text import has_controls, number_of, printable
+from cifnet_pl.utilities.text import has_controls, number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.cli.camera import CameraStills
@@ -122,7 +122,7 @@ def watch(
             links = Links(waiting.folder, link)
             sender = Sender(webhook, acknowledged, table.rows(), links)
         receiver = " and to the webhook" if sender is not None else ""
-        print(f"watching {images}; predictions in {target}{receiver}", flush=True)
+        print_text(f"watching {images}; predictions in {target}{receiver}")
         found = waiting.find(settled=not once)
         passed_over = 0
         while True:
@@ -134,9 +134,12 @@ def watch(
                 sender.send()
             if not new and waiting.passed_over.count > passed_over:
                 passed_over = waiting.passed_over.count
-                print(*waiting.passed_over.notes(), file=sys.stderr)
+                for note in waiting.passed_over.notes():
+                    print_text(note, sys.stderr)
             if not new and once and not (sender and sender.waiting):
-                print(f"{number_of(len(table.ids), 'image')} classified in {target}")
+                print_text(
+                    f"{number_of(len(table.ids), 'image')} classified in {target}"
+                )
                 return
             if not new:
                 time.sleep(every)
@@ -188,13 +191,13 @@ class FollowedModel:
             self._model = self.served.model()
             self._problem = None
             if number != self.served.number:
-                print(f"version {self.served.number} is served", flush=True)
+                print_text(f"version {self.served.number} is served")
         except CifnetError as error:
             if self._model is None:
                 raise
             if str(error) != self._problem:
                 self._problem = str(error)
-                print(f"version {self.served.number} goes on: {error}", flush=True)
+                print_text(f"version {self.served.number} goes on: {error}")
         return self._model
 
 
@@ -368,7 +371,7 @@ class WatchPredictions:
             except (OSError, DataError) as error:
                 if os.path.lexists(file):
                     reason = getattr(error, "strerror", None) or str(error)
-                    print(f"skipped {printable(str(file))}: {reason}", file=sys.stderr)
+                    print_text(f"skipped {printable(str(file))}: {reason}", sys.stderr)
                 continue
             key = f"{content_hash(content):016x}"
             if key not in self.ids:
@@ -434,7 +437,7 @@ class Sender:
                 host = printable(urlsplit(self.url).hostname or "")
                 count = number_of(len(self.waiting), "prediction")
                 pause = f"next attempt in {self._pause:.0f} s"
-                print(f"{host}: {problem}; {count} not sent yet, {pause}", flush=True)
+                print_text(f"{host}: {problem}; {count} not sent yet, {pause}")
                 self._next_attempt = time.monotonic() + self._pause
                 self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
                 return

@@ -32,11 +32,7 @@ NEARLY_ALL = 0.9
 Of fewer, a near-duplicate may be among those that are learned but not in the buffer.
 """
 
-NEW_GROUP_ADVICE = (
-    "for higher accuracy on new groups, add five images a class of the new conditions with extend"
-    " --more (77 to 81 % in a trial with groceries), and check the predictions of lowest confidence"
-    " first (62 % of those were wrong there, 22 % of all)"
-)
+NEW_GROUP_ADVICE = "For new groups add five images a class: cifnet extend --more true"
 
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
@@ -324,7 +320,7 @@ class Calibration(GrowingModule):
     # ------------------------------------------------------------------ messages
 
     def sentences(self, learned: int, counted: int) -> list[str]:
-        """Return sentences on leave-one-out accuracy and accuracy on new groups.
+        """Return a line each on leave-one-out accuracy and accuracy on new groups.
 
         Args:
             learned: number of images that the model has learned.
@@ -338,9 +334,10 @@ class Calibration(GrowingModule):
             sentences.append(self._loo_sentence(learned, counted))
         if self.estimate_kind == "measured":
             new = number_of(len(self.y), "labelled image")
+            facts = interval_text(self.new_group_interval, new)
             sentences.append(
                 f"Accuracy on the images for recalibration {self.new_group_accuracy or 0:.1f} %"
-                f"{interval_text(self.new_group_interval)} ({new})"
+                f"{facts}"
             )
         elif self.estimate_kind == "few":
             sentences.append(
@@ -348,26 +345,30 @@ class Calibration(GrowingModule):
                 f" {MIN_IMAGES_PER_CLASS} images a class"
             )
         elif self.estimate_kind in ("found", "given"):
-            sentences += [self._new_group_sentence(learned), NEW_GROUP_ADVICE]
+            sentences.append(self._new_group_sentence(learned))
         return sentences
 
+    def advice(self) -> str | None:
+        """Return what raises the accuracy on new groups; None where it was not estimated."""
+        if self.estimate_kind in ("found", "given"):
+            return NEW_GROUP_ADVICE
+        return None
+
     def _loo_sentence(self, learned: int, counted: int) -> str:
-        count = f"{counted} of {learned} images"
+        facts = [f"{counted} of {learned} images"]
         if self.estimate_kind == "independent":
-            count += "; no groups found"
-        interval = interval_text(self.loo_interval)
-        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} %{interval} ({count})"
+            facts.append("no groups found")
+        interval = interval_text(self.loo_interval, *facts)
+        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} %{interval}"
 
     def _new_group_sentence(self, learned: int) -> str:
-        basis = "leave-one-group-out"
+        facts = []
         if self.estimate_kind == "given":
-            basis += ", groups as given"
+            facts.append("groups as given")
         if len(self.groups) < NEARLY_ALL * learned:
-            basis += (
-                f"; upper bound: {len(self.groups)} of {learned} images in the buffer"
-            )
-        accuracy = f"{self.new_group_accuracy or 0:.1f} %{interval_text(self.new_group_interval)}"
-        return f"Estimated accuracy on new groups {accuracy} ({basis})"
+            facts.append("upper bound")
+        interval = interval_text(self.new_group_interval, *facts)
+        return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} %{interval}"
 
 
 class DependentGroups(NamedTuple):
@@ -420,11 +421,23 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval_text(interval: Interval | None) -> str:
-    """Return an interval in parentheses, to follow an estimate; empty for None."""
-    if interval is None:
+def interval_text(interval: Interval | None, *facts: str) -> str:
+    """Return an interval and further facts in parentheses, to follow an estimate.
+
+    Args:
+        interval: in percent, or None.
+        facts: what it rests on.
+
+    Example:
+        >>> interval_text(Interval(91.7, 96.2), "500 of 1438 images")
+        ' (92 to 96; 500 of 1438 images)'
+    """
+    parts = list(facts)
+    if interval is not None:
+        parts.insert(0, f"{interval.low:.0f} to {interval.high:.0f}")
+    if not parts:
         return ""
-    return f" ({interval.low:.0f} to {interval.high:.0f})"
+    return f" ({'; '.join(parts)})"
 
 
 class Estimate(NamedTuple):

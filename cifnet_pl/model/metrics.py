@@ -451,14 +451,11 @@ class Evaluation:
             return None
         count = int(self.learned.sum())
         others = self.correct[~self.learned]
-        message = (
-            f"{count} of {number_of(len(self.rows), 'image')} learned already: the accuracy is too"
-            f" high; accuracy on the {number_of(len(others), 'other')}"
-        )
+        message = f"{count} of {number_of(len(self.rows), 'image')} learned already"
         if len(others) < MIN_TEST_IMAGES:
-            return f"{message} not known (fewer than {MIN_TEST_IMAGES})"
+            return f"{message}: measure with images that are new to the model"
         accuracy = 100 * float(others.mean())
-        return f"{message} {accuracy:.1f} %"
+        return f"{message}; accuracy on the {number_of(len(others), 'other')} {accuracy:.1f} %"
 
     def confusion(self) -> np.ndarray:
         """Return the (C, C) int64 confusion matrix, true classes in rows."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import write_bytes, write_text
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.report.figures import Picture
@@ -44,17 +44,17 @@ def report(
     if compare is not None:
         comparisons = compare_methods(study, compare)
     for reason in study.left_out:
-        print(f"left out: {reason}")
+        print_text(f"left out: {reason}")
     for point in study.missing:
-        print(f"missing: {point}")
+        print_text(f"missing: {point}")
     write_report(study, Path(output), comparisons)
     for table in comparisons:
         for line in comparison_lines(table):
-            print(line)
+            print_text(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
     page = Path(output) / "report.html"
     runs_counted = run_count(study)
-    print(f"{runs_counted} runs of {configurations} configurations: {page}")
+    print_text(f"{runs_counted} runs of {configurations} configurations: {page}")
 
 
 def run_count(study: Study) -> int:

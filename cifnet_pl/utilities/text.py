@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import sys
+import textwrap
 import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +20,9 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontEntry
+
+NEXT = "next: "
+"""How the line of a suggested command begins."""
 
 JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
@@ -130,6 +136,37 @@ def listed(items: Sequence[str], most: int = LISTED_NAMES) -> str:
     return ", ".join(items[:most]) + more
 
 
+def print_text(text: str, stream: TextIO | None = None) -> None:
+    """Print text, wrapped at words where the stream is a terminal.
+
+    Lines of a log stay whole, and so does a suggested command (:func:`next_command`), which users
+    copy.
+
+    Args:
+        text: one or more lines.
+        stream: where to print it; None for the standard output.
+    """
+    stream = stream or sys.stdout
+    lines = text.splitlines()
+    if stream.isatty():
+        columns = shutil.get_terminal_size().columns
+        lines = [_wrapped(line, columns) for line in lines]
+    print(*lines, sep="\n", file=stream, flush=True)
+
+
+def _wrapped(line: str, columns: int) -> str:
+    if line.startswith(NEXT):
+        return line
+    return textwrap.fill(
+        line,
+        columns,
+        subsequent_indent="  ",
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def next_command(*words: str, trust: bool = False) -> str:
     """Return a line that suggests the next command, quoted for a shell.
 
@@ -144,7 +181,7 @@ def next_command(*words: str, trust: bool = False) -> str:
     trust_option = ""
     if trust:
         trust_option = " --trust"
-    return f"next: cifnet {shlex.join(words)}" + trust_option
+    return f"{NEXT}cifnet {shlex.join(words)}" + trust_option
 
 
 def slug(text: str, keep: str = "") -> str:

@@ -44,16 +44,13 @@ class HeldOutImages(TaskCallback):
 
     Attributes:
         model: the copy, after the last task; None where there is none.
+        refit_note: what the screen says of the copy after the name of the run's folder.
     """
 
     def __init__(self) -> None:
         self.model: Classifier | None = None
         self._batches: list[HeldOutBatch] = []
-        self._sentences: list[str] = []
-
-    def sentences(self) -> list[str]:
-        """Return the lines of the screen about the held-out images."""
-        return self._sentences
+        self.refit_note = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the bundle of a finished run that goes on."""
@@ -85,9 +82,7 @@ class HeldOutImages(TaskCallback):
             learner = module.head
         if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
             name = type(learner).__name__
-            self._sentences = [
-                f"No refit on the {images}: {name} cannot add images of known classes"
-            ]
+            self.refit_note = f" (no refit on the {images}: {name} cannot add them)"
             return
         folder = run_folder(trainer)
         self.model = self._refit(module)
@@ -96,13 +91,7 @@ class HeldOutImages(TaskCallback):
             if trainer.is_global_zero:
                 self.model.save(folder / COMPLETE, overwrite=True)
             count = sum(self.model.counts.values())
-            added = number_of(
-                count - sum(module.model.counts.values()), "held-out image"
-            )
-            self._sentences = [
-                f"Refit on all {count} images, with {added}, in the run folder; the figures above"
-                " are without them (checkpoints/last.ckpt)"
-            ]
+            self.refit_note = f" (refit on all {number_of(count, 'image')})"
 
     def _refit(self, module: CIFNetModule) -> Classifier:
         """Return a copy of the model that has learned the held-out images of all processes."""

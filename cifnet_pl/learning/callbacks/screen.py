@@ -31,6 +31,7 @@ from cifnet_pl.utilities.text import (
     next_command,
     number,
     number_of,
+    print_text,
     printable,
     similar_spellings_message,
     table,
@@ -40,7 +41,7 @@ UNTESTED_CLASSES = 8
 """Classes with few test images that are named on the screen."""
 
 SHARES_FROM = 1.0
-"""Seconds of training from which the summary says what they were spent on."""
+"""Seconds of training from which the summary says what took most of them."""
 
 LOG_WIDTH = 120
 """Columns where there is no terminal, so that lines of a log are whole."""
@@ -121,7 +122,7 @@ def record_table(record: RunRecord) -> Table:
 
 
 def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
-    """Return one line each for accuracy, forgetting, calibration error, and costs.
+    """Return one line each for accuracy, forgetting with calibration error, and costs.
 
     Args:
         record: what was measured.
@@ -136,43 +137,52 @@ def _accuracy_lines(summary: dict[str, Any], module: TaskModule) -> list[str]:
         return ["Accuracy not measured: no test images"]
     count = sum(module.data.test_counts(module.class_names).values())
     kind = "held-out" if module.data.learns_held_out else "test"
-    classes = number_of(summary["n_classes"], "class")
-    tested = f"({classes}, {count:,} {kind} {sample_name(module)}s)"
+    tested = f"({count:,} {kind} {sample_name(module)}s)"
     final = number(summary["A_K"], unit=" %")
     average = number(summary["A_bar"], unit=" %")
-    lines = [f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"]
+    accuracy = f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"
+    ece = f"alibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
     if summary["n_classes"] == 1:
-        lines.append("With one class the accuracy is always 100 %: add a second class")
-    if summary["forgetting"] is not None:
-        lines.append(f"Forgetting {number(summary['forgetting'])} points")
-    lines.append(
-        f"Calibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
-    )
-    return lines
+        return [
+            accuracy,
+            "With one class the accuracy is always 100 %: add a second class",
+        ]
+    if summary["forgetting"] is None:
+        return [accuracy, f"C{ece}"]
+    forgetting = f"Forgetting {number(summary['forgetting'])} points"
+    return [accuracy, f"{forgetting}, c{ece}"]
 
 
 def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -> str:
-    energy = "energy not measured"
-    if summary["energy_kwh"] is not None:
-        energy = f"{summary['energy_kwh']:.1e} kWh ({summary['energy_source']})"
-    training = f"Training {summary['train_seconds']:.1f} s{_shares(record)}, {energy}"
+    training = f"Training {summary['train_seconds']:.1f} s{_largest_share(record)}"
     size = megabytes(record.rows[-1], module)
-    return (
-        f"{training}; evaluation {summary['eval_seconds']:.1f} s; state {size:.2f} MB"
-    )
+    return f"{training}, {_energy(summary)}, state {size:.2f} MB"
 
 
-def _shares(record: RunRecord) -> str:
-    """Return the shares of the training time: the slowest part limits the run."""
+def _energy(summary: dict[str, Any]) -> str:
+    """Return the energy of the run; ``summary.json`` has the source of each part."""
+    if summary["energy_kwh"] is None:
+        return "energy not measured"
+    how = "measured"
+    if "estimated" in summary["energy_source"]:
+        how = "estimated"
+    return f"{summary['energy_kwh']:.1e} kWh ({how})"
+
+
+def _largest_share(record: RunRecord) -> str:
+    """Return what took most of the training time, and its share: it limits the run."""
     total = sum(row.train_seconds for row in record.rows)
-    after = sum(row.solve_seconds for row in record.rows)
+    solving = sum(row.solve_seconds for row in record.rows)
     waiting = sum(row.waiting_seconds or 0.0 for row in record.rows)
     if total < SHARES_FROM or not waiting:
         return ""
-    images = 100 * waiting / total
-    solving = 100 * after / total
-    backbone = max(0.0, 100 - images - solving)
-    return f" (images {images:.0f} %, backbone {backbone:.0f} %, after the pass {solving:.0f} %)"
+    seconds = {
+        "images": waiting,
+        "solve": solving,
+        "backbone": total - waiting - solving,
+    }
+    slowest = max(seconds, key=seconds.__getitem__)
+    return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
 
 
 def sample_name(module: TaskModule) -> str:
@@ -237,11 +247,11 @@ class RunTable(TaskCallback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        self._print(
+        print_text(
             f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)"
         )
         for line in self._class_warnings(module):
-            self._print(line)
+            print_text(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what is going to be learned, and on which device."""
@@ -254,17 +264,14 @@ class RunTable(TaskCallback):
         summary = f"{number_of(len(stream.classes()), 'class')} in {number_of(len(stream), 'task')}"
         device = module.device.type
         if done == len(stream):
-            self._print(
+            print_text(
                 f"{summary}: all tasks are learned already, nothing is left to do"
             )
             return
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
         start = f", resumed after task {done}" if trainer.ckpt_path else ""
-        self._print(f"{summary} on {device}{start}")
-
-    def _print(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_text(f"{summary} on {device}{start}")
 
     def _class_warnings(self, module: TaskModule) -> list[str]:
         """Return warnings about classes with few test samples, or hardly ever predicted."""
@@ -296,7 +303,7 @@ class RunTable(TaskCallback):
         done = cast(TaskModule, pl_module).tasks_finished
         interrupted = isinstance(exception, KeyboardInterrupt | SystemExit)
         if trainer.state.fn == "fit" and trainer.is_global_zero and interrupted:
-            self._print(
+            print_text(
                 f"stopped after task {done}: resume by the same command, --ckpt_path last"
             )
 
@@ -309,16 +316,25 @@ class RunTable(TaskCallback):
         module = cast(TaskModule, pl_module)
         self._print_table(self._table_lines(metrics.record))
         lines = summary_lines(metrics.record, module)
-        for callback in cast(Any, trainer).callbacks:
-            if isinstance(callback, CoverageAndNoveltyMetrics | HeldOutImages):
-                lines += callback.sentences()
+        novelty = callback_of(trainer, CoverageAndNoveltyMetrics)
+        if novelty is not None:
+            lines += novelty.sentences()
         if isinstance(module, CIFNetModule):
             lines += module.model.accuracy_sentences()
-        lines += self._class_warnings(module)
+        held_out = callback_of(trainer, HeldOutImages)
         if folder is not None:
-            lines.append(f"Run folder {folder}")
-            if isinstance(module, CIFNetModule) or (folder / COMPLETE).is_dir():
-                words = ("export", "--model", str(folder), "--output", "MODEL")
-                lines.append(next_command(*words, trust=module.needs_trust))
+            refit = ""
+            if held_out is not None:
+                refit = held_out.refit_note
+            lines.append(f"Run folder {folder}{refit}")
+        lines += self._class_warnings(module)
+        if isinstance(module, CIFNetModule):
+            advice = module.model.calibration.advice()
+            if advice is not None:
+                lines.append(advice)
+        is_exportable = isinstance(module, CIFNetModule)
+        if folder is not None and (is_exportable or (folder / COMPLETE).is_dir()):
+            words = ("export", "--model", str(folder), "--output", "MODEL")
+            lines.append(next_command(*words, trust=module.needs_trust))
         for line in lines:
-            self._print(line)
+            print_text(line)
