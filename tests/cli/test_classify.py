@@ -139,7 +139,7 @@ REFUSED = [
     (
         ["--images", "{tmp}/gone.zip"],
         1,
-        "gone.zip: give an image, a folder, a Zip archive, or",
+        "gone.zip: give an image",
     ),
     (["--images", "{tmp}/*.gif"], 1, "no image matches"),
     (["--images", "{tmp}/empty"], 1, "holds no image"),

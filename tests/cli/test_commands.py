@@ -106,7 +106,7 @@ def test_version(capsys):
         (
             ["merge", "--output", "x"],
             2,
-            "no models are given: name them before the options, cifnet merge MODELS",
+            "cifnet merge MODELS",
         ),
         (
             ["extend", "--model", "x", "--images", "a", "b", "--output", "c"],

@@ -113,10 +113,7 @@ def test_exact_is_only_what_is(
         "if it is among bee, those images count against it" in capsys.readouterr().err
     )
     assert forget(tmp_path / "again", tmp_path / "b", "--images", str(images)) == 0
-    assert (
-        "A class was removed earlier without its images, which still count"
-        in capsys.readouterr().out
-    )
+    assert "removed earlier without its images" in capsys.readouterr().out
 
 
 def test_images_in_several_folders(
@@ -137,7 +134,7 @@ def test_images_in_several_folders(
     one, other = (cifnet_pl.load(tmp_path / name) for name in ("b", "whole"))
     torch.testing.assert_close(one.head.weights, other.head.weights, rtol=0, atol=1e-9)
     assert forget(model, tmp_path / "c", "--images", both[0]) == 1
-    assert "3 of them are there: give all of them" in capsys.readouterr().err
+    assert "3 of them are there" in capsys.readouterr().err
 
 
 def test_other_images_are_refused(
@@ -151,10 +148,7 @@ def test_other_images_are_refused(
         capsys,
     )
     assert forget(model, tmp_path / "b", "--images", str(tmp_path / "gone.zip")) == 1
-    assert (
-        f"no Zip archive {tmp_path / 'gone.zip'}: give an image, a folder, a Zip"
-        in capsys.readouterr().err
-    )
+    assert f"no Zip archive {tmp_path / 'gone.zip'}: give" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 

@@ -240,10 +240,7 @@ def test_a_class_that_comes_back_after_its_removal_is_mentioned(made, tmp_path, 
     for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
         capsys.readouterr()
         assert merge(*pair, "--output", tmp_path / "m", "--overwrite") == 0
-        assert (
-            "removed from this model without its images; if it is among bee, dog, "
-            in capsys.readouterr().err
-        )
+        assert "if it is among bee, dog, " in capsys.readouterr().err
         assert cifnet_pl.load(tmp_path / "m").remembers_removed
     assert merge(site_a, site_b, "--output", tmp_path / "m", "--overwrite") == 0
     assert capsys.readouterr().err == ""

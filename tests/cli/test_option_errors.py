@@ -335,9 +335,6 @@ def test_interrupted_command(monkeypatch, capsys):
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
     assert main(["info", "--model", "x"]) == 130
-    assert (
-        capsys.readouterr().err
-        == "cifnet: stopped; no file is left half written. Give the command again\n"
-    )
+    assert capsys.readouterr().err.startswith("cifnet: stopped")
     monkeypatch.setattr("cifnet_pl.cli.lightning_cli.run", interrupt)
     assert_ends(main(["fit", "--data.root", "images"]), 130, "--ckpt_path last", capsys)

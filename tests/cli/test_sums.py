@@ -244,7 +244,7 @@ def test_finished_shards_are_skipped_and_damaged_ones_made_again(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--shard", "6/5"], "--shard is '6/5', expected one of n parts"),
+        (["--shard", "6/5"], "--shard is '6/5'"),
         ([], "give either --shard"),
         (["--shard", "1/9999"], "cannot be cut into 9999 shards"),
         (["--shard", "1/2", "--model.head", "CIFNetHead"], "CIFNetHead"),

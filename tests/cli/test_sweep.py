@@ -199,7 +199,7 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
         (
             {"axes": {"head": [{"config": "sweep.yaml"}]}},
-            "is not a configuration with a model",
+            "is not a configuration",
         ),
     ],
 )

@@ -67,10 +67,7 @@ def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
 def test_duplicates_are_named_and_left_out(images, repeated, tmp_path, caplog):
     (repeated / "train" / "cow" / "wrong.png").unlink()
     folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    assert (
-        "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already or twice in the folder: left out"
-        in caplog.text
-    )
+    assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already" in caplog.text
     clean = run(tmp_path / "b", images, "--model.head", "RidgeHead")
     ours = checkpoint(folder)
     theirs = checkpoint(clean)
@@ -94,10 +91,7 @@ def test_an_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplo
         "note: ant/1.png (also in cow), cow/wrong too.png (also in ant), cow/wrong.png (also in"
         " ant) in two classes"
     )
-    assert (
-        f"{said}: not learned until each is in one alone, remove it from the wrong folder"
-        in caplog.text
-    )
+    assert f"{said}: not learned" in caplog.text
     model = cifnet_pl.load(folder)
     assert model.counts == {"ant": 8, "bee": 9, "cow": 9, "dog": 9}
     assert (

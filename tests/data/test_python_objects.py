@@ -113,7 +113,7 @@ def test_a_model_learns_a_stream_without_a_trainer_as_with_one(
     z = torch.rand(20, backbone.features, dtype=torch.float64)
     torch.testing.assert_close(model.head(z), learner.head(z))
     assert torch.equal(model.images.content, learner.images.content)
-    with pytest.raises(UsageError, match="give the tasks of one stream in their order"):
+    with pytest.raises(UsageError, match="in their order"):
         model.learn(task)
 
 
@@ -167,20 +167,20 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
         (5, "the data source is a int, expected a name, arrays"),
         (
             (PIXELS, LABELS[:3]),
-            r"X has shape \(12, 6, 4, 3\) and y \(3,\), expected a label for each sample",
+            r"X has shape \(12, 6, 4, 3\) and y \(3,\)",
         ),
         (
             (PIXELS / 255, LABELS),
-            r"and dtype float64, expected \(n, d\) floats or \(n, h, w, 3\) uint8",
+            r"dtype float64, expected \(n, d\)",
         ),
         ((PIXELS, LABELS / 2), r"the label in row 0 .* is 0\.0 \(float\)"),
         (
             (PIXELS, LABELS, PIXELS, LABELS),
             "the data source is a tuple, expected a name, arrays",
         ),
-        (["ant.png", "bee.png"], "the data are no pairs of sample and label"),
-        ([3, 4, 5], "the data are no pairs of sample and label"),
-        (TensorDataset(torch.zeros(3, 4)), "the data are no pairs of sample and label"),
+        (["ant.png", "bee.png"], "no pairs of sample and label"),
+        ([3, 4, 5], "no pairs of sample and label"),
+        (TensorDataset(torch.zeros(3, 4)), "no pairs of sample and label"),
         (
             [(PIXELS[0] / 255, 0)] * 4,
             r"dtype float64, expected uint8 pixels; leave ToTensor and Normalize out",

@@ -82,9 +82,7 @@ def test_going_on_is_the_same_plan(kind: Stream) -> None:
     whole = made.tasks(())
     for k in range(len(whole) + 1):
         assert made.tasks(whole.tasks[:k]) == whole
-    with pytest.raises(
-        DataError, match="the tasks learned before are not those of this stream"
-    ):
+    with pytest.raises(DataError, match="not those of this stream"):
         made.tasks([["c0", "c7", "c1"]])
 
 

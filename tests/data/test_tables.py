@@ -77,7 +77,7 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
         ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' has control characters"),
         (
             {"labels": np.array([None] * 30)},
-            "holds Python objects, which are never loaded",
+            "holds Python objects",
         ),
         (
             {"embeddings": np.zeros(30)},
@@ -103,9 +103,7 @@ def test_bad_arrays(
 def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> None:
     z = vectors()[0].astype(np.float64)
     z[17, 2] = number
-    assert "no finite float32 in row 17 of the embeddings" in refused(
-        write(tmp_path, embeddings=z)
-    )
+    assert "no finite float32 in row 17" in refused(write(tmp_path, embeddings=z))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_rows_that_are_not_finite_are_named(number: float, tmp_path: Path) -> No
         ),
         ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "are not all floats"),
         ({"embeddings": [["1", "2"]] * 8}, "are not all floats"),
-        ({"labels": [0, None] * 4}, "the label in row 1 (counted from 0) is missing"),
+        ({"labels": [0, None] * 4}, "label in row 1 ("),
         ({"labels": [0.5, 1.5] * 4}, "is 0.5 (float)"),
     ],
 )
@@ -166,9 +164,7 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     for name, content in {"cut.npz": whole[:200], "a.parquet": b"no"}.items():
         (tmp_path / name).write_bytes(content)
         assert f"cannot read {tmp_path / name}" in refused(tmp_path / name)
-    with pytest.raises(
-        UsageError, match=r"no file was given: set --data\.root to a file of embeddings"
-    ):
+    with pytest.raises(UsageError, match=r"no file was given: set --data\.root"):
         build_source("embeddings", SourceOptions())
 
 
@@ -228,7 +224,7 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
         ),
         (
             "path,label\nblue/0.png,a\nblue/99.png,b\n",
-            "lists 1 files that are not there, the first is .*blue/99.png",
+            "lists 1 files .*blue/99.png",
         ),
         (
             "path,label,split\nblue/0.png,a,fold 2\n",
@@ -426,10 +422,7 @@ def test_learn_export_and_classify(
         )
         == 2
     )
-    assert (
-        "--gallery needs images, but this model classifies embeddings"
-        in capsys.readouterr().err
-    )
+    assert "--gallery needs images" in capsys.readouterr().err
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
     assert (
@@ -455,10 +448,7 @@ def test_a_backbone_is_refused_and_a_configuration_is_not(
     path = write(tmp_path)
     few = ["--data.classes_per_task", "2"]
     assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 2
-    assert (
-        "data source embeddings has no images for backbone pixels"
-        in capsys.readouterr().err
-    )
+    assert "no images for backbone pixels" in capsys.readouterr().err
     assert fit(path, tmp_path, "--model.backbone", "none", *few) == 0
     saved = tmp_path / "default" / "version_0" / "config.yaml"
     assert "backbone: none:4" in saved.read_text()

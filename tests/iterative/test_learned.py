@@ -137,7 +137,7 @@ def test_an_unfinished_run_is_no_model(tmp_path: Path):
     engine.fit(made, datamodule=data())
     path = tmp_path / "alone.ckpt"
     engine.save_checkpoint(path)
-    with pytest.raises(CheckpointError, match="finish the run, and give its folder"):
+    with pytest.raises(CheckpointError, match="finish the run"):
         cifnet_pl.load(path)
 
 

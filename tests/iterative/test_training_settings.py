@@ -358,14 +358,12 @@ class TestRefused:
     def test_learning_rate_too_high(self, method, tmp_path):
         with pytest.raises(
             CifnetError,
-            match=r"in task 1: the learning rate 1e\+30 is too high, set a lower",
+            match=r"in task 1: the learning rate 1e\+30",
         ):
             run(method, tmp_path, learning_rate=1e30, epochs=3)
 
     def test_cache(self, tmp_path):
-        with pytest.raises(
-            UsageError, match=r"--data\.cache stores embeddings of a frozen network"
-        ):
+        with pytest.raises(UsageError, match=r"--data\.cache stores embeddings"):
             run(
                 FinetuneModule,
                 tmp_path,
@@ -387,18 +385,14 @@ class TestRefused:
     )
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
         monkeypatch.setattr(PODNetModule, where, FULL)
-        said = (
-            r"^the GPU's memory is full: set a smaller --data\.batch_size \(now 32\)$"
-        )
+        said = r"memory is full: .*--data\.batch_size \(now 32\)$"
         with pytest.raises(CifnetError, match=said):
             run(PODNetModule, tmp_path, epochs=1)
 
     def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
         made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
         monkeypatch.setattr(WAModule, "probabilities_by_classifier", FULL)
-        with pytest.raises(
-            CifnetError, match=r"is full: set a smaller --data\.batch_size \(now 32\)$"
-        ):
+        with pytest.raises(CifnetError, match=r"--data\.batch_size \(now 32\)$"):
             trainer(tmp_path).validate(
                 made, datamodule=data(max_tasks=1), verbose=False
             )
@@ -407,7 +401,7 @@ class TestRefused:
         "tuning", [0.125, 20.0], ids=["last_step", "further_steps"]
     )
     def test_rate_of_tuning_too_high(self, tuning, tmp_path):
-        said = r"in task 2: the learning rate 1e\+38 is too high, set a lower --model\.tuning_rate$"
+        said = r"in task 2: .* 1e\+38 .*--model\.tuning_rate$"
         with pytest.raises(CifnetError, match=said):
             run(
                 PODNetModule,
@@ -421,7 +415,7 @@ class TestRefused:
     def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
         with pytest.raises(
             CifnetError,
-            match=r"in task 1: the learning rate 1e\+25 is too high, set a lower",
+            match=r"in task 1: the learning rate 1e\+25",
         ):
             run(
                 FinetuneModule,

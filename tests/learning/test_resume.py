@@ -410,10 +410,7 @@ class TestOtherCheckpoints:
             )
             == 1
         )
-        assert (
-            "does not hold task 2, it was written in its middle"
-            in capsys.readouterr().err
-        )
+        assert "does not hold task 2" in capsys.readouterr().err
 
     def test_weights_alone_are_for_evaluation(self, saved, tmp_path, capsys):
         path = saved / "weights"
@@ -551,7 +548,7 @@ class TestMore:
         assert_ends(
             fit(tmp_path, *OPTIONS, *LAST),
             0,
-            "version_0 has no checkpoint yet: starting with task 1",
+            "version_0 has no checkpoint",
             capsys,
         )
         assert_same_run(tmp_path / "default" / "version_0", reference)

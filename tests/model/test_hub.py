@@ -59,7 +59,7 @@ def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
     push(learned("ridge"), HubName.parse(f"hf:{NAME}"))
     with pytest.raises(
         CheckpointError,
-        match="is not on this machine: allow the download with --download true",
+        match="not on this machine.* --download true",
     ):
         cifnet_pl.load(f"hf:{NAME}")
     cifnet_pl.load(f"hf:{NAME}", download=True)
@@ -135,9 +135,7 @@ def test_the_card(hub: FakeHub):
     ["hf:", "hf:model", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../c", "hf:a b/c"],
 )
 def test_a_wrong_name(name: str):
-    with pytest.raises(
-        UsageError, match="names no model of the hub, expected hf:user/model"
-    ):
+    with pytest.raises(UsageError, match="expected hf:user/model"):
         cifnet_pl.load(name)
 
 

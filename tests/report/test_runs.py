@@ -132,7 +132,7 @@ PREDICTIONS = "predictions.parquet/task_0005.parquet"
 KEPT: list[tuple[Change, str]] = [
     (
         cut(PREDICTIONS),
-        "predictions.parquet is damaged, so its run is not compared over test images",
+        "predictions.parquet is damaged",
     ),
 ]
 """Runs that are shown but for what is damaged."""

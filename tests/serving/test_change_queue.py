@@ -25,7 +25,8 @@ def test_a_refusal_or_a_fault_stops_nothing(learner):
     done = learner.submit("c", lambda job: (None, {"c": 1}))
     error, fault = (job.result.exception(10) for job in (refused, failed))
     assert (error.status, str(error)) == (422, "no photo")
-    assert (fault.status, str(fault)) == (500, "the server failed; its log says why")
+    assert fault.status == 500
+    assert "log" in str(fault)
     assert done.result.result(10) == {"c": 1}
 
 
