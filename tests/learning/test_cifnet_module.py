@@ -197,7 +197,7 @@ class TestWithoutTheCommandLine:
             assert torch.equal(value, whole.state_dict()[key]), key
         with pytest.raises(
             CheckpointError,
-            match="5 tasks are learned.* of 0",
+            match=r"5 tasks are learned.* of 0",
         ):
             trainer(tmp_path, TaskMetrics()).fit(learner, datamodule=digits())
 

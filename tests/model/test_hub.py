@@ -59,7 +59,7 @@ def test_what_was_fetched_is_used_without_the_network(hub: FakeHub):
     push(learned("ridge"), HubName.parse(f"hf:{NAME}"))
     with pytest.raises(
         CheckpointError,
-        match="not on this machine.* --download true",
+        match=r"not on this machine.* --download true",
     ):
         cifnet_pl.load(f"hf:{NAME}")
     cifnet_pl.load(f"hf:{NAME}", download=True)
