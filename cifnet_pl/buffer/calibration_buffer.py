@@ -20,7 +20,7 @@ from cifnet_pl.buffer.selection import (
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
-CANDIDATES_PER_PLACE = 4
+MAX_CANDIDATES_RATIO = 4
 """Candidates that are in memory, as a multiple of the capacity; with more they are pruned."""
 
 
@@ -44,7 +44,7 @@ class BufferSamples(NamedTuple):
         return BufferSamples(z, y, self.key[rows])
 
 
-def joined(parts: Sequence[BufferSamples]) -> BufferSamples:
+def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
     """Join samples; embeddings get the dtype of the last part."""
     last = parts[-1].z
     embeddings = [part.z.to(last) for part in parts]
@@ -75,7 +75,7 @@ class CalibrationBuffer(GrowingModule):
 
     Args:
         capacity: total number of embeddings. With ``per_class`` it bounds only the number of
-            candidates in memory (``CANDIDATES_PER_PLACE``).
+            candidates in memory (``MAX_CANDIDATES_RATIO``).
         per_class: number of embeddings of each class, or None.
         strategy: one of ``STRATEGIES``.
         seed: of the selection; on the command line, ``--seed_everything``.
@@ -109,7 +109,7 @@ class CalibrationBuffer(GrowingModule):
         key = torch.zeros(0, dtype=torch.int64)
         self.key: Tensor = nn.Buffer(key)
         self._pending: list[BufferSamples] = []
-        self._prune_at = CANDIDATES_PER_PLACE * capacity
+        self._prune_at = MAX_CANDIDATES_RATIO * capacity
         self.n_candidates = 0
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
@@ -178,10 +178,10 @@ class CalibrationBuffer(GrowingModule):
 
         Returns:
             By class, and within a class by key, each once. None where all fit, where the strategy
-            is not random, or where there were more than ``CANDIDATES_PER_PLACE`` times the
+            is not random, or where there were more than ``MAX_CANDIDATES_RATIO`` times the
             capacity: then only a part of these is in memory.
         """
-        most = CANDIDATES_PER_PLACE * self.capacity
+        most = MAX_CANDIDATES_RATIO * self.capacity
         if self.strategy != "random" or not 0 < self.n_candidates <= most:
             return None
         samples = self._with_stored(self.pending())
@@ -230,7 +230,7 @@ class CalibrationBuffer(GrowingModule):
         self.discard_pending()
         if classes:
             parts = [self._select(label, pending, quota) for label in classes]
-            self._replace(joined(parts))
+            self._replace(concatenate(parts))
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
@@ -271,8 +271,8 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not in the buffer are ignored.
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
-        stays = ~removed
-        kept = self._stored().at(stays)
+        is_kept = ~removed
+        kept = self._stored().at(is_kept)
         self._replace(kept)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
@@ -292,7 +292,7 @@ class CalibrationBuffer(GrowingModule):
         """Return the pending candidates of the current task."""
         if not self._pending:
             return self._stored().at(slice(0))
-        return joined(self._pending)
+        return concatenate(self._pending)
 
     def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the pending candidates, for example by those of all processes.
@@ -319,7 +319,7 @@ class CalibrationBuffer(GrowingModule):
         """Return the samples of the buffer, then the candidates, whose dtype is kept."""
         if not len(self.y):  # an empty buffer has no width yet
             return pending
-        return joined([self._stored(), pending])
+        return concatenate([self._stored(), pending])
 
     def _prune_pending(self) -> None:
         """Select among the candidates: no class can keep more than its current quota."""
@@ -328,9 +328,9 @@ class CalibrationBuffer(GrowingModule):
         every_class = {*present, *self.classes}
         quota = self.quota(len(every_class))
         parts = [self._best(pending.at(pending.y == c), quota) for c in present]
-        selected = joined(parts)
+        selected = concatenate(parts)
         self._pending = [selected]
-        places = CANDIDATES_PER_PLACE * self.capacity
+        places = MAX_CANDIDATES_RATIO * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))
 
     def _select(self, label: int, pending: BufferSamples, quota: int) -> BufferSamples:

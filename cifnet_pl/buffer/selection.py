@@ -87,10 +87,10 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     count = min(quota, len(z))
     for k in range(1, count + 1):
         # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
-        wanted = k * mean - total
-        along = z @ wanted
-        gap = norms - 2 * along
-        remaining = gap.masked_fill(picked, torch.inf)
+        target = k * mean - total
+        projected = z @ target
+        distance = norms - 2 * projected
+        remaining = distance.masked_fill(picked, torch.inf)
         nearest = remaining.argmin()
         picks.append(nearest)
         picked[nearest] = True
@@ -118,15 +118,15 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)
     centred = points - centres[label]
-    gap = centred.square().sum(dim=1)
-    in_order = np.lexsort((gap, label, -size[label]))
+    distance = centred.square().sum(dim=1)
+    in_order = np.lexsort((distance, label, -size[label]))
     order = torch.from_numpy(in_order)
     sorted_label = label[order]
     is_first = torch.ones(len(order), dtype=torch.bool)
     is_first[1:] = sorted_label[1:] != sorted_label[:-1]
     others = order[~is_first]
-    by_gap = torch.argsort(gap[others], stable=True)
-    rest = others[by_gap]
+    by_distance = torch.argsort(distance[others], stable=True)
+    rest = others[by_distance]
     first = order[is_first]
     ranked = torch.cat([first, rest])
     return ranked[:quota].to(z.device)
@@ -170,12 +170,12 @@ def select_whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
     order = torch.argsort(hashes)
     sorted_groups = groups[order]
     chosen = list[Tensor]()
-    left = quota
+    free = quota
     for group in dict.fromkeys(sorted_groups.tolist()):
         rows = order[sorted_groups == group]
-        if len(rows) <= left:
+        if len(rows) <= free:
             chosen.append(rows)
-            left -= len(rows)
+            free -= len(rows)
     if chosen:
         return torch.cat(chosen)
     of_first = sorted_groups == sorted_groups[0]

@@ -135,8 +135,8 @@ class ACILHead(SumsHead):
 
     def _solve(self) -> None:
         self._commit_increment()
-        target_energy = self.sums.class_mass.sum()
-        self.weights, choice = solve_stream(self.sums, target_energy, self.ridge)
+        tss = self.sums.class_mass.sum()
+        self.weights, choice = solve_stream(self.sums, tss, self.ridge)
         self.ridge_used.fill_(choice.ridge)
         self.position = choice.position
 
@@ -187,14 +187,12 @@ def check_given_projection(projection: Tensor, in_features: int) -> None:
         )
 
 
-def solve_stream(
-    sums: Sums, target_energy: Tensor, ridge: Ridge
-) -> tuple[Tensor, RidgeChoice]:
+def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
     """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
     Args:
         sums: over the features of one stream.
-        target_energy: () sum of the squared targets; with one-hot targets, of the sample weights.
+        tss: () sum of the squared targets; with one-hot targets, of the sample weights.
         ridge: a number, or "gcv".
 
     Returns:
@@ -202,9 +200,7 @@ def solve_stream(
     """
     moment = sums.class_sums.T
     samples = int(sums.seen)
-    weights, choice = solve(
-        sums.gram, moment, ridge, target_energy, samples, overwrite=True
-    )
+    weights, choice = solve(sums.gram, moment, ridge, tss, samples, overwrite=True)
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
 

@@ -148,9 +148,9 @@ class SLDAHead(SumsHead):
         scatter = mass * covariance.within.double()
         factor = factorise(scatter, mass.new_tensor(ridge), overwrite=True)
         means = class_means(sums).double()
-        away = half_of(factor, self._novelty_features(z).double() - means[columns])
+        centred = half_of(factor, self._novelty_features(z).double() - means[columns])
         class_mass = sums.class_sums[:, 0].double()
-        removable = Removable(away, half_of(factor, means), class_mass, columns)
+        removable = Removable(centred, half_of(factor, means), class_mass, columns)
 
         def left_out(groups: Tensor | None) -> Tensor:
             return removable.discriminant(mass, groups) / (1 - alpha)
@@ -178,9 +178,9 @@ class SLDAHead(SumsHead):
     def _keep(self, columns: Tensor) -> None:
         self._commit_increment()
         # Of a removed class the scatter around its mean stays, not the mean itself.
-        gone = self.sums.counts > 0
-        gone[columns] = False
-        sums = self.sums.class_sums[gone]
+        removed = self.sums.counts > 0
+        removed[columns] = False
+        sums = self.sums.class_sums[removed]
         self.sums.subtract_products(sums / sums[:, :1].sqrt())
         super()._keep(columns)
 
@@ -394,8 +394,8 @@ class FeCAMHead(SumsHead):
             )
             columns = []
             for mean, inverse in zip(means, inverses, strict=True):
-                away = unit - mean
-                columns.append(-((away @ inverse) * away).sum(dim=1))
+                centred = unit - mean
+                columns.append(-((centred @ inverse) * centred).sum(dim=1))
             return torch.stack(columns, dim=1)
 
         return score

@@ -28,12 +28,12 @@ FEWEST_DIRECTIONS = 32
 
 WINDOW_SHARE = 0.02
 SMALLEST_WINDOW = 8
-"""Energies are averaged over this share of the directions, at least so many."""
+"""Squared norms are averaged over this share of the directions, at least so many."""
 
-EMPTY_ENERGY = 0.1
-"""A direction with a smaller share of the median energy has none."""
+EMPTY_SHARE = 0.1
+"""A direction whose squared norm is a smaller share of the median is empty."""
 
-EMPTY_NULL_ENERGY = 0.4
+EMPTY_NULL_SHARE = 0.4
 """The same for directions of the null space, relative to those with the smallest eigenvalues.
 
 On images this ratio is 0.73 to 1 where all are distinct, and at most 0.39 where each has a
@@ -72,18 +72,18 @@ class ErrorShares(NamedTuple):
 
 
 def shares_of_independent_error(
-    energy: Tensor, null_directions: int, unexplained: Tensor
+    squares: Tensor, null_directions: int, unexplained: Tensor
 ) -> ErrorShares:
     """Estimate, for each eigendirection, the share of the residual not caused by duplicates.
 
-    n distinct samples span n directions, and the targets' error has about the same energy in each.
+    n distinct samples span n directions, and the targets' error has about the same norm in each.
     A duplicate adds a direction, its difference from the original, in which the targets do not
-    differ. Its energy is zero. Counting it as a free direction would make the residual variance
+    differ. Its norm is zero. Counting it as a free direction would make the residual variance
     look too small. Directions with small eigenvalues hold hardly anything but error, so their
-    energies show how many of them are such differences.
+    squared norms show how many of them are such differences.
 
     Args:
-        energy: (m,) squared norm of the targets along each eigendirection of the features, by
+        squares: (m,) squared norm of the targets along each eigendirection of the features, by
             falling eigenvalue.
         null_directions: dimension of the null space, to which no feature contributes.
         unexplained: () squared norm of the targets in the null space.
@@ -91,27 +91,27 @@ def shares_of_independent_error(
     Returns:
         The shares; all 1 where the samples look distinct.
     """
-    all_distinct = ErrorShares(torch.ones_like(energy), 1.0)
-    if len(energy) < FEWEST_DIRECTIONS:
+    all_distinct = ErrorShares(torch.ones_like(squares), 1.0)
+    if len(squares) < FEWEST_DIRECTIONS:
         return all_distinct
-    share = round(WINDOW_SHARE * len(energy))
+    share = round(WINDOW_SHARE * len(squares))
     width = max(SMALLEST_WINDOW, share)
-    local = _moving_mean(energy, width)
-    level = _median_energy(local)
-    live = local > EMPTY_ENERGY * level
+    local_mean = _moving_mean(squares, width)
+    median_square = _median_square(local_mean)
+    occupied = local_mean > EMPTY_SHARE * median_square
     null_share = 1.0
-    if 0 < null_directions <= LARGEST_NULL_RATIO * len(energy):
-        twentieth = int(live.sum()) // 20
+    if 0 < null_directions <= LARGEST_NULL_RATIO * len(squares):
+        twentieth = int(occupied.sum()) // 20
         last = max(1, twentieth)
-        smallest = energy[live][-last:]
+        smallest = squares[occupied][-last:]
         tail = smallest.mean()
         noise = unexplained / null_directions
         null_share = (noise / tail).item()
-    if null_share >= EMPTY_NULL_ENERGY:
-        if live.all():
+    if null_share >= EMPTY_NULL_SHARE:
+        if occupied.all():
             return all_distinct
         null_share = 1.0
-    shares = (local / level).clamp_max(1)
+    shares = (local_mean / median_square).clamp_max(1)
     return ErrorShares(shares, null_share)
 
 
@@ -125,23 +125,23 @@ def _moving_mean(values: Tensor, width: int) -> Tensor:
     return means[first]
 
 
-def _median_energy(local: Tensor) -> Tensor:
-    """Return the median energy of the directions that have some."""
-    level = local.mean()
+def _median_square(local_mean: Tensor) -> Tensor:
+    """Return the median squared norm of the directions that are not empty."""
+    median_square = local_mean.mean()
     while True:
-        live = local > EMPTY_ENERGY * level
-        if not live.any():
-            return level
-        median = local[live].median()
-        if median >= level:
-            return level
-        level = median
+        occupied = local_mean > EMPTY_SHARE * median_square
+        if not occupied.any():
+            return median_square
+        median = local_mean[occupied].median()
+        if median >= median_square:
+            return median_square
+        median_square = median
 
 
 def gcv_ridge(
     eigenvalues: Tensor,
-    energy: Tensor,
-    target_energy: Tensor,
+    squares: Tensor,
+    tss: Tensor,
     samples: int,
     free: int = 1,
 ) -> RidgeChoice:
@@ -162,8 +162,8 @@ def gcv_ridge(
     Args:
         eigenvalues: (d,) e_i ≥ 0 of the Gram matrix, centred where the bias is free; exactly zero
             beyond its rank.
-        energy: (d,) a_i, squared norms of the rotated moment, centred likewise.
-        target_energy: () tr(Y_cᵀY_c), likewise.
+        squares: (d,) a_i, squared norms of the rotated moment, centred likewise.
+        tss: () total sum of squares tr(Y_cᵀY_c), likewise.
         samples: n, the number of distinct samples.
         free: parameters of each class that are fitted without penalty: 1 for a free bias.
     """
@@ -173,11 +173,11 @@ def gcv_ridge(
     rank = int((eigenvalues > 0).sum())
     order = eigenvalues.argsort(descending=True)[:rank]
     eigenvalues = eigenvalues[order]
-    explained = energy[order] / eigenvalues
+    explained = squares[order] / eigenvalues
     null_directions = max(samples - free - rank, 0)
-    unexplained = torch.zeros_like(target_energy)
+    unexplained = torch.zeros_like(tss)
     if null_directions:
-        unexplained = (target_energy - explained.sum()).clamp_min(0)
+        unexplained = (tss - explained.sum()).clamp_min(0)
     share, null_share = shares_of_independent_error(
         explained, null_directions, unexplained
     )
@@ -193,14 +193,14 @@ def gcv_ridge(
     largest = eigenvalues.max()
     limit = SMALLEST_RIDGE * rounding * largest
     too_small = grid < limit
-    hopeless = (residual_df <= 0) | too_small
-    score[hopeless] = torch.inf
+    excluded = (residual_df <= 0) | too_small
+    score[excluded] = torch.inf
     effective_samples = free + share.sum() + null_share * null_directions
     too_flexible = residual_df < (1 - LARGEST_DF_SHARE) * effective_samples
     allowed = score.masked_fill(too_flexible, torch.inf)
     best = _last_smallest(allowed)
     position: Position = "inside"
-    if target_energy > NOTHING_TO_FIT * rounding * samples:
+    if tss > NOTHING_TO_FIT * rounding * samples:
         position = _position(score, best)
     return RidgeChoice(grid[best].item(), position)
 

@@ -1,6 +1,6 @@
 """Turn scores into probabilities by a temperature and a power of the odds, and fit both.
 
-The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax.
+The scores of ridge regression on ±L or one-hot targets are far too close log_rest for a softmax.
 Dividing them by one temperature corrects that (Guo et al., 2017). The power of the odds of the most
 probable class corrects what one temperature leaves: where classes resemble each other, predictions
 of high confidence are overconfident.
@@ -45,9 +45,9 @@ def log_odds(logits: Tensor) -> LogOdds:
     columns = torch.arange(classes, device=logits.device)
     is_first = columns == first
     others = logits.masked_fill(is_first, -torch.inf)
-    together = others.logsumexp(dim=1, keepdim=True)
-    odds = logits.gather(1, first) - together
-    return LogOdds(first, odds, others - together)
+    log_rest = others.logsumexp(dim=1, keepdim=True)
+    odds = logits.gather(1, first) - log_rest
+    return LogOdds(first, odds, others - log_rest)
 
 
 def to_probabilities(

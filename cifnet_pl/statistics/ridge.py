@@ -17,7 +17,7 @@ def solve(
     gram: Tensor,
     moment: Tensor,
     ridge: Ridge,
-    target_energy: Tensor,
+    tss: Tensor,
     samples: int,
     free: int = 0,
     overwrite: bool = False,
@@ -30,7 +30,7 @@ def solve(
         gram: (p, p) symmetric positive semi-definite.
         moment: (p, C).
         ridge: λ, or "gcv": the one that :func:`gcv_ridge` chooses.
-        target_energy: () sum of the squared targets.
+        tss: () total sum of squares of the targets.
         samples: number of distinct samples.
         free: parameters of each class that are fitted without penalty, and are already out of the
             sums.
@@ -45,7 +45,7 @@ def solve(
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
     energy = rotated.square().sum(dim=1)
-    choice = gcv_ridge(eigen.values, energy, target_energy, samples, free)
+    choice = gcv_ridge(eigen.values, energy, tss, samples, free)
     shrunk = rotated / (eigen.values + choice.ridge)[:, None]
     return eigen.back(shrunk), choice
 
@@ -59,7 +59,7 @@ class Centred:
         moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``.
         mean: (d,) μ.
         target_mean: (C,) t̄.
-        target_energy: () ``tr(Y_cᵀ Y_c)``.
+        tss: () total sum of squares, ``tr(Y_cᵀ Y_c)``.
         samples: number of distinct samples.
     """
 
@@ -67,7 +67,7 @@ class Centred:
     moment: Tensor
     mean: Tensor
     target_mean: Tensor
-    target_energy: Tensor
+    tss: Tensor
     samples: int
 
     @classmethod
@@ -101,7 +101,7 @@ class Centred:
             The weights (d+1, C) with the bias in row 0, and the ridge used.
         """
         weights, chosen = solve(
-            self.gram, self.moment, ridge, self.target_energy, self.samples, free=1
+            self.gram, self.moment, ridge, self.tss, self.samples, free=1
         )
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen

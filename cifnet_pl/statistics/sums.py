@@ -135,7 +135,7 @@ class Sums(GrowingModule):
             classes; known duplicates (:meth:`count_duplicates`) do not count.
         mass: () ``Σ ω`` over all rows.
         packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
-            rows are added they are summed up in a square, which is packed in ``settle``. Read
+            rows are added they are summed up in a square, which is packed in ``pack_gram``. Read
             ``gram``.
         class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. Dropped with their
             class.
@@ -187,7 +187,7 @@ class Sums(GrowingModule):
     @property
     def gram(self) -> Tensor:
         """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
-        self.settle()
+        self.pack_gram()
         return unpack(self.packed_gram, self.width)
 
     def class_gram(self, column: int) -> Tensor:
@@ -295,7 +295,7 @@ class Sums(GrowingModule):
         """
         self.seen -= count
 
-    def settle(self) -> None:
+    def pack_gram(self) -> None:
         """Pack the square matrix that rows were added to into a triangle, and free the square."""
         if self._square is not None:
             self.packed_gram = pack(self._square)
@@ -347,8 +347,8 @@ class Sums(GrowingModule):
         self.mass += other.mass
 
     def _add_gram(self, other: Sums, sign: int) -> None:
-        self.settle()
-        other.settle()
+        self.pack_gram()
+        other.pack_gram()
         others = other.packed_gram.to(self.packed_gram.device)
         self.packed_gram.add_(others, alpha=sign)
 
@@ -358,7 +358,7 @@ class Sums(GrowingModule):
         Args:
             rows: (n, p).
         """
-        self.settle()
+        self.pack_gram()
         products = rows.T @ rows
         self.packed_gram.sub_(pack(products))
 
@@ -376,21 +376,21 @@ class Sums(GrowingModule):
             sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a
                 fixed order.
         """
-        self.settle()
+        self.pack_gram()
         for tensor in self.buffers():
             sum_in_place(tensor)
 
     # ------------------------------------------------------------------ storing
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.settle()
+        self.pack_gram()
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(
         self, destination: Any, prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Not settled: nothing that is computed may depend on when a state was stored.
+        # Not packed in place: nothing that is computed may depend on when a state was stored.
         if self._square is not None:
             packed = pack(self._square)
             destination[prefix + "packed_gram"] = packed
