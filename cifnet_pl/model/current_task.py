@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
-from cifnet_pl.buffer.calibration_buffer import joined
+from cifnet_pl.buffer.calibration_buffer import concatenate
 from cifnet_pl.heads import Head
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.files import of_all_processes
@@ -87,7 +87,7 @@ class CurrentTask:
     def _update_statistics(self) -> None:
         if not self._waiting:
             return
-        samples = joined(self._waiting)
+        samples = concatenate(self._waiting)
         self._waiting.clear()
         if self.additions is not None:
             known = torch.isin(samples.y, self.additions.labels)
@@ -135,6 +135,6 @@ def _join_candidates(buffer: CalibrationBuffer) -> None:
     own = [tensor.cpu() for tensor in buffer.pending()]
     parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
     if parts:
-        candidates = joined(parts)
+        candidates = concatenate(parts)
         device = buffer.z.device
         buffer.replace_pending(*(tensor.to(device) for tensor in candidates))

@@ -1,6 +1,6 @@
 """Turn scores into probabilities by a temperature and a power of the odds, and fit both.
 
-The scores of ridge regression on ±L or one-hot targets are far too close log_rest for a softmax.
+The scores of ridge regression on ±L or one-hot targets are far too close together for a softmax.
 Dividing them by one temperature corrects that (Guo et al., 2017). The power of the odds of the most
 probable class corrects what one temperature leaves: where classes resemble each other, predictions
 of high confidence are overconfident.
