@@ -111,15 +111,16 @@ def compare(images: Images, classes: list[int], unknown: Tensor) -> Tensor:
 
 def near(images: Images) -> Tensor:
     """Half of the classes are known; the mean of several splits."""
-    unknown = []
+    compared = []
     for seed in SEEDS:
         order = torch.randperm(
             images.classes, generator=torch.Generator().manual_seed(seed)
         )
         known, unknown = order.chunk(2)
         rows = torch.isin(images.val_y, unknown).nonzero().flatten()
-        unknown.append(compare(images, known.tolist(), images.val_z[drawn(rows, seed)]))
-    return torch.stack(unknown).mean(dim=0)
+        chosen = images.val_z[drawn(rows, seed)]
+        compared.append(compare(images, known.tolist(), chosen))
+    return torch.stack(compared).mean(dim=0)
 
 
 def kept_promises(head: Head, buffer: CalibrationBuffer, images: Images) -> Tensor:
@@ -183,12 +184,12 @@ def main() -> None:
     show_columns(["known", "unknown", *COLUMNS])
     for name, images in sets.items():
         everything = list(range(images.classes))
-        unknown = {
+        others = {
             other: theirs.val_z for other, theirs in sets.items() if other != name
         }
         rows = {
             other: compare(images, everything, z[drawn(torch.arange(len(z)), 0)])
-            for other, z in unknown.items()
+            for other, z in others.items()
         }
         rows["its other classes"] = near(images)
         for unknown, scores in rows.items():

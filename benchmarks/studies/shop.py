@@ -2,7 +2,9 @@
 the week after.
 
 Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten images of
-each product, a quarter of the products at a time, as folders; then the other images of ``train``.
+each product, some products at a time, as folders; then the other images of ``train``. All images of
+``val`` wait from the beginning, so after each step all products are asked about, whether taught or
+not: certain ones are counted, and those of them that are wrong.
 The next week brings the first half of ``val``, by the order of its files: what is certain is
 counted, then the most uncertain are named one by one. Clicks and keys are counted as the page takes
 them: one to drop, one to name by folders, one to learn, one key for each uncertain image whose
@@ -17,13 +19,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 FIRST = 10
-STEPS = 4
+STAGES = (1, 2, 3, 5, 14, 31)
+"""Products that are known after each step; then all are."""
+
 REVIEWED = 100
 OFFERED = 3
 TYPED = 5
@@ -102,7 +107,11 @@ class Shop:
         asked = self.waiting("val")
         certain = [one for one in asked if one["certain"]]
         wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
-        print(f"all {len(asked)} asked: {len(certain)} certain, {wrong} of them wrong")
+        unknown = sum(one["class"] not in known for one in certain)
+        print(
+            f"{len(known)} known, all {len(asked)} asked: {len(certain)} certain, {wrong} of them"
+            f" wrong, {unknown} of them of products that nobody taught"
+        )
         tested = [
             one for one in asked if one["class"] in known and one["file"] in self.later
         ]
@@ -167,8 +176,9 @@ def main(root: Path, url: str) -> None:
         " new groups % | right % of images |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for step in range(STEPS):
-        part = names[step * len(names) // STEPS : (step + 1) * len(names) // STEPS]
+    stages = [*STAGES, len(names)]
+    for start, end in pairwise([0, *stages]):
+        part = names[start:end]
         folders(
             shop,
             f"{len(part)} products",

@@ -27,7 +27,7 @@ from cifnet_pl.serving.answering import (
     ServedModel,
     is_certain,
 )
-from cifnet_pl.serving.certainty import MIN_CLASSES
+from cifnet_pl.serving.certainty import MIN_CLASSES, MIN_IMAGES
 from cifnet_pl.serving.gallery import Gallery, groups_of
 from cifnet_pl.serving.naming import bare, folder_of, similar_names, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
@@ -361,8 +361,11 @@ class Inbox:
         classes = len(self.served.model.class_names)
         if classes < MIN_CLASSES:
             return messages.too_few_classes(classes, MIN_CLASSES)
-        if self.gallery.certainty.threshold == float("inf"):
+        rule = self.gallery.certainty
+        if len(rule.names) < classes:
             return messages.CLASSES_WITHOUT_IMAGES
+        if not rule.has_enough_images:
+            return messages.too_few_images(rule.images, MIN_IMAGES * classes)
         return messages.FEW_CERTAIN
 
     def _mark_certain(self, images: Sequence[InboxImage]) -> None:
@@ -370,7 +373,7 @@ class Inbox:
         rule = self.gallery.certainty
         embedded = self.gallery.known
         present = [image for image in images if image.image in embedded]
-        if not present or rule.threshold == float("inf"):
+        if not present or not rule.has_enough_images:
             return
         folders = set[str]()
         for image in images:

@@ -48,8 +48,7 @@ CLASSES_WITHOUT_IMAGES = (
     "Nothing is certain: of some classes no photos are kept to compare with."
 )
 FEW_CERTAIN = (
-    "Certain ones are few: of things that were never taught, one in a thousand may be"
-    " among them."
+    "Certain ones are few: something that was never taught may look like a known class."
 )
 WENT_BACK = "went back"
 WENT_AGAIN = "went there again"
@@ -180,6 +179,14 @@ def too_few_classes(classes: int, needed: int) -> str:
     return (
         f"Nothing is certain before {needed} classes are known ({classes} now): something else may"
         " look like one of them."
+    )
+
+
+def too_few_images(images: int, needed: int) -> str:
+    """Return why nothing is certain while few images of the known classes are kept."""
+    return (
+        f"Nothing is certain before {needed} photos of the known classes are kept ({images} now):"
+        " with few, something else may look like one of them."
     )
 
 

@@ -1,9 +1,9 @@
 """Which predictions are certain: those that an image of an unknown class would not get."""
 
+import pytest
 import torch
 
-from cifnet_pl.serving import certainty
-from cifnet_pl.serving.certainty import CertaintyRule
+from cifnet_pl.serving.certainty import MIN_CLASSES, MIN_IMAGES, CertaintyRule
 
 
 def samples(classes: int, count: int, noise: float = 0.3) -> dict[str, torch.Tensor]:
@@ -19,21 +19,54 @@ def samples(classes: int, count: int, noise: float = 0.3) -> dict[str, torch.Ten
     return found
 
 
-def test_nothing_is_certain_while_few_classes_are_known():
-    for count in (0, 1, 3, certainty.MIN_CLASSES - 1):
-        known = samples(count, 10)
-        rule = CertaintyRule(known)
-        assert rule.certain_classes(torch.randn(5, 64)) == [None] * 5
+@pytest.mark.parametrize(
+    ("classes", "count"),
+    [
+        (0, 1),
+        (1, 50),
+        (3, 50),
+        (MIN_CLASSES - 1, MIN_IMAGES),
+        (MIN_CLASSES, MIN_IMAGES - 1),
+    ],
+)
+def test_nothing_is_certain_while_little_is_known(classes, count):
+    rule = CertaintyRule(samples(classes, count))
+    assert not rule.has_enough_images
+    assert rule.certain_classes(torch.randn(5, 64)) == [None] * 5
 
 
 def test_images_of_unknown_classes_are_not_certain_even_if_they_are_similar():
-    every = samples(60, 20)
-    known = {name: z[:10] for name, z in list(every.items())[:40]}
+    every = samples(60, 40, noise=0.6)
+    known = {name: z[:20] for name, z in list(every.items())[:40]}
     rule = CertaintyRule(known)
     right = wrong = 0
     for name, z in every.items():
-        for found in rule.certain_classes(z[10:]):
+        for found in rule.certain_classes(z[20:]):
             right += found == name
             wrong += found not in (None, name)
     assert wrong <= 0.01 * (right + wrong)
     assert right > 50
+
+
+def test_spread_within_classes_does_not_hide_what_tells_them_apart():
+    """Where light changes all images much more than classes differ, some are certain still."""
+    draw = torch.Generator().manual_seed(1)
+    light = torch.randn(64, generator=draw)
+    every = {}
+    for name, z in samples(60, 40, noise=0.2).items():
+        every[name] = z + 2 * torch.randn(40, 1, generator=draw) * light
+    rule = CertaintyRule({name: z[:20] for name, z in list(every.items())[:40]})
+    right = wrong = 0
+    for name, z in every.items():
+        for found in rule.certain_classes(z[20:]):
+            right += found == name
+            wrong += found not in (None, name)
+    assert wrong <= 0.01 * (right + wrong)
+    assert right > 50
+
+
+def test_known_classes_without_spread_are_compared_all_the_same():
+    """Copies of one image a class."""
+    one_each = {name: z[:1].expand(MIN_IMAGES, 64) for name, z in samples(30, 1).items()}
+    rule = CertaintyRule(one_each)
+    assert len(rule.certain_classes(torch.randn(3, 64))) == 3
