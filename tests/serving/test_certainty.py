@@ -67,6 +67,8 @@ def test_spread_within_classes_does_not_hide_what_tells_them_apart():
 
 def test_known_classes_without_spread_are_compared_all_the_same():
     """Copies of one image a class."""
-    one_each = {name: z[:1].expand(MIN_IMAGES, 64) for name, z in samples(30, 1).items()}
+    one_each = {
+        name: z[:1].expand(MIN_IMAGES, 64) for name, z in samples(30, 1).items()
+    }
     rule = CertaintyRule(one_each)
     assert len(rule.certain_classes(torch.randn(3, 64))) == 3
