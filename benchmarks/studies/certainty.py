@@ -1,5 +1,5 @@
-"""``python -m benchmarks.studies.certainty IMAGES [IMAGES …]``: is what the page calls certain right
-where some of the things asked about were never taught?
+"""``python -m benchmarks.studies.certainty IMAGES [IMAGES …]``: is what the page calls certain
+right where some of the things asked about were never taught?
 
 Of 41 classes some are taught, with some images each; all validation images of the 41 are asked
 about. A row has, over several draws of the classes, the certain ones and how many of them are

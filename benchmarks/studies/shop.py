@@ -1,17 +1,16 @@
-"""``python -m benchmarks.studies.shop ROOT URL``: from an empty page to all products of ROOT, and
-the week after.
+"""``python -m benchmarks.studies.shop ROOT URL [IMAGES]``: from an empty page to all products of
+ROOT, and the week after.
 
-Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings ten images of
-each product, some products at a time, as folders; then the other images of ``train``. All images of
-``val`` wait from the beginning, so after each step all products are asked about, whether taught or
-not: certain ones are counted, and those of them that are wrong.
+Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings some images of
+each product (10 unless IMAGES says otherwise), some products at a time, as folders; then the other
+images of ``train``. All images of ``val`` wait from the beginning, so after each step all products
+are asked about, whether taught or not: certain ones are counted, and those of them that are wrong.
 The next week brings the first half of ``val``, by the order of its files: what is certain is
 counted, then the most uncertain are named one by one. Clicks and keys are counted as the page takes
 them: one to drop, one to name by folders, one to learn, one key for each uncertain image whose
 class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
 page promises after the step, mean over classes, and what the second half of ``val``, none of which
-is ever learned, shows of the known classes. They wait from the beginning, so that each version
-answers them.
+is ever learned, shows of the known classes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,9 @@ class Shop:
 
     def __init__(self, root: Path, url: str):
         self.root = root
-        self.http = httpx.Client(base_url=url, timeout=1800)
+        # A kept connection may be closed by the service while the next request is on its way.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=url, timeout=1800, limits=limits)
         self.clicks = 0
         self.images = {
             part: {
@@ -165,7 +166,7 @@ def right_of(tested: list[dict[str, Any]], name: str) -> float:
     return 100 * sum(answers) / len(answers)
 
 
-def main(root: Path, url: str) -> None:
+def main(root: Path, url: str, first: int = FIRST) -> None:
     """Print a table."""
     shop = Shop(root, url)
     names = list(shop.images["train"])
@@ -182,13 +183,11 @@ def main(root: Path, url: str) -> None:
         folders(
             shop,
             f"{len(part)} products",
-            [file for name in part for file in shop.images["train"][name][:FIRST]],
+            [file for name in part for file in shop.images["train"][name][:first]],
         )
-    folders(
-        shop,
-        "their other images",
-        [file for name in names for file in shop.images["train"][name][FIRST:]],
-    )
+    others = [file for name in names for file in shop.images["train"][name][first:]]
+    if others:
+        folders(shop, "their other images", others)
     new = [one for one in shop.waiting("val") if one["file"] not in shop.later]
     certain = [one for one in new if one["certain"]]
     wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
@@ -214,4 +213,4 @@ def folders(shop: Shop, step: str, files: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

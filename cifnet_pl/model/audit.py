@@ -21,7 +21,9 @@ from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE
+from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.images.duplicates import find_repeats
+from cifnet_pl.model.calibration import Interval, dependent_groups, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
@@ -455,6 +457,29 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     is_short = 2 * counts < largest
     short = np.flatnonzero(is_short)
     return LearningCurve(points, tuple(short.tolist()))
+
+
+def gain_of_ten_more(
+    z: np.ndarray, labels: np.ndarray, classes: int
+) -> Interval | None:
+    """Estimate how many points ten more images of each class would bring on new groups.
+
+    It is what a served model of the same images says of itself.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64 in 0 … ``classes`` − 1.
+        classes: number of classes.
+
+    Returns:
+        95 % interval; None with too few images to say, or more than can be compared.
+    """
+    if len(labels) > MAX_CALIBRATION_IMAGES:
+        return None
+    head = fitted_head(z, labels, classes)
+    samples = CalibrationSamples(head, torch.from_numpy(z), torch.from_numpy(labels))
+    groups = dependent_groups(samples).groups
+    return gain_of_more_images(samples.grouped(groups))
 
 
 def _curve_sizes(counts: np.ndarray) -> list[int]:

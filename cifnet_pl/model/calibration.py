@@ -558,7 +558,7 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
     learned = sum(head.class_counts().values())
     if len(y) < NEARLY_ALL * learned or 2 * int(enough.sum()) < len(count):
         return None
-    rows = _all_but_the_last(y, count, enough)
+    rows = _all_but_the_last(samples.z, y, count, enough)
     fewer = head.fresh()
     fewer.begin_task(head.classes, (count - ADDED_IMAGES * enough).tolist())
     z = samples.z[rows]
@@ -595,17 +595,32 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
     )
 
 
-def _all_but_the_last(y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
+def gain_text(gain: Interval | None) -> str:
+    """Return what more images would bring, in words; only the upper end is promised.
+
+    Args:
+        gain: result of :func:`gain_of_more_images`.
+    """
+    if gain is None:
+        return "too few to say"
+    most = round(gain.high)
+    if most < 1:
+        return "less than a point"
+    return f"at most {number_of(most, 'point')}"
+
+
+def _all_but_the_last(z: Tensor, y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
     """Return the rows of all samples but ten of each class that has enough, drawn at random.
 
     Args:
+        z: (n, d) embeddings.
         y: (n,) column of each sample.
         count: (C,) samples of each class.
         enough: (C,) bool, whether that is enough.
     """
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(
-        y.device
-    )
+    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    # The same images are drawn in whatever order they came.
+    order = z.double().sum(dim=1).argsort()[drawn.to(y.device)]
     order = order[y[order].argsort(stable=True)]
     first = count.cumsum(0) - count
     rank = torch.arange(len(y), device=y.device) - first[y[order]]

@@ -15,6 +15,7 @@ from cifnet_pl.model.calibration import (
     Kind,
     accuracy_margin,
     gain_of_more_images,
+    gain_text,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_predictions, percent, rarely_predicted
@@ -121,6 +122,8 @@ class ClassPredictions(ApiObject):
     ten_more: tuple[float, float] | None = None
     """Points of accuracy on new groups that ten more images of each class would bring: interval of
     95 %; null: too few images to say."""
+    ten_more_text: str = "too few to say"
+    """The same in words."""
 
 
 class AuditedImage(ApiObject):
@@ -240,6 +243,7 @@ def class_predictions(model: Classifier) -> ClassPredictions:
         lower, _ = forecast(1.0, len(torch.unique(groups)))  # where all are right, too
         result.margin = max(accuracy_margin(samples), 100 - lower)
         result.ten_more = gain_of_more_images(samples)
+        result.ten_more_text = gain_text(result.ten_more)
     return result
 
 

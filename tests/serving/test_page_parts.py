@@ -450,7 +450,7 @@ def test_plain_words_first(browser, server):
                 "rarely_predicted": True,
             }
         ]
-        answers = {"classes": seen, "margin": 2.4, "ten_more": [-0.6, 2.2]}
+        answers = {"classes": seen, "margin": 2.4, "ten_more_text": "at most 2 points"}
         page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")

@@ -49,10 +49,13 @@ def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server):
         page.get_by_role("button", name="This one").click()
         page.locator("#till-tiles button").nth(0).click()
         expect(page.locator("#today")).to_contain_text("2 photos asked")
+        page.get_by_role("button", name="This one").click()
+        page.get_by_role("button", name="Next").click()  # nobody says what it was
+        expect(page.locator("#till-tiles")).to_be_hidden()
     names = server.get("/inbox")["names"]
     assert "timer" in names.values()
     (day,) = server.get("/days")
-    assert (day["asked"], day["unsure"]) == (2, 2)
+    assert (day["asked"], day["unsure"], day["corrected"]) == (2, 2, 2)
 
 
 @pytest.mark.system

@@ -7,13 +7,6 @@ const MOST = 200; // photos of a class that are shown, the newest
 let shown = null; // the class whose photos are shown
 const selected = new Set(); // of these
 
-/** What ten more photos would bring, in words: of [from, to] points only the upper end is promised. */
-function worth(points) {
-  if (!points) return "too few photos to say";
-  const most = Math.round(points[1]);
-  return most < 1 ? "less than a point" : `at most ${count(most, "point")}`;
-}
-
 function figures(look, answers) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
   const energy = energies.reduce((sum, value) => sum + value, 0);
@@ -21,7 +14,7 @@ function figures(look, answers) {
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy, answers?.margin),
-    "Ten more photos of each class, of other days, would bring": answers ? worth(answers.ten_more) : "…" });
+    "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" });
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
@@ -196,7 +189,7 @@ export async function show() {
   if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
-  const answers = found.length ? await get("/classes/predictions") : { classes: [], ten_more: null };
+  const answers = found.length ? await get("/classes/predictions") : { classes: [], ten_more_text: "too few to say" };
   const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
   draw(answers);
   if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();

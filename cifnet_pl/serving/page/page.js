@@ -90,13 +90,24 @@ function headers() {
 
 let asking = null;
 
+/** The dialogue that asks for the token; its field has what was typed. */
+function tokenDialog(field) {
+  const title = make("h2", { id: "token-title", textContent: "This service asks for a token" });
+  const row = make("div", { class: "row" }, make("button", { type: "submit", class: "main", textContent: "Continue" }));
+  const form = make("form", { method: "dialog" }, title, make("label", { htmlFor: field.id, textContent: "Token" }), field, row);
+  return make("dialog", { id: "token-dialog", "aria-labelledby": title.id }, form);
+}
+
 /** Ask for the token, once for all requests that need it at the same time. */
 function askForToken() {
   if (!asking) {
     asking = new Promise((resolve) => {
-      const dialog = $("token-dialog");
+      const field = make("input", { id: "token", type: "password", autocomplete: "off" });
+      const dialog = tokenDialog(field);
+      document.body.append(dialog);
       dialog.addEventListener("close", () => {
-        sessionStorage.setItem(TOKEN, $("token").value.trim());
+        sessionStorage.setItem(TOKEN, field.value.trim());
+        dialog.remove();
         asking = null;
         resolve();
       }, { once: true });

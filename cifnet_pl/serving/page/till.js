@@ -68,7 +68,6 @@ async function ask(photo) {
     $("till-wrong").hidden = readOnly;
     setTimeout(() => { if (asked === own && $("till-tiles").hidden) finish(own).catch((error) => say(error.message)); }, STAYS);
   } else if (!readOnly) showTiles(answer);
-  await counted({ asked: 1, unsure: answer.certain ? 0 : 1 });
 }
 
 /** Keep a photo for the next lesson under a name. */
@@ -83,9 +82,9 @@ async function keep(photo, name) {
 async function decide(name) {
   const { photo, answer } = asked;
   const right = known(answer) && answer.classes[0]?.name === name;
+  await counted({ asked: 1, unsure: answer.certain ? 0 : 1, corrected: right ? 0 : 1 });
   if (!right) {
     await keep(photo, name);
-    await counted({ corrected: 1 });
     say(`Kept as “${name}”; it is learned with the next lesson.`, true);
   } else if ($("till-keep").checked) await keep(photo, name);
   next();
@@ -94,7 +93,15 @@ async function decide(name) {
 /** Go on after a certain answer that nobody corrected. */
 async function finish({ photo, answer }) {
   next();
+  await counted({ asked: 1 });
   if (!readOnly && $("till-keep").checked && answer.classes.length) await keep(photo, answer.classes[0].name);
+}
+
+/** Go on without an answer: nobody said whether it was right, so it is not counted. */
+async function skip() {
+  const own = asked;
+  if (own?.answer?.certain && $("till-tiles").hidden) await finish(own);
+  else next();
 }
 
 function next() {
@@ -150,7 +157,7 @@ async function start() {
 action($("till-take"), "click", take);
 action($("till-video"), "click", take);
 action($("till-wrong"), "click", () => showTiles(asked.answer));
-action($("till-next"), "click", next);
+action($("till-next"), "click", skip);
 action($("till-form"), "submit", () => {
   const name = $("till-name").value.trim();
   if (!name) throw new Error("Type a name first.");
@@ -163,7 +170,7 @@ action($("till-file"), "change", async () => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, button, summary")) return;
-  if (event.key === " ") (asked ? Promise.resolve(next()) : take()).catch((error) => say(error.message));
+  if (event.key === " ") (asked ? skip() : take()).catch((error) => say(error.message));
   const tile = $("till-tiles").children["123".indexOf(event.key)];
   if (asked && !$("till-tiles").hidden && tile) tile.click();
 });
