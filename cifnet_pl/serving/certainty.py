@@ -102,7 +102,7 @@ class _Limits:
         counts = torch.tensor([len(z) for z in samples])
         self._images = torch.cat(samples)
         labels = torch.repeat_interleave(counts)
-        self._rows_of_classes = torch.arange(len(labels)).split(counts.tolist())
+        self._rows_of_classes = torch.split(torch.arange(len(labels)), counts.tolist())
         means = torch.stack([z.mean(dim=0) for z in samples])
         self._centre = self._images.mean(dim=0)
         self._factor = _spread_factor(self._images - means[labels])
@@ -152,7 +152,8 @@ def _spread_factor(deviations: Tensor) -> Tensor:
     spread = deviations.T @ deviations / len(deviations)
     added = SHRINKAGE * spread.diagonal().mean() + torch.finfo(spread.dtype).tiny
     spread.diagonal().add_(added)
-    return torch.linalg.cholesky(spread)
+    factor: Tensor = torch.linalg.cholesky(spread)
+    return factor
 
 
 def _class_means(rows: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
