@@ -39,7 +39,7 @@ class CalibrationPass:
         """
         return self._left_out(groups).double()
 
-    def nearly_left_out(self, groups: Tensor | None) -> Tensor:
+    def approximately_left_out(self, groups: Tensor | None) -> Tensor:
         """Return the scores of :meth:`left_out`, or others nearly the same that cost less."""
         return self.left_out(groups)
 

@@ -150,10 +150,12 @@ class SLDAHead(SumsHead):
         means = class_means(sums).double()
         centred = half_of(factor, self._novelty_features(z).double() - means[columns])
         class_mass = sums.class_sums[:, 0].double()
-        removable = Removable(centred, half_of(factor, means), class_mass, columns)
+        whitened_means = half_of(factor, means)
+        removable = Removable.of_rows(centred, whitened_means, class_mass, columns)
 
         def left_out(groups: Tensor | None) -> Tensor:
-            return removable.discriminant(mass, groups) / (1 - alpha)
+            scores = removable.discriminant(float(mass), groups)
+            return scores.to(z.device) / (1 - alpha)
 
         return left_out
 

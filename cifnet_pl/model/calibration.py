@@ -390,7 +390,7 @@ def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     if not samples.head.leaves_one_out:
         duplicates = near_duplicate_groups(samples.z, samples.y)
         return DependentGroups("unknown", (), duplicates)
-    left_out = samples.calibration_pass.nearly_left_out
+    left_out = samples.calibration_pass.approximately_left_out
     found = find_groups(samples.z, samples.columns, left_out)
     groups = found.groups
     if groups is None:

@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import ROUNDING, RowProducts, equal_groups
+from cifnet_pl.statistics.leaving_out import (
+    ROUNDING,
+    GroupRows,
+    Products,
+    RowProducts,
+    definite_factor,
+    padded_groups,
+)
 from cifnet_pl.statistics.solving import factorise
 
 
@@ -97,16 +104,17 @@ class ClassMoments:
 class InnerProducts(NamedTuple):
     """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means.
 
-    They are those without the group. ``inner`` and ``square`` have the scatter of all rows. For the
-    rows that are left out, the inner product of further coordinates of a and of b is added to each.
+    They are those without the group. ``inner`` and ``square`` have the scatter of all rows. The
+    Woodbury correction for the rows that are left out adds the inner product of the coordinates
+    ``rows`` of a, or ``means`` of b.
 
     Attributes:
         inner: (g, k, C) of each row with each mean.
         square: (g, 1, C) of each mean with itself.
-        rows: (g, k, k) further coordinates of each row.
-        means: (g, k, C) further coordinates of each mean.
+        rows: (g, k, k) coordinates of each row for the correction.
+        means: (g, k, C) coordinates of each mean for the correction.
         remaining: (g, 1, C) weight of the other rows of each class; zero for one that has none.
-        turn: (g, k, k) further coordinates of each row's difference from the mean of its class.
+        factor: (g, k, k) lower Cholesky factor of the system of the correction.
     """
 
     inner: Tensor
@@ -114,7 +122,7 @@ class InnerProducts(NamedTuple):
     rows: Tensor
     means: Tensor
     remaining: Tensor
-    turn: Tensor
+    factor: Tensor
 
     @property
     def gone(self) -> Tensor:
@@ -131,54 +139,106 @@ def half_of(factor: Tensor, x: Tensor) -> Tensor:
 class Removable:
     """Learned rows that can be left out of a scatter within classes and of the class means.
 
-    With ``S + λI = LLᵀ`` all inner products are those of ``L⁻¹x``. Without k rows of class c, each
-    of weight 1, and ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)`` with ``s = Σ v``,
-    and the mean loses ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v, and products grow by
-    ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury; Sherman and Morrison where one is left out): a system of as
-    many equations as the group has rows. λ stays the same.
+    With ``S + λI = LLᵀ`` all inner products are those of the whitened rows ``L⁻¹x``. Without k rows
+    of class c, each of weight 1, and ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)``
+    with ``s = Σ v``, and the mean loses ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v and
+    ``D⁻¹ = I − 11ᵀ/n_c``, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury): a system of as
+    many equations as the group has rows. λ stays the same. All of it is on the CPU, as it is small.
 
     Args:
-        away: (n, p) ``L⁻¹v`` of the rows.
-        means: (C, p) ``L⁻¹μ_c``.
+        products: of the whitened differences v.
+        along: (n, C) inner products of v with the whitened class means.
+        mean_products: (C, C) inner products of the whitened class means.
         class_mass: (C,) n_c.
         columns: (n,) int64 class of each row.
     """
 
     def __init__(
-        self, away: Tensor, means: Tensor, class_mass: Tensor, columns: Tensor
+        self,
+        products: Products,
+        along: Tensor,
+        mean_products: Tensor,
+        class_mass: Tensor,
+        columns: Tensor,
     ):
-        self.away = away
-        self.means = means
-        self.class_mass = class_mass
-        self.columns = columns
-        self.products = RowProducts(away, columns)
-        self.along = away @ means.T
-        self.mean_products = means @ means.T
+        self.products = products
+        self.along = along.cpu()
+        self.mean_products = mean_products.cpu()
+        self.class_mass = class_mass.cpu()
+        self.columns = columns.cpu()
 
-    def without(self, rows: Tensor, q: Tensor) -> InnerProducts:
-        """Return the products of some rows with the class means, without all rows of their group.
+    @classmethod
+    def of_rows(
+        cls, away: Tensor, means: Tensor, class_mass: Tensor, columns: Tensor
+    ) -> Removable:
+        """Compute the inner products of rows.
 
         Args:
-            rows: (g, k) positions of the rows of g groups of k.
-            q: (g, k, p) what is compared with the means, as ``L⁻¹q``.
+            away: (n, p) ``L⁻¹v``.
+            means: (C, p) ``L⁻¹μ_c``.
+            class_mass: (C,) n_c.
+            columns: (n,) int64 class of each row.
         """
-        products = self.products.among(rows)
-        return self._without(rows, products, q @ self.away[rows].mT, q @ self.means.T)
+        products = RowProducts(away, columns.cpu())
+        return cls(products, away @ means.T, means @ means.T, class_mass, columns)
 
-    def without_themselves(self, rows: Tensor) -> InnerProducts:
-        """Return the same products where the rows themselves are compared with the means."""
-        products = self.products.among(rows)
-        along = self.along[rows]
-        columns = self.columns[rows]
-        means = self.mean_products[columns]
+    def without(
+        self, group: GroupRows, products: Tensor, to_rows: Tensor, to_means: Tensor
+    ) -> InnerProducts:
+        """Return the products of any q with the class means, without all rows of some groups.
+
+        Args:
+            group: k rows of each of g groups.
+            products: (g, k, k) of their differences v.
+            to_rows: (g, q, k) products of each q with these.
+            to_means: (g, q, C) products of each q with the class means.
+        """
+        present = group.present[..., None].to(products)
+        products = products * group.pairs
+        to_rows = to_rows * present.mT
+        along = present * self.along[group.rows]
+        columns = self.columns[group.rows]
+        # (g, k, C)
+        own = torch.nn.functional.one_hot(columns, len(self.class_mass)) * present
+        remaining = self.class_mass - own.sum(dim=1)
+        gone = remaining <= ROUNDING * self.class_mass
+        # Zero for other classes. Of a class without other rows nothing is asked.
+        shift = own / remaining.masked_fill(gone, torch.inf)[:, None]
+        mass = self.class_mass.expand_as(gone).masked_fill(gone, torch.inf)
+        identity = torch.eye(own.shape[1], dtype=own.dtype)
+        inverse = identity - own @ (own / mass[:, None]).mT  # D⁻¹
+        factor = definite_factor(inverse - products)
+        moved = products @ shift  # products of the rows with what each mean loses
+        own_square = self.mean_products.diagonal()
+        square = own_square + (shift * (moved - 2 * along)).sum(dim=1)
+        inner = to_means - to_rows @ shift
+        coordinates = torch.linalg.solve_triangular(
+            factor, torch.cat([to_rows.mT, along - moved], dim=2), upper=False
+        )
+        of_rows, of_means = coordinates.tensor_split([to_rows.shape[1]], dim=2)
+        return InnerProducts(
+            inner,
+            square[:, None],
+            of_rows.mT,
+            of_means,
+            remaining.masked_fill(gone, 0.0)[:, None],
+            factor,
+        )
+
+    def _without_themselves(self, group: GroupRows) -> InnerProducts:
+        """Return the products of the rows of some groups with the class means, without these."""
+        products = self.products.among(group.rows)
+        along = self.along[group.rows]
+        columns = self.columns[group.rows]
         of_own_means = along.mT.gather(1, columns[..., None].expand_as(products))
-        return self._without(rows, products, products + of_own_means, along + means)
+        to_means = along + self.mean_products[columns]
+        return self.without(group, products, products + of_own_means, to_means)
 
     def discriminant(
         self,
-        mass: Tensor,
+        mass: float,
         groups: Tensor | None,
-        freedom: Callable[[Tensor, InnerProducts], Tensor] | None = None,
+        freedom: Callable[[GroupRows, InnerProducts], Tensor] | None = None,
     ) -> Tensor:
         """Return ``xᵀΛμ_c − ½ μ_cᵀΛμ_c`` of the rows x, without the rows of their group.
 
@@ -187,58 +247,24 @@ class Removable:
         class of few rows is rarely predicted. With ``freedom`` half of that is added.
 
         Args:
-            mass: () n, total weight.
+            mass: n, total weight.
             groups: (n,) int64 group of each row; None where each is its own.
-            freedom: function from rows (g, k) and their products to df (g,) without them.
+            freedom: function from groups and their products to df (g,) without them.
 
         Returns:
-            (n, C); NaN for a class that had no other row.
+            (n, C) on the CPU; NaN for a class that had no other row.
         """
         result = torch.empty_like(self.along)
-        for rows in equal_groups(groups, len(result)):
-            p = self.without_themselves(rows)
+        for group in padded_groups(groups, len(result)):
+            p = self._without_themselves(group)
             inner = p.inner + p.rows @ p.means
             square = p.square + p.means.square().sum(dim=1, keepdim=True)
-            score = (mass - rows.shape[1]) * (inner - square / 2)
+            score = (mass - group.sizes)[:, None, None] * (inner - square / 2)
             if freedom is not None:
-                score = score + freedom(rows, p)[:, None, None] / (2 * p.remaining)
-            result[rows] = score.masked_fill(p.gone, torch.nan)
+                score = score + freedom(group, p)[:, None, None] / (2 * p.remaining)
+            score = score.masked_fill(p.gone, torch.nan)
+            result[group.rows[group.present]] = score[group.present]
         return result
-
-    def _without(
-        self, rows: Tensor, products: Tensor, to_rows: Tensor, to_means: Tensor
-    ) -> InnerProducts:
-        """Return the products of :meth:`without`.
-
-        Args:
-            rows: (g, k) positions.
-            products: (g, k, k) of the rows' differences from their means.
-            to_rows: (g, k, k) of each q with these differences.
-            to_means: (g, k, C) of each q with the means.
-        """
-        along = self.along[rows]
-        # (g, k, C)
-        own = torch.nn.functional.one_hot(self.columns[rows], len(self.means)).to(along)
-        remaining = self.class_mass - own.sum(dim=1)
-        gone = remaining <= ROUNDING * self.class_mass
-        # Zero for other classes.
-        shift = own / remaining.masked_fill(gone, torch.inf)[:, None]
-        identity = torch.eye(rows.shape[1], dtype=own.dtype, device=own.device)
-        lost = identity + own @ shift.mT  # D
-        root = torch.linalg.cholesky(lost)
-        values, vectors = torch.linalg.eigh(root.mT @ products @ root)
-        gap = (1 - values).clamp_min(ROUNDING)
-        turn = (root @ vectors / gap.sqrt()[:, None]).mT
-        moved = products @ shift  # products of the rows with what each mean loses
-        own_square = self.mean_products.diagonal()
-        square = own_square + (shift * (moved - 2 * along)).sum(dim=1)
-        inner = to_means - to_rows @ shift
-        remaining = remaining.masked_fill(gone, 0.0)[:, None]
-        further_rows = to_rows @ turn.mT
-        further_means = turn @ (along - moved)
-        return InnerProducts(
-            inner, square[:, None], further_rows, further_means, remaining, turn
-        )
 
 
 class ClassDistances:
@@ -320,18 +346,28 @@ class ClassDistances:
         class_weights = weights[: self.moments.classes]
         away_from_class = half_of(self.within_factor, away - self.means[columns])
         means = half_of(self.within_factor, self.means)
-        near = Removable(away_from_class, means, class_weights, columns)
         one_class = torch.zeros_like(columns)
         no_mean = away.new_zeros(1, x.shape[1])
         away_from_all = half_of(self.total_factor, away)
-        overall = Removable(away_from_all, no_mean, weights.sum()[None], one_class)
+        near = Removable.of_rows(away_from_class, means, class_weights, columns)
+        overall = Removable.of_rows(
+            away_from_all, no_mean, weights.sum()[None], one_class
+        )
         return (
-            self._left_out(x, near, self.within_factor, groups),
-            self._left_out(x, overall, self.total_factor, groups),
+            self._left_out(x, near, away_from_class, means, self.within_factor, groups),
+            self._left_out(
+                x, overall, away_from_all, no_mean, self.total_factor, groups
+            ),
         )
 
     def _left_out(
-        self, x: Tensor, removable: Removable, factor: Tensor, groups: Tensor | None
+        self,
+        x: Tensor,
+        removable: Removable,
+        away: Tensor,
+        means: Tensor,
+        factor: Tensor,
+        groups: Tensor | None,
     ) -> Tensor:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         moments = self.moments
@@ -339,21 +375,34 @@ class ClassDistances:
         direction = half_of(factor, torch.nn.functional.normalize(x, dim=1))
         centre = half_of(factor, self.centre[None])
         distances = x.new_empty(len(x))
-        for rows in equal_groups(groups, len(x)):
-            mass = moments.mass - rows.shape[1]
+        for group in padded_groups(groups, len(x)):
+            rows = group.rows.to(x.device)
+            present = group.present.to(x.device)
+            mass = moments.mass - present.sum(dim=1, keepdim=True)
             mass = mass.masked_fill(mass <= ROUNDING * moments.mass, torch.nan)
-            square = (moments.square - squares[rows].sum(dim=1)).clamp_min(0)
-            length = (square[:, None] / mass).sqrt().nan_to_num()
+            lost = (squares[rows] * present).sum(dim=1, keepdim=True)
+            square = (moments.square - lost).clamp_min(0)
+            length = (square / mass).sqrt().nan_to_num()
             q = length[..., None] * direction[rows] - centre
-            distances[rows] = mass * _nearest(q, removable.without(rows, q))
+            to_rows = (q @ away[rows].mT).cpu()
+            to_means = (q @ means.T).cpu()
+            own_square = q.square().sum(dim=2, keepdim=True).cpu()
+            products = removable.products.among(group.rows)
+            left = removable.without(group, products, to_rows, to_means)
+            nearest = mass * _nearest(own_square, left).to(x.device)
+            distances[rows[present]] = nearest[present]
         return distances
 
 
-def _nearest(q: Tensor, products: InnerProducts) -> Tensor:
-    """Return (g, k) squared distance of each row to the nearest class mean; NaN without classes."""
+def _nearest(square: Tensor, products: InnerProducts) -> Tensor:
+    """Return (g, k) squared distance of each row to the nearest class mean; NaN without classes.
+
+    Args:
+        square: (g, k, 1) squared norm of each row.
+        products: of each row with the means.
+    """
     exact = "donot_use_mm_for_euclid_dist"
     further = torch.cdist(products.rows, products.means.mT, compute_mode=exact).square()
-    square = q.square().sum(dim=2, keepdim=True)
     distance = square - 2 * products.inner + products.square + further
     nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
     return nearest.masked_fill(nearest.isinf(), torch.nan)

@@ -275,13 +275,13 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     y = columns.cpu().numpy()
     if len(y) < MIN_IMAGES_PER_CLASS * len(np.unique(y)):
         return FoundGroups("few")
-    trees = _trees(z, y)
-    first = {cut: _harm(trees, y, cut, left_out, 1).ratio for cut in FIRST_CUTS}
+    clusters = _Clusters(z, y, left_out)
+    first = {cut: clusters.harm(cut, 1).ratio for cut in FIRST_CUTS}
     if max(first.values()) < MIN_FIRST_HARM:
         return FoundGroups("independent", harm=first)
     found = dict[float, _Harm]()
     for cut in CUTS:
-        found[cut] = _harm(trees, y, cut, left_out, DRAWS)
+        found[cut] = clusters.harm(cut, DRAWS)
         if found[cut].part > PART_WITHOUT_WEIGHT:  # so are all coarser ones
             break
     harm = {cut: each.ratio for cut, each in found.items()}
@@ -334,39 +334,65 @@ def _trees(z: Tensor, y: np.ndarray) -> list[_Tree]:
     return trees
 
 
-def _clusters(trees: list[_Tree], count: int, cut: float) -> np.ndarray:
-    """Return clusters (count,) of one class, with a mean cosine of at least ``cut``."""
-    groups = np.zeros(count, dtype=np.int64)
-    used = 0
-    for rows, tree in trees:
-        groups[rows] = used
-        if len(rows) > 1:
-            groups[rows] += fcluster(tree, 1 - cut, "distance") - 1
-        used = int(groups[rows].max()) + 1
-    return groups
+class _Clusters:
+    """Clusters of images, and the errors without them, each computed once.
 
+    Args:
+        z: (n, d) embeddings.
+        y: (n,) column of each one's class.
+        left_out: function from groups to scores.
+    """
 
-def _harm(
-    trees: list[_Tree], y: np.ndarray, cut: float, left_out: LeftOut, draws: int
-) -> _Harm:
-    groups = _clusters(trees, len(y), cut)
-    wrong = _errors(left_out(torch.from_numpy(groups)), y)
-    known = ~np.isnan(wrong)
-    chance = list[np.ndarray]()
-    for draw in range(draws):
+    def __init__(self, z: Tensor, y: np.ndarray, left_out: LeftOut):
+        self.trees = _trees(z, y)
+        self.y = y
+        self.left_out = left_out
+        self._errors = dict[tuple[float, int | None], np.ndarray]()
+
+    def at(self, cut: float) -> np.ndarray:
+        """Return clusters (n,) of one class, with a mean cosine of at least ``cut``."""
+        groups = np.zeros(len(self.y), dtype=np.int64)
+        used = 0
+        for rows, tree in self.trees:
+            groups[rows] = used
+            if len(rows) > 1:
+                groups[rows] += fcluster(tree, 1 - cut, "distance") - 1
+            used = int(groups[rows].max()) + 1
+        return groups
+
+    def dealt(self, groups: np.ndarray, draw: int) -> np.ndarray:
+        """Return groups (n,) of the same sizes, of images of the class at random."""
         dealt = groups.copy()
-        # Groups of the same sizes, of images of the class at random.
-        for rows, _ in trees:
+        for rows, _ in self.trees:
             shuffled = np.random.default_rng(draw).permutation(len(rows))
             dealt[rows] = groups[rows[shuffled]]
-        chance.append(_errors(left_out(torch.from_numpy(dealt)), y)[known])
-    own_errors = wrong[known]
-    different = np.abs(own_errors - np.array(chance)).sum() / draws
-    size_of_own = np.bincount(groups)[groups]
-    part = float(np.mean(size_of_own / np.bincount(y)[y]))
-    chance_errors = float(np.sum(chance)) / draws
-    own = 1 + float(own_errors.sum())
-    return _Harm(groups, part, own, 1 + chance_errors, float(different))
+        return dealt
+
+    def errors(self, groups: np.ndarray, cut: float, draw: int | None) -> np.ndarray:
+        """Return the errors (n,) without groups, from memory if they were computed for this cut."""
+        key = (cut, draw)
+        if key not in self._errors:
+            scores = self.left_out(torch.from_numpy(groups))
+            self._errors[key] = _errors(scores, self.y)
+        return self._errors[key]
+
+    def harm(self, cut: float, draws: int) -> _Harm:
+        """Measure the errors that leaving out the clusters of a cut causes."""
+        y = self.y
+        groups = self.at(cut)
+        wrong = self.errors(groups, cut, None)
+        known = ~np.isnan(wrong)
+        chance = list[np.ndarray]()
+        for draw in range(draws):
+            dealt = self.dealt(groups, draw)
+            chance.append(self.errors(dealt, cut, draw)[known])
+        own_errors = wrong[known]
+        different = np.abs(own_errors - np.array(chance)).sum() / draws
+        size_of_own = np.bincount(groups)[groups]
+        part = float(np.mean(size_of_own / np.bincount(y)[y]))
+        chance_errors = float(np.sum(chance)) / draws
+        own = 1 + float(own_errors.sum())
+        return _Harm(groups, part, own, 1 + chance_errors, float(different))
 
 
 def _errors(scores: Tensor, y: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,10 +38,33 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     return half.T
 
 
-def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
-    """Yield the rows of all groups: (g, k) int64 of g groups of k rows each.
+class GroupRows(NamedTuple):
+    """Rows of g groups, each filled up to k rows.
 
-    Each has about ``ROWS_PER_STEP`` rows.
+    Attributes:
+        rows: (g, k) int64 positions; where a group has fewer rows, its first one stands in.
+        present: (g, k) bool, whether it is a row of the group.
+    """
+
+    rows: Tensor
+    present: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """(g,) rows of each group."""
+        return self.present.sum(dim=1)
+
+    @property
+    def pairs(self) -> Tensor:
+        """(g, k, k) bool, whether both rows are of the group."""
+        return self.present[:, :, None] & self.present[:, None]
+
+
+def padded_groups(groups: Tensor | None, count: int) -> Iterator[GroupRows]:
+    """Yield the rows of all groups, many groups of about the same size at a time, on the CPU.
+
+    Sizes are rounded up to a power of two or three times one, so that there are few of them. Each
+    step has about ``ROWS_PER_STEP`` rows.
 
     Args:
         groups: (count,) int64 number of each row's group; None where each is its own.
@@ -49,14 +72,35 @@ def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
     """
     if groups is None:
         groups = torch.arange(count)
+    groups = groups.cpu()
     order = torch.argsort(groups, stable=True)
     sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
     starts = sizes.cumsum(0) - sizes
-    for size in torch.unique(sizes).tolist():
-        first = starts[sizes == size]
-        offsets = torch.arange(size, device=first.device)
-        rows = order[first[:, None] + offsets]
-        yield from torch.split(rows, max(1, ROWS_PER_STEP // size))
+    powers = 2 ** torch.arange(count.bit_length())
+    widths = torch.cat([powers, 3 * powers]).sort().values
+    width = widths[torch.searchsorted(widths, sizes)]
+    for size in torch.unique(width).tolist():
+        of_size = width == size
+        offsets = torch.arange(size)
+        present = offsets < sizes[of_size, None]
+        rows = order[starts[of_size, None] + offsets * present]
+        groups_per_step = max(1, ROWS_PER_STEP // size)
+        of_rows = torch.split(rows, groups_per_step)
+        of_present = torch.split(present, groups_per_step)
+        yield from map(GroupRows, of_rows, of_present)
+
+
+def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
+    """Yield the rows of all groups of one size, (g, k) int64, for each size.
+
+    Args:
+        groups: (count,) int64 number of each row's group; None where each is its own.
+        count: number of rows.
+    """
+    for padded in padded_groups(groups, count):
+        sizes = padded.sizes
+        for size in torch.unique(sizes).tolist():
+            yield padded.rows[sizes == size, :size]
 
 
 def left_out_together(
@@ -110,31 +154,36 @@ LARGEST_BLOCKS = 2**24
 """Most inner products of rows of one class that are kept."""
 
 
-class RowProducts:
-    """Inner products of rows that are asked for again and again, group by group.
+class Products(Protocol):
+    """Inner products of rows, asked for group by group."""
 
-    Those of rows of one class are computed once, if they are not too many.
+    def among(self, rows: Tensor) -> Tensor:
+        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
+
+
+class RowProducts:
+    """Inner products of rows that are asked for again and again, group by group, on the CPU.
+
+    Those of rows of one class are computed once, if they are not too many, where the rows are.
+    Groups are small and many: on a GPU each would wait for a launch.
 
     Args:
-        rows: (n, p).
-        columns: (n,) int64 class of each.
+        rows: (n, p), on any device.
+        columns: (n,) int64 class of each, on the CPU.
     """
 
     def __init__(self, rows: Tensor, columns: Tensor):
         self.rows = rows
         self.columns = columns
         self.count = torch.bincount(columns)
-        self._squares = rows.square().sum(dim=1)
 
     def among(self, rows: Tensor) -> Tensor:
         """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        if rows.shape[1] == 1:
-            return self._squares[rows][..., None]
         columns = self.columns[rows]
         crosses = (columns != columns[:, :1]).any()
         if crosses or self.count.square().sum() > LARGEST_BLOCKS:
-            members = self.rows[rows]
-            return members @ members.mT
+            members = self.rows[rows.to(self.rows.device)]
+            return (members @ members.mT).cpu()
         width = self.count[columns[:, 0]]
         first = self._first_block[columns[:, 0]]
         place = self._place[rows]
@@ -158,7 +207,7 @@ class RowProducts:
         first = self.count.cumsum(0) - self.count
         order = self._order
         place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
+        place[order] = torch.arange(len(order))
         return place - first[self.columns]
 
     @cached_property
@@ -166,13 +215,13 @@ class RowProducts:
         """(Σ n_c²,) products of the rows of each class."""
         blocks = list[Tensor]()
         for members in torch.split(self._order, self.count.tolist()):
-            of_class = self.rows[members]
+            of_class = self.rows[members.to(self.rows.device)]
             blocks.append((of_class @ of_class.T).flatten())
-        return torch.cat(blocks)
+        return torch.cat(blocks).cpu()
 
 
 def left_out_by_products(
-    scores: Tensor, products: RowProducts, targets: Tensor, groups: Tensor | None
+    scores: Tensor, products: Products, targets: Tensor, groups: Tensor | None
 ) -> Tensor:
     """Return the scores of :func:`left_out_together` by inner products, each sample of weight 1.
 
@@ -183,14 +232,35 @@ def left_out_by_products(
         groups: (n,) int64 number of each sample's group; None where each is its own.
     """
     result = torch.empty_like(scores, dtype=torch.float64)
-    for rows in equal_groups(groups, len(scores)):
-        hat = products.among(rows)
-        rest = scores[rows] - hat @ targets[rows]
-        system = _solved(hat, rest)
-        result[rows] = (rest + hat @ system.solution).masked_fill(
-            system.gap < ROUNDING, torch.nan
-        )
+    for group in padded_groups(groups, len(scores)):
+        hat = products.among(group.rows) * group.pairs
+        rest = scores[group.rows] - hat @ targets[group.rows]
+        factor = definite_factor(torch.eye(hat.shape[1], dtype=hat.dtype) - hat)
+        gap = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
+        without = torch.cholesky_solve(rest, factor)
+        unknown = (gap < 2 * ROUNDING)[:, None, None]
+        without = without.masked_fill(unknown, torch.nan)
+        result[group.rows[group.present]] = without[group.present]
     return result
+
+
+def definite_factor(matrices: Tensor) -> Tensor:
+    """Return the lower Cholesky factors of matrices that are positive definite but for rounding.
+
+    Args:
+        matrices: (g, k, k) symmetric. Eigenvalues below ``ROUNDING`` are replaced by it.
+    """
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrices)
+    if not failed.any():
+        return factor
+    values, vectors = torch.linalg.eigh(matrices)
+    root = values.clamp_min(ROUNDING).sqrt()[:, None] * vectors
+    # Of a matrix with M Mᵀ = A the triangular factor of Mᵀ = QR is a Cholesky factor of A.
+    upper = torch.linalg.qr(root.mT).R
+    sign = upper.diagonal(dim1=1, dim2=2).sign()
+    positive: Tensor = sign[..., None] * upper
+    return positive.mT
 
 
 class _Solved(NamedTuple):

@@ -6,37 +6,46 @@ With the centred Gram matrix G_c, group means μ_g and weights n_g, the scatter 
 
     xᵀ(S + λI)⁻¹y = (L⁻¹x)ᵀ(L⁻¹y) + (R⁻¹EᵀL⁻¹x)ᵀ(R⁻¹EᵀL⁻¹y)        with RRᵀ = I − EᵀE
 
-(Woodbury): the factor of ridge regression serves the discriminant, too, with as many further
-coordinates as there are groups. For p features, m rows and C classes it costs
+(Woodbury): the factor of ridge regression serves the discriminant, too, with as many more
+coordinates, the Woodbury coordinates, as there are groups. For p features, m rows and C classes it
+costs
 
 * p³/3 operations for L, p³/3 more for the degrees of freedom;
-* p²m for ``L⁻¹x`` of m rows, and as much for the change of the degrees of freedom;
+* p²m for the whitened rows ``L⁻¹x`` of m rows, and as much for the change of the degrees of
+  freedom;
 * pm·(m/C) for the inner products of rows of one class. Whatever is asked then, of any groups of
   rows, has the size of the groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.distances import InnerProducts, Removable
-from cifnet_pl.statistics.leaving_out import RowProducts, left_out_by_products
+from cifnet_pl.statistics.leaving_out import (
+    GroupRows,
+    Products,
+    RowProducts,
+    left_out_by_products,
+)
 from cifnet_pl.statistics.ridge import Centred
 from cifnet_pl.statistics.solving import factorise
 from cifnet_pl.statistics.targets import signed_targets
 
-COLUMNS_PER_STEP = 512
-"""Columns of an inverse that are computed at a time."""
+WIDTH_TO_INVERT = 256
+"""Width up to which a triangular matrix is inverted in one step."""
 
 
 class RidgeSystem:
     """The sums of a head, centred.
 
     Args:
-        gram: (p+1, p+1) ``Σ ω x̃x̃ᵀ`` of all rows, with ``x̃ = [1; x]``.
+        gram: (p+1, p+1) ``Σ ω x̃x̃ᵀ`` of all rows, with ``x̃ = [1; x]``; overwritten.
         class_sums: (C, p+1) ``Σ_{y=c} ω x̃`` of the classes.
         removed_sums: (R, p+1) the same of classes that were removed.
         samples: number of distinct rows.
@@ -53,7 +62,7 @@ class RidgeSystem:
     ):
         self.mass = gram[0, 0]
         self.mean = gram[0, 1:] / self.mass
-        self.gram = gram[1:, 1:] - self.mass * torch.outer(self.mean, self.mean)
+        self.gram = gram[1:, 1:].addr_(self.mean, self.mean, alpha=-float(self.mass))
         sums = torch.cat([class_sums, removed_sums])
         self.group_mass = sums[:, 0]
         self.deviations = sums[:, 1:] - self.group_mass[:, None] * self.mean
@@ -102,20 +111,20 @@ class RidgeFactor:
         self.factor = factorise(system.gram.double(), penalty)
         group_mass = system.group_mass.double()
         deviations = system.deviations.double() / group_mass.sqrt()[:, None]
-        self.spread = self._solved(deviations).T  # E
-        self.mean = self._solved(system.mean.double()[None])[0]
+        self.spread = self.whiten(deviations).T  # E
+        self.mean = self.whiten(system.mean.double()[None])[0]
         # (C, p) L⁻¹μ_c
         own_spread = self.spread[:, : system.classes].T
         self.means = own_spread / self.class_mass.sqrt()[:, None] + self.mean
 
-    def _solved(self, x: Tensor) -> Tensor:
-        """Return ``L⁻¹x`` for rows x (n, p)."""
-        half: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
-        return half.T
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return ``L⁻¹x`` (n, p) for rows x (n, p)."""
+        whitened: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
+        return whitened.T
 
-    def _solved_back(self, half: Tensor) -> Tensor:
+    def _solved_back(self, x: Tensor) -> Tensor:
         """Return ``L⁻ᵀx`` for rows x (n, p)."""
-        back: Tensor = torch.linalg.solve_triangular(self.factor.T, half.T, upper=True)
+        back: Tensor = torch.linalg.solve_triangular(self.factor.T, x.T, upper=True)
         return back.T
 
     @cached_property
@@ -124,17 +133,19 @@ class RidgeFactor:
         gram = -self.spread.T @ self.spread
         return factorise(gram, torch.ones_like(self.mass), overwrite=True)
 
-    def further(self, half: Tensor) -> Tensor:
-        """Return the further coordinates (n, G) of rows ``L⁻¹x`` (n, p) for the discriminant."""
-        further: Tensor = torch.linalg.solve_triangular(
-            self.root, self.spread.T @ half.T, upper=False
+    def coordinates(self, whitened: Tensor) -> Tensor:
+        """Return the Woodbury coordinates (n, G) ``R⁻¹EᵀL⁻¹x`` of rows ``L⁻¹x`` (n, p)."""
+        coordinates: Tensor = torch.linalg.solve_triangular(
+            self.root, self.spread.T @ whitened.T, upper=False
         )
-        return further.T
+        return coordinates.T
 
-    def within_solved(self, half: Tensor, further: Tensor) -> Tensor:
-        """Return ``(S + λI)⁻¹x`` (n, p) for rows with these coordinates."""
-        correction = torch.linalg.solve_triangular(self.root.T, further.T, upper=True)
-        return self._solved_back(half + (self.spread @ correction).T)
+    def within_solved(self, whitened: Tensor, coordinates: Tensor) -> Tensor:
+        """Return ``(S + λI)⁻¹x`` (n, p) for rows ``L⁻¹x`` with these Woodbury coordinates."""
+        correction = torch.linalg.solve_triangular(
+            self.root.T, coordinates.T, upper=True
+        )
+        return self._solved_back(whitened + (self.spread @ correction).T)
 
     @cached_property
     def moment(self) -> Tensor:
@@ -150,32 +161,115 @@ class RidgeFactor:
 
     def discriminant_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0."""
-        further = self.further(self.means)
-        direction = self.mass * self.within_solved(self.means, further).T
-        square = (self.means.square().sum(dim=1) + further.square().sum(dim=1)) / 2
+        coordinates = self.coordinates(self.means)
+        direction = self.mass * self.within_solved(self.means, coordinates).T
+        rows = torch.cat([self.means, coordinates], dim=1)
+        square = rows.square().sum(dim=1) / 2
         bias = self.freedom / (2 * self.class_mass) - self.mass * square
         return torch.cat([bias[None], direction])
 
     @cached_property
     def freedom(self) -> Tensor:
-        """() ``tr (S + λI)⁻¹S``."""
-        width = len(self.factor)
-        square = torch.zeros_like(self.mass)
-        for start in range(0, width, COLUMNS_PER_STEP):
-            lower = self.factor[start:, start:]
-            columns = min(COLUMNS_PER_STEP, width - start)
-            identity = torch.eye(
-                width - start, columns, dtype=lower.dtype, device=lower.device
-            )
-            inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-            projected = self.spread[start:].T @ inverse
-            further = torch.linalg.solve_triangular(self.root, projected, upper=False)
-            square += inverse.square().sum() + further.square().sum()
-        return width - self.ridge * square
+        """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
+        # tr (S + λI)⁻¹ = ‖L⁻¹‖² + ‖L⁻ᵀER⁻ᵀ‖²
+        solved = self._solved_back(self.spread.T)
+        correction = torch.linalg.solve_triangular(self.root, solved, upper=False)
+        trace = inverse_square(self.factor) + squared_norm(correction)
+        freedom: Tensor = len(self.factor) - self.ridge * trace
+        return freedom
+
+
+def inverse_square(factor: Tensor) -> Tensor:
+    """Return the squared Frobenius norm () of the inverse of a lower triangular matrix (p, p).
+
+    By halves, with ``L = [[A, 0], [B, C]]``: the inverse has the blocks ``A⁻¹``, ``C⁻¹`` and
+    ``−C⁻¹BA⁻¹``. It takes p³/3 operations.
+    """
+    width = len(factor)
+    if width <= WIDTH_TO_INVERT:
+        identity = torch.eye(width, dtype=factor.dtype, device=factor.device)
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return squared_norm(inverse)
+    half = width // 2
+    first = factor[:half, :half]
+    last = factor[half:, half:]
+    below = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
+    below = torch.linalg.solve_triangular(first, below, upper=False, left=False)
+    return inverse_square(first) + inverse_square(last) + squared_norm(below)
+
+
+def squared_norm(matrix: Tensor) -> Tensor:
+    """Return the squared Frobenius norm ()."""
+    norm: Tensor = matrix.square().sum()
+    return norm
+
+
+class RowsToRegress(NamedTuple):
+    """What leave-one-group-out scores of ridge regression are computed from, on the CPU.
+
+    Attributes:
+        scores: (m, C) of all rows, which were learned.
+        products: of the rows.
+        targets: (m, C).
+    """
+
+    scores: Tensor
+    products: Products
+    targets: Tensor
+
+
+class CentredProducts(NamedTuple):
+    """Inner products of ``[1/√n; L⁻¹(x − μ)]``, with n the total weight and μ the mean of all rows.
+
+    Attributes:
+        whitened: products of the rows ``L⁻¹x``.
+        along_mean: (m,) inner product of each row with ``L⁻¹μ``.
+        constant: ``1/n + ‖L⁻¹μ‖²``.
+    """
+
+    whitened: Products
+    along_mean: Tensor
+    constant: float
+
+    def among(self, rows: Tensor) -> Tensor:
+        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
+        along = self.along_mean[rows]
+        products = self.whitened.among(rows)
+        return products - along[..., None] - along[:, None] + self.constant
+
+
+class DifferenceProducts(NamedTuple):
+    """Inner products of ``x − μ_c`` by ``(S + λI)⁻¹``, with c the class of x.
+
+    Attributes:
+        whitened: products of the rows ``L⁻¹x``.
+        correction: products of their Woodbury coordinates.
+        along: (m, C) ``xᵀ(S + λI)⁻¹μ_c``.
+        means: (C, C) ``μ_cᵀ(S + λI)⁻¹μ_c``.
+        columns: (m,) int64 class of each row.
+    """
+
+    whitened: Products
+    correction: Products
+    along: Tensor
+    means: Tensor
+    columns: Tensor
+
+    def among(self, rows: Tensor) -> Tensor:
+        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
+        columns = self.columns[rows]
+        others = columns[:, None].expand(-1, rows.shape[1], -1)
+        along = self.along[rows].gather(2, others)
+        means = self.means[columns].gather(2, others)
+        products = self.whitened.among(rows) + self.correction.among(rows)
+        return products - along - along.mT + means
 
 
 class LearnedRows:
     """Rows that are in the sums of a :class:`RidgeFactor`, each of weight 1, to be left out.
+
+    What has the width of the features is computed once, on the device of the sums. The rest has the
+    size of the groups, and is computed on the CPU.
 
     Args:
         factor: of these sums.
@@ -185,58 +279,98 @@ class LearnedRows:
 
     def __init__(self, factor: RidgeFactor, x: Tensor, columns: Tensor):
         self.factor = factor
-        self.columns = columns
-        self.half = factor._solved(x.double())
+        self.columns = columns.cpu()
+        self.device = x.device
+        self.whitened = factor.whiten(x.double())
+        self._products = RowProducts(self.whitened, self.columns)
 
     @cached_property
-    def _regression(self) -> tuple[Tensor, RowProducts]:
-        centred = self.half - self.factor.mean
-        scores = centred @ self.factor.moment + self.factor.system.target_mean
-        bias = centred.new_ones(len(centred), 1) / self.factor.mass.sqrt()
-        rows = torch.cat([bias, centred], dim=1)
-        return scores, RowProducts(rows, self.columns)
+    def _regression(self) -> RowsToRegress:
+        factor = self.factor
+        system = factor.system
+        along_mean = self.whitened @ factor.mean
+        bias = system.target_mean - factor.mean @ factor.moment
+        scores = self.whitened @ factor.moment + bias
+        constant = 1 / factor.mass + factor.mean.square().sum()
+        products = CentredProducts(self._products, along_mean.cpu(), float(constant))
+        targets = signed_targets(self.columns, system.classes, system.limit)
+        return RowsToRegress(scores.cpu(), products, targets)
 
     def regression(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) leave-one-group-out scores of ridge regression."""
-        scores, products = self._regression
-        system = self.factor.system
-        targets = signed_targets(self.columns, system.classes, system.limit)
-        return left_out_by_products(scores, products, targets, groups)
+        rows = self._regression
+        scores = left_out_by_products(rows.scores, rows.products, rows.targets, groups)
+        return scores.to(self.device)
+
+    @cached_property
+    def _coordinates(self) -> Tensor:
+        """(m, G) Woodbury coordinates of the rows."""
+        return self.factor.coordinates(self.whitened)
 
     @cached_property
     def _removable(self) -> Removable:
         factor = self.factor
-        rows = torch.cat([self.half, factor.further(self.half)], dim=1)
-        means = torch.cat([factor.means, factor.further(factor.means)], dim=1)
-        away = rows - means[self.columns]
-        return Removable(away, means, factor.class_mass, self.columns)
+        of_means = factor.coordinates(factor.means)
+        to_means = self.whitened @ factor.means.T + self._coordinates @ of_means.T
+        of_rows = to_means.cpu()
+        means = (factor.means @ factor.means.T + of_means @ of_means.T).cpu()
+        correction = RowProducts(self._coordinates, self.columns)
+        products = DifferenceProducts(
+            self._products, correction, of_rows, means, self.columns
+        )
+        along = of_rows - means[self.columns]
+        return Removable(products, along, means, factor.class_mass, self.columns)
 
     @cached_property
-    def _within_solved(self) -> RowProducts:
-        """Inner products of ``(S + λI)⁻¹v`` of the rows' differences v from their means."""
-        away = self._removable.away
-        width = self.half.shape[1]
-        solved = self.factor.within_solved(away[:, :width], away[:, width:])
-        return RowProducts(solved, self.columns)
+    def _solved_products(self) -> RowProducts:
+        """Inner products of ``(S + λI)⁻¹(x − μ_c)``."""
+        factor = self.factor
+        columns = self.columns.to(self.device)
+        away = self.whitened - factor.means[columns]
+        of_away = self._coordinates - factor.coordinates(factor.means)[columns]
+        return RowProducts(factor.within_solved(away, of_away), self.columns)
 
-    def discriminant(self, groups: Tensor | None, exact: bool = True) -> Tensor:
+    def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) leave-one-group-out scores of the discriminant.
 
-        They are NaN for a class that had no other row.
+        They are NaN for a class that had no other row. The degrees of freedom are those without the
+        group, which costs one more triangular solve of m rows.
 
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
-            exact: whether the length of the means is corrected. Of classes with as many rows each
-                it changes little, and costs p³/3 + p²m operations.
         """
-        if not exact:
-            return self._removable.discriminant(self.factor.mass, groups)
-        factor = self.factor
+        freedom = float(self.factor.freedom)
+        ridge = self.factor.ridge
 
-        def freedom(rows: Tensor, products: InnerProducts) -> Tensor:
+        def without(group: GroupRows, products: InnerProducts) -> Tensor:
             # The trace of the inverse grows by that of what is added to it.
-            turn = products.turn
-            added = turn @ self._within_solved.among(rows) * turn
-            return factor.freedom - factor.ridge * added.sum(dim=(1, 2))
+            solved = self._solved_products.among(group.rows) * group.pairs
+            added = torch.cholesky_solve(solved, products.factor)
+            return freedom - ridge * added.diagonal(dim1=1, dim2=2).sum(dim=1)
 
-        return self._removable.discriminant(factor.mass, groups, freedom)
+        return self._discriminant(groups, without)
+
+    def nearly_discriminant(self, groups: Tensor | None) -> Tensor:
+        """Return the scores of :meth:`discriminant` with the degrees of freedom of all rows.
+
+        Without a row they are smaller by less than one.
+        """
+        freedom = self.factor.freedom.cpu()
+        return self._discriminant(
+            groups, lambda group, _: freedom.expand(len(group.rows))
+        )
+
+    def uncorrected_discriminant(self, groups: Tensor | None) -> Tensor:
+        """Return the scores of :meth:`discriminant` with the length of the means as it is.
+
+        It needs no degrees of freedom. Of classes with as many rows each it changes little.
+        """
+        return self._discriminant(groups, None)
+
+    def _discriminant(
+        self,
+        groups: Tensor | None,
+        freedom: Callable[[GroupRows, InnerProducts], Tensor] | None,
+    ) -> Tensor:
+        mass = float(self.factor.mass)
+        return self._removable.discriminant(mass, groups, freedom).to(self.device)

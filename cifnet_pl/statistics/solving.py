@@ -55,7 +55,7 @@ def solve_ridge(
         gram: (p, p) symmetric positive semi-definite.
         moment: (p, C).
         penalty: (p,) or () ridge added to the diagonal.
-        overwrite: whether ``gram`` may be changed, which saves a copy.
+        overwrite: whether the diagonal of ``gram`` may stay changed.
 
     Returns:
         (p, C) weights, in the dtype of ``gram``.
@@ -77,17 +77,17 @@ def factorise(gram: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
     Args:
         gram: (p, p) symmetric positive semi-definite.
         penalty: (p,) or () ridge added to the diagonal.
-        overwrite: whether ``gram`` may be changed, which saves a copy.
+        overwrite: whether the diagonal of ``gram`` may stay changed.
 
     Raises:
         CifnetError: the sum is not positive definite.
     """
-    system = gram
-    if not overwrite:
-        system = gram.clone()
-    system.diagonal().add_(penalty)
+    diagonal = gram.diagonal().clone()
+    gram.diagonal().add_(penalty)
     factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(system)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if not overwrite:
+        gram.diagonal().copy_(diagonal)
     # A value that is not finite anywhere in a row of the factor makes that row's diagonal element
     # so too.
     if info.item() or not torch.isfinite(factor.diagonal()).all():
