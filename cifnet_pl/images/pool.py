@@ -57,6 +57,9 @@ serve{arguments!r}
 """
 """What Python runs in a process that decodes."""
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment of that process: it must have no threads of libraries when it forks itself."""
+
 Value = TypeVar("Value")
 
 
@@ -154,6 +157,8 @@ class DecodingProcesses:
         for channel in self._channels:
             channel.connection.close()
         if self._program is not None:
+            # A fork of this process may still hold the connections open.
+            self._program.terminate()
             self._program.wait()
 
     def _start(self) -> None:
@@ -175,6 +180,7 @@ class DecodingProcesses:
             self._program = subprocess.Popen(
                 [sys.executable, "-c", self._code(theirs, memory)],
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD},
                 pass_fds=[*theirs, memory],
                 start_new_session=True,  # Ctrl-C is for the process that asks
             )

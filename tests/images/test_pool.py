@@ -54,7 +54,7 @@ def started(pool: DecodingPool) -> None:
     processes = pool._processes
     assert processes is not None
     processes.count(pools.IMAGES_BEFORE_PROCESSES)
-    assert processes.ready.wait(120)
+    assert processes.ready.wait(200)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,7 @@ def use_all_threads(pool: DecodingPool, images: SliceRequest) -> None:
         pool.read(images, empty(len(images.images)))
 
 
+@pytest.mark.system
 def test_a_killed_process_is_an_error_and_the_next_pool_starts_another(
     tmp_path: Path,
 ) -> None:
@@ -139,12 +140,13 @@ import time
 from cifnet_pl.images import pool as pools
 pool = pools.DecodingPool(8)
 pool._processes.count(pools.IMAGES_BEFORE_PROCESSES)
-assert pool._processes.ready.wait(120)
+assert pool._processes.ready.wait(200)
 print(pool._processes._program.pid, flush=True)
 time.sleep(600)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_processes_end_with_the_one_that_asks(number: signal.Signals) -> None:
     asking = subprocess.Popen(
@@ -159,6 +161,25 @@ def test_processes_end_with_the_one_that_asks(number: signal.Signals) -> None:
     while _is_there(group):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.system
+def test_processes_end_where_a_fork_holds_their_connections_open() -> None:
+    pools._forget()
+    pool = DecodingPool(pools.PROCESSES_FROM)
+    started(pool)
+    assert pool._processes is not None
+    program = pool._processes._program
+    assert program is not None
+    held = [os.dup(one.connection.fileno()) for one in pool._processes._channels]
+    pool._processes.close()
+    deadline = time.monotonic() + 20
+    while _is_there(program.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for descriptor in held:
+        os.close(descriptor)
+    pools._forget()
 
 
 def _is_there(group: int) -> bool:
