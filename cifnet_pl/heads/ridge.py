@@ -69,7 +69,7 @@ benchmarks.studies.few_images``)."""
 RIDGE_SCALES = (1.0, 0.3, 0.1)
 """Ridges that are tried with product features, as multiples of generalised cross-validation's."""
 
-MANY_SAMPLES_PER_FEATURE = 5
+MANY_SAMPLES_PER_FEATURE = 6
 """Learned samples for each feature from which on the smallest of ``RIDGE_SCALES`` is tried first.
 
 The λ of generalised cross-validation is that of the features without products. With up to two
