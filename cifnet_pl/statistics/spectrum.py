@@ -26,6 +26,10 @@ WIDTH_FOR_ONE_THREAD = 2048
 
 LAPACK_PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
+RANK_SHARE = 2
+"""A matrix whose rank is at most one such part of its width is decomposed by a factor of low rank.
+"""
+
 WIDTH_FOR_FACTORS = 64
 """Smallest width for which the eigenvectors are left as factors; below, any form takes no time."""
 
@@ -152,8 +156,8 @@ class Spectrum:
 
     Attributes:
         values: (p,) eigenvalues, ascending; exactly zero beyond the rank.
-        rotate: function (p, C) → ``Vᵀx``.
-        back: function (p, C) → ``Vx``.
+        rotate: function (p, C) → ``Vᵀx``, for columns x in the range of the matrix.
+        back: function (p, C) → ``Vx``, of what ``rotate`` returns.
     """
 
     values: Tensor
@@ -181,6 +185,11 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
             f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
             " float64"
         )
+    rounding = torch.finfo(gram.dtype).eps
+    if gram.device.type == "cpu" and RANK_SHARE * rank <= len(gram):
+        result = _of_low_rank(gram, rank)
+        result.values[result.values <= rounding * result.values[-1]] = 0
+        return result
     # Few samples leave many eigenvalues that are zero but for rounding, over which divide and
     # conquer can fail to converge. Moved away from zero they are equal to working precision, and
     # deflate. In place, and restored exactly: a Gram matrix may be most of the memory.
@@ -195,10 +204,61 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     values.sub_(shift)
     beyond_rank = max(0, len(gram) - rank)
     values[:beyond_rank] = 0
-    epsilon = torch.finfo(gram.dtype).eps
-    rounding = epsilon * values[-1]
-    values[values <= rounding] = 0
+    values[values <= rounding * values[-1]] = 0
     return result
+
+
+def _of_low_rank(gram: Tensor, rank: int) -> Spectrum:
+    """Return the decomposition of ``G = B Bᵀ`` with B (p, r), from that of ``BᵀB``.
+
+    B is the Cholesky factor with complete pivoting (LAPACK's pstrf), which ends at the rank. It
+    takes pr² operations.
+
+    Args:
+        gram: (p, p).
+        rank: an upper bound of its rank.
+    """
+    width = len(gram)
+    values = gram.new_zeros(width)
+    factor = pivoted_cholesky(gram, rank)
+    if not factor.shape[1]:
+        return Spectrum(values, torch.zeros_like, torch.zeros_like)
+    squares, vectors = torch.linalg.eigh(factor.T @ factor)
+    # Of a direction that holds only rounding the length is not known, and it is not used.
+    smallest = torch.finfo(gram.dtype).eps * squares[-1]
+    directions = factor @ vectors / squares.clamp_min(smallest).sqrt()
+    start = width - len(squares)
+    values[start:] = squares.clamp_min(0)
+
+    def rotate(x: Tensor) -> Tensor:
+        rotated = torch.zeros_like(x)
+        rotated[start:] = directions.T @ x
+        return rotated
+
+    return Spectrum(values, rotate, lambda x: directions @ x[start:])
+
+
+def pivoted_cholesky(matrix: Tensor, rank: int) -> Tensor:
+    """Return B (p, r) with ``B Bᵀ`` equal to a positive semi-definite matrix but for rounding.
+
+    Args:
+        matrix: (p, p) float64 or float32, on the CPU.
+        rank: largest r.
+    """
+    p = len(matrix)
+    reduced = np.array(matrix.numpy().T, order="F")
+    dtype = reduced.dtype
+    pivots = np.empty(p, np.intc)
+    found = np.zeros(1, np.intc)
+    default_tolerance = np.full(1, -1, dtype)
+    work = np.empty(2 * p, dtype)
+    results = (pivots, found, default_tolerance, work)
+    with _few_threads(p):
+        _call("pstrf", dtype, b"L", p, reduced, p, *results)
+    columns = min(int(found[0]), rank)
+    factor = np.zeros((p, columns), dtype)
+    factor[pivots - 1] = np.tril(reduced[:, :columns])
+    return torch.from_numpy(factor)
 
 
 def _decomposed(gram: Tensor, columns: int) -> Spectrum:

@@ -351,6 +351,19 @@ def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [1, 7, 30])
+def test_a_matrix_of_low_rank_is_decomposed_as_any_other(rank: int) -> None:
+    width = 100
+    gram = gram_of(rank, width)
+    result = spectrum(gram, rank, 1)
+    expected = torch.linalg.eigvalsh(gram)[-rank:]
+    assert torch.allclose(result.values[-rank:], expected)
+    rotated = result.rotate(gram)
+    assert torch.allclose(result.back(rotated), gram, atol=1e-10)
+    squares = result.values[:, None].square()
+    assert torch.allclose(rotated.square().sum(dim=1, keepdim=True), squares)
+
+
 @pytest.mark.parametrize("width", [2, 200])
 def test_sums_that_overflowed_are_refused(width: int) -> None:
     with pytest.raises(CifnetError, match="overflowed"):
