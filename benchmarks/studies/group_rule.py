@@ -1,96 +1,150 @@
-"""``python -m benchmarks.studies.group_rule BURSTS …``: how groupings are weighted.
+"""``python -m benchmarks.studies.group_rule --images NAME TRAIN.npz VAL.npz …``: how much of a class
+is left out to estimate the accuracy on new groups.
 
-Each of BURSTS is a folder that ``benchmarks.studies.bursts`` made. The head learns its training
-images; each rule finds the groupings that estimates are averaged over, and the grouping that
-calibrates the head. Rules differ in the constants of :mod:`cifnet_pl.statistics.groups`: the power
-of the harm, the part of a class from which on a cut loses its weight, and the quantile of the
-grouping to calibrate by. The rule with the smallest negative log likelihood of the validation
-images, on average over BURSTS, is named last.
+TRAIN.npz and VAL.npz have embeddings of independent images (``cifnet embed``). Of the training
+images of some classes a few *days* are kept: the neighbourhood of a random image, of which a few
+bursts of nearest neighbours are learned. So images of a day differ as real images of a class do,
+and the validation images are of other days. ``DAYS`` has how many days, bursts and images.
+
+A row has the true accuracy, and for each rule its estimate less that: for the largest of
+``PARTS`` and the power of the harm in :mod:`cifnet_pl.statistics.groups`. Below are the root mean
+squares; the smallest names the rule. The last rows of each set are as many random images: on those
+nothing must be lost.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from benchmarks.studies.images import (
-    RICH,
-    read_images,
-    show,
-    show_columns,
-    study_parser,
-)
+from benchmarks.studies.images import Images, read_pair, show, show_columns
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, PredictionSets, calibrate
-from cifnet_pl.model.metrics import calibration_error
+from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.model.calibration import averaged, dependent_groups, estimated
 from cifnet_pl.statistics import groups as grouping
 
-POWERS = (1.0, 3.0, 6.0)
-PARTS = (0.2, 0.28, 0.4)
-QUANTILES = (0.5, 0.75)
-COLUMNS = ("estimate − true", "ECE %", "coverage at 95 %", "classes", "NLL")
+DAYS = ((4, 2, 4), (3, 3, 4), (6, 1, 5), (8, 2, 2), (4, 3, 3), (10, 1, 3), (2, 4, 4))
+"""Days of a class, bursts of a day, images of a burst."""
+
+CLASSES = (20, 40)
+INDEPENDENT = (30, 60)
+"""Random images of each class."""
+
+REACH = 0.1
+"""Images of a class that are of one day, as a share."""
+
+LARGEST_PARTS = (0.2, 0.25, 0.3, 0.35)
+POWERS = (3.0, 6.0)
 
 
-def estimate(samples: CalibrationSamples, found: grouping.FoundGroups) -> float:
-    """Accuracy in percent, averaged over the groupings."""
-    if not found.groupings:
-        return accuracy(samples.left_out(None), samples.columns)
-    total = 0.0
-    for each in found.groupings:
-        left_out = samples.left_out(each.groups)
-        total += each.weight * accuracy(left_out, samples.columns)
-    return total
+def of_days(images: Images, shape: tuple[int, int, int], seed: int) -> Tensor:
+    """Rows of the training images that days are made of."""
+    days, bursts, each = shape
+    draw = np.random.default_rng(seed)
+    z = images.z - images.z.mean(dim=0)
+    u = torch.nn.functional.normalize(z, dim=1).numpy()
+    chosen = list[int]()
+    for label in images.y.unique().tolist():
+        rows = (images.y == label).nonzero().flatten().numpy()
+        similar = u[rows] @ u[rows].T
+        reach = max(int(REACH * len(rows)), bursts * each)
+        free = np.ones(len(rows), dtype=bool)
+        for _ in range(days):
+            if free.sum() < bursts * each:
+                break
+            centre = draw.choice(np.flatnonzero(free))
+            day = np.argsort(-np.where(free, similar[centre], -2))
+            day = day[: min(reach, int(free.sum()))]
+            for _ in range(bursts):
+                left = day[free[day]]
+                first = draw.choice(left)
+                burst = left[np.argsort(-similar[first][left])[:each]]
+                free[burst] = False
+                chosen += rows[burst].tolist()
+            free[day] = False
+    return torch.tensor(chosen)
 
 
-def accuracy(scores: torch.Tensor, columns: torch.Tensor) -> float:
-    """Percent of the samples with scores that are predicted correctly."""
-    known = ~scores.isnan().any(dim=1)
-    correct = scores[known].argmax(dim=1) == columns[known]
-    return 100 * correct.double().mean().item()
+def of_classes(images: Images, count: int, seed: int) -> Images:
+    """The images of some classes, drawn at random."""
+    classes = np.random.default_rng(seed).permutation(images.classes)[:count]
+    kept = torch.from_numpy(np.sort(classes))
+    rows = torch.isin(images.y, kept)
+    val_rows = torch.isin(images.val_y, kept)
+    return Images(
+        images.z[rows],
+        torch.searchsorted(kept, images.y[rows]),
+        images.val_z[val_rows],
+        torch.searchsorted(kept, images.val_y[val_rows]),
+    )
 
 
-def measured(
-    z: torch.Tensor, y: torch.Tensor, val_z: torch.Tensor, val_y: torch.Tensor
-) -> list[float]:
-    """A row, by the constants that are set now."""
-    head = RidgeHead(z.shape[1], decision="auto")
-    head.begin_task(y.unique().tolist())
-    head.observe(z, y)
+def errors(images: Images) -> dict[tuple[float, float], float]:
+    """Rule → estimate less the true accuracy, which is under the rule (0, 0)."""
+    head = RidgeHead(images.z.shape[1], decision="auto")
+    head.begin_task(range(images.classes), images.y.bincount().tolist())
+    head.observe(images.z, images.y)
     head.solve()
-    samples = CalibrationSamples(head, z, y)
-    found = grouping.find_groups(z, samples.columns, samples.left_out)
-    head.select_rule(z, y, found.groups)
-    samples = CalibrationSamples(head, z, y, found.groups)
-    calibrate(samples)
-    p = head.probabilities(val_z)
-    confidence, predicted = p.max(dim=1)
-    correct = predicted == val_y
-    own = p.gather(1, val_y[:, None])
-    sets = PredictionSets.of(samples, 0.95).of_probabilities(p)
-    gap = estimate(samples, found) - 100 * correct.double().mean().item()
-    coverage = 100 * sets.gather(1, val_y[:, None]).double().mean().item()
-    size = sets.sum(dim=1).double().mean().item()
-    error = calibration_error(confidence.numpy(), correct.numpy()) or 0.0
-    return [gap, error, coverage, size, -own.log().mean().item()]
+    samples = CalibrationSamples(head, images.z, images.y)
+    found = dependent_groups(samples)
+    samples.calibration_pass.select(found.finer)
+    correct = head.predict(images.val_z) == images.val_y
+    true = 100 * correct.double().mean().item()
+    result = {(0.0, 0.0): true}
+    loo = estimated(samples)
+    for part, power in itertools.product(LARGEST_PARTS, POWERS):
+        grouping.PARTS = (*grouping.PARTS[:-1], part)
+        grouping.HARM_POWER = power
+        estimate = averaged(samples, dependent_groups(samples).groupings, loo) or loo
+        assert estimate is not None
+        result[part, power] = estimate.accuracy - true
+    return result
 
 
 def main() -> None:
-    """A row for each set and rule."""
-    asked = study_parser(__doc__, "+").parse_args()
-    sets = [read_images(root, asked, RICH) for root in asked.root]
-    show_columns(("bursts", "power", "part", "quantile", *COLUMNS))
-    losses = {}
-    for power, part, quantile in itertools.product(POWERS, PARTS, QUANTILES):
-        grouping.HARM_POWER = power
-        grouping.LARGEST_PART = part
-        grouping.CALIBRATION_QUANTILE = quantile
-        rows = [measured(one.z, one.y, one.val_z, one.val_y) for one in sets]
-        rule = f"{power:g}", f"{part:g}", f"{quantile:g}"
-        losses[rule] = sum(row[-1] for row in rows) / len(rows)
-        for root, row in zip(asked.root, rows, strict=True):
-            show([root.name, *rule, *(f"{cell:.2f}" for cell in row)])
-    print("smallest NLL:", *min(losses, key=lambda rule: losses[rule]))
+    """A row for each set, and the errors of each rule."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--images",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("NAME", "TRAIN", "VAL"),
+    )
+    rules = list(itertools.product(LARGEST_PARTS, POWERS))
+    names = [f"{part:g}, harm^{power:g}" for part, power in rules]
+    show_columns(("set", "learned", "true %", *names))
+    all_errors = list[list[float]]()
+    for name, train, val in parser.parse_args().images:
+        everything = read_pair(train, val)
+        shapes = itertools.product([*DAYS, *INDEPENDENT], CLASSES)
+        for seed, (shape, count) in enumerate(shapes):
+            images = of_classes(everything, count, seed)
+            if isinstance(shape, int):
+                order = torch.randperm(
+                    len(images.y), generator=torch.Generator().manual_seed(seed)
+                )
+                rows = torch.cat(
+                    [order[images.y[order] == c][:shape] for c in range(count)]
+                )
+                learned = f"{count} classes, {shape} random"
+            else:
+                rows = of_days(images, shape, seed)
+                learned = f"{count} classes, {'×'.join(map(str, shape))}"
+            found = errors(replace(images, z=images.z[rows], y=images.y[rows]))
+            of_rules = [found[rule] for rule in rules]
+            all_errors.append(of_rules)
+            true = found[0.0, 0.0]
+            show([name, learned, f"{true:.1f}", *(f"{e:+.1f}" for e in of_rules)])
+    squares = np.square(all_errors).mean(axis=0) ** 0.5
+    show(["root mean square", "", "", *(f"{e:.1f}" for e in squares)])
 
 
 if __name__ == "__main__":

@@ -117,6 +117,18 @@ def read_images(
     return Images(*parts)
 
 
+def read_pair(train: str, val: str) -> Images:
+    """Embeddings of two files that ``cifnet embed`` made, of training and validation images."""
+    learned = np.load(train)
+    asked = np.load(val)
+    names = np.unique(learned["labels"])
+    parts = list[Tensor]()
+    for each in (learned, asked):
+        parts.append(torch.from_numpy(each["embeddings"]))
+        parts.append(torch.from_numpy(np.searchsorted(names, each["labels"])))
+    return Images(*parts)
+
+
 # ---------------------------------------------------------------------- learning
 
 

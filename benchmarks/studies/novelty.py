@@ -70,7 +70,7 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group, or near-duplicates, in one group."""
     samples = CalibrationSamples(head, *buffer.items())
-    return samples.grouped(dependent_groups(samples)[1])
+    return samples.grouped(dependent_groups(samples).groups)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer]:

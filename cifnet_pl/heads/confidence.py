@@ -100,9 +100,23 @@ class CalibrationSamples:
     def scores(self) -> Tensor:
         """Return (n, C) float64 scores without each sample's group.
 
-        They are NaN where nothing is known without the group, and for samples that are not counted.
+        They are NaN where nothing is known without the group, as of a class of a single group, and
+        for samples that are not counted.
         """
-        return self._of_counted(self.left_out(self.groups))
+        scores = self._of_counted(self.left_out(self.groups))
+        if self.learned and self.groups is not None:
+            scores[self._whole_classes(self.groups)] = torch.nan
+        return scores
+
+    def _whole_classes(self, groups: Tensor) -> Tensor:
+        """Return (n,) bool, which samples have all learned samples of their class in their group."""
+        learned = torch.tensor(list(self.head.class_counts().values()))
+        learned = learned.to(self.columns.device)
+        members = torch.unique(groups, return_inverse=True)[1]
+        cells = members * len(learned) + self.columns
+        in_group = cells.bincount()[cells]
+        whole: Tensor = in_group >= learned[self.columns]
+        return whole
 
     def known_scores(self) -> KnownScores:
         """Return the scores that are known, and the true columns of their samples."""

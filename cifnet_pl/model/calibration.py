@@ -18,10 +18,13 @@ from cifnet_pl.statistics import WeightedGrouping, find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
-Kind = Literal["unknown", "few", "independent", "found", "measured", "given"]
+Kind = Literal[
+    "unknown", "few", "independent", "found", "measured", "given", "one_group"
+]
 """Source of the accuracy on new groups: nothing yet; too few images; images that are
 independent, so that both accuracies are the same; groups found among the buffer samples; labelled
-images that were not learned; groups that the user gave."""
+images that were not learned; groups that the user gave; none, as without its group nothing is known
+of most classes."""
 
 NOT_KNOWN = -1.0
 """Stands for an accuracy that is not known."""
@@ -40,6 +43,15 @@ MIN_IMAGES_PER_CLASS = 20
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
 (docs/how_to/serve.md).
 """
+
+LEAST_SHARE_OF_CLASSES = 0.5
+"""Share of the classes of which images of other groups must be known for an estimate of all."""
+
+GAP_SHARE = 0.75
+"""Share of the gap to the leave-one-out accuracy by which an estimate may be off.
+
+New groups may differ more than those learned did. With this share intervals hold the truth in all
+of forty trials (``python -m benchmarks.studies.promises``)."""
 
 ENOUGH_SAMPLES = 2000
 """Samples that show whether images come in groups."""
@@ -250,38 +262,42 @@ class Calibration(GrowingModule):
             stored: the samples in the buffer.
 
         Returns:
-            The samples in their groups, to calibrate the head by.
+            The samples in their groups, to fit the temperature by.
         """
         counted = self.counted(stored.y, stored.key)
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         given = self._groups_given_for(stored.key)
         if given is not None:
-            found = DependentGroups("given", (WeightedGrouping(given, 1.0),), given)
+            given_grouping = WeightedGrouping(given, 1.0)
+            found = DependentGroups("given", (given_grouping,), given, given, given)
         else:
             found = dependent_groups(samples)
-        samples.calibration_pass.select(found.groups)
+        samples.calibration_pass.select(found.finer)
         grouped = samples.grouped(found.groups)
+        calibrating = samples.grouped(found.finer)
         self.groups = torch.arange(len(stored.y), device=stored.y.device)
         if found.groups is not None:
             self.groups = found.groups
         if len(head.classes) == 1:  # every prediction is right
             self._record("unknown", None, None)
-            return grouped
+            return calibrating
         kind = found.kind
         learned = sum(head.class_counts().values())
         few = learned < MIN_IMAGES_PER_CLASS * len(head.classes)
         if few and kind in ("found", "independent"):
             kind = "few"
-        if kind == "independent":
-            estimate = estimated(grouped)
-            self._record(kind, estimate, estimate)
-            return grouped
         loo = estimated(samples)
-        new_groups = None
-        if kind != "few":
+        if kind == "independent":
+            loo = estimated(grouped)
+            self._record(kind, loo, widened(loo, found.coarse))
+        elif kind == "few":
+            self._record(kind, loo, None)
+        elif _known_classes(grouped) < LEAST_SHARE_OF_CLASSES * len(head.classes):
+            self._record("one_group", loo, None)
+        else:
             new_groups = averaged(samples, found.groupings, loo)
-        self._record(kind, loo, new_groups)
-        return grouped
+            self._record(kind, loo, widened(new_groups, found.coarse))
+        return calibrating
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -344,6 +360,11 @@ class Calibration(GrowingModule):
                 "Accuracy on new groups not estimated: fewer than"
                 f" {MIN_IMAGES_PER_CLASS} images a class"
             )
+        elif self.estimate_kind == "one_group":
+            sentences.append(
+                "Accuracy on new groups not estimated: most classes have images of one group only;"
+                " add images of other days or places"
+            )
         elif self.estimate_kind in ("found", "given"):
             sentences.append(self._new_group_sentence(learned))
         return sentences
@@ -377,25 +398,37 @@ class DependentGroups(NamedTuple):
     Attributes:
         kind: how they were found.
         groupings: those that the accuracy on new groups is averaged over.
-        groups: (n,) int64 group of each sample, to calibrate by; None where each stands alone.
+        groups: (n,) int64 group of each sample, to set thresholds by; None where each stands alone.
+        finer: (n,) int64 smaller groups, to fit the temperature by; None likewise.
+        coarse: (n,) int64 groups of which there are at least as many as are independent; None if
+            not known.
     """
 
     kind: Kind
     groupings: tuple[WeightedGrouping, ...]
     groups: Tensor | None
+    finer: Tensor | None
+    coarse: Tensor | None = None
 
 
 def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
     """Find the buffer samples that are left out together: groups, else near-duplicates."""
     if not samples.head.leaves_one_out:
         duplicates = near_duplicate_groups(samples.z, samples.y)
-        return DependentGroups("unknown", (), duplicates)
+        return DependentGroups("unknown", (), duplicates, duplicates)
     left_out = samples.calibration_pass.approximately_left_out
     found = find_groups(samples.z, samples.columns, left_out)
     groups = found.groups
+    finer = found.finer
     if groups is None:
         groups = near_duplicate_groups(samples.z, samples.y)
-    return DependentGroups(found.kind, found.groupings, groups)
+        finer = groups
+    return DependentGroups(found.kind, found.groupings, groups, finer, found.coarse)
+
+
+def _known_classes(samples: CalibrationSamples) -> int:
+    """Return the number of classes of which something is known without a sample's group."""
+    return len(torch.unique(samples.known_scores().columns))
 
 
 def some_classes(y: Tensor) -> Tensor:
@@ -446,7 +479,8 @@ class Estimate(NamedTuple):
     Attributes:
         accuracy: in percent.
         interval: in percent.
-        margin: half of the interval in percentage points, before it is cut at 0 and 100.
+        margin: half of the interval in percentage points, before it is cut at 0 and 100, and before
+            it is widened.
     """
 
     accuracy: float
@@ -491,10 +525,37 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     return Estimate.around(100 * float(accuracy), margin)
 
 
-def accuracy_margin(samples: CalibrationSamples) -> float:
-    """Return half of the 95 % interval of :func:`estimated`, in percentage points."""
-    estimate = estimated(samples)
-    return 100.0 if estimate is None else estimate.margin
+def forecast(share: float, groups: int) -> Interval:
+    """Return the 95 % prediction interval of the accuracy on the same number of new groups.
+
+    The accuracy on new groups is not known, and what groups show of it varies: quantiles of the
+    beta-binomial distribution, from Jeffreys' prior.
+
+    Args:
+        share: of predictions that are right, 0 to 1.
+        groups: number of groups that they are of.
+    """
+    from scipy.stats import betabinom  # to classify needs none of it
+
+    hits = share * groups
+    low, high = betabinom(groups, hits + 0.5, groups - hits + 0.5).interval(0.95)
+    return Interval(100 * float(low) / groups, 100 * float(high) / groups)
+
+
+def widened(estimate: Estimate | None, coarse: Tensor | None) -> Estimate | None:
+    """Lower an interval to what as few groups as there may be would show.
+
+    Where hardly any sample is predicted wrongly, errors do not tell how certain that is.
+
+    Args:
+        estimate: of an accuracy.
+        coarse: (n,) groups of the samples; None if not known.
+    """
+    if estimate is None or coarse is None:
+        return estimate
+    expected = forecast(estimate.accuracy / 100, len(torch.unique(coarse)))
+    low, high = estimate.interval
+    return estimate._replace(interval=Interval(min(low, expected.low), high))
 
 
 def averaged(
@@ -504,8 +565,8 @@ def averaged(
 ) -> Estimate | None:
     """Return the accuracy on new groups, averaged over groupings.
 
-    The interval has three parts: the samples' own, the differences between groupings, and half of
-    the gap to the leave-one-out accuracy, as new groups may differ more than those learned did.
+    The interval has three parts: the samples' own, the differences between groupings, and a share
+    of the gap to the leave-one-out accuracy (:data:`GAP_SHARE`).
 
     Args:
         samples: buffer samples.
@@ -527,7 +588,7 @@ def averaged(
     spread = np.average((np.array(accuracies) - accuracy) ** 2, weights=weights) ** 0.5
     gap = 0.0
     if loo is not None:
-        gap = max(0.0, loo.accuracy - accuracy) / 2
+        gap = GAP_SHARE * max(0.0, loo.accuracy - accuracy)
     own = float(np.average(margins, weights=weights))
     return Estimate.around(accuracy, float(np.hypot(own, np.hypot(1.96 * spread, gap))))
 

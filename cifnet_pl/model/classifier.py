@@ -625,11 +625,7 @@ class Classifier:
             if introduces_classes:
                 self.head.solve()
             self.head.merge_(task.additions)
-        self.head.solve()
-        self.head.refresh()
-        if self.buffer is not None:
-            self._commit(self.buffer)
-        self.calibrate()
+        self.solve()
 
     def _commit(self, buffer: CalibrationBuffer) -> None:
         """Let the buffer select among its candidates, whole groups where it must draw.
@@ -692,9 +688,11 @@ class Classifier:
         self.head.count_duplicates(self.images.duplicates - before)
 
     def solve(self) -> None:
-        """Solve the head, and calibrate it again."""
+        """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
         self.head.refresh()
+        if self.buffer is not None:
+            self._commit(self.buffer)
         self.calibrate()
 
     # ------------------------------------------------------------------ history

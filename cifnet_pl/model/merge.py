@@ -181,6 +181,8 @@ def subtract_base(model: Classifier, base: Classifier) -> None:
 def absorb(model: Classifier, other: Classifier) -> None:
     """Add what ``other`` learned to ``model``, which must be solved again afterwards.
 
+    The samples of its buffer are candidates, among which the solve selects.
+
     Args:
         model: it is changed in place.
         other: it must not be used afterwards.
@@ -210,7 +212,6 @@ def absorb(model: Classifier, other: Classifier) -> None:
         other.buffer.relabel(labels)
         buffer = other.buffer
         model.buffer.add(buffer.z, buffer.y, buffer.key)
-        model.buffer.commit()
         model.calibration.add_given_groups(
             other.calibration.given_key, other.calibration.given
         )

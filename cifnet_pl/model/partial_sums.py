@@ -129,6 +129,8 @@ class PartialSums:
         with prefixed(f"cannot add {other.name} to {self.name}"):
             check_same_embeddings(self.model, other.model)
             absorb(self.model, other.model)
+            if self.model.buffer is not None:
+                self.model.buffer.commit()
         all_shards = [*self.shards, *other.shards]
         self.shards = _joined(all_shards)
 

@@ -13,7 +13,7 @@ from cifnet_pl.model.audit import audit
 from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
-    accuracy_margin,
+    forecast,
     gain_of_more_images,
     gain_text,
 )
@@ -61,12 +61,17 @@ class AccuracyEstimate(ApiObject):
 
     loo_accuracy: float | None
     """Percent of images in the calibration buffer that are predicted right, each left out."""
+    loo_accuracy_interval: tuple[float, float] | None
+    """Percentages between which it lies with a probability of 95 %."""
     new_group_accuracy: float | None
     """The same with the whole group left out, an estimate; or the percentage that was measured on
     labelled images after a distribution shift."""
+    new_group_accuracy_interval: tuple[float, float] | None
+    """Percentages between which as many new groups lie with a probability of 95 %."""
     kind: Kind
-    """Source of new_group_accuracy: from groups that were found, independent images, or
-    measured; few: too few images to say; unknown: not estimated."""
+    """Source of new_group_accuracy: from groups that were found or given, independent images, or
+    measured; few: too few images to say; one_group: most classes have images of one group only;
+    unknown: not estimated."""
     message: str
     """The kind in one sentence."""
 
@@ -76,7 +81,9 @@ class AccuracyEstimate(ApiObject):
         calibration = model.calibration
         return cls(
             loo_accuracy=calibration.loo_accuracy,
+            loo_accuracy_interval=calibration.loo_interval,
             new_group_accuracy=calibration.new_group_accuracy,
+            new_group_accuracy_interval=calibration.new_group_interval,
             kind=calibration.estimate_kind,
             message=messages.ACCURACY_MESSAGES[calibration.estimate_kind],
         )
@@ -117,8 +124,6 @@ class ClassPredictions(ApiObject):
     """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
-    margin: float | None = None
-    """Points by which new_group_accuracy may be off (95 %)."""
     ten_more: tuple[float, float] | None = None
     """Points of accuracy on new groups that ten more images of each class would bring: interval of
     95 %; null: too few images to say."""
@@ -214,6 +219,15 @@ def summarised(
 
 def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
+    result = ClassPredictions(classes=class_estimates(model))
+    if model.calibration.estimate_kind not in ("unknown", "few"):
+        result.ten_more = gain_of_more_images(model.calibration_samples())
+        result.ten_more_text = gain_text(result.ten_more)
+    return result
+
+
+def class_estimates(model: Classifier) -> list[ClassEstimate]:
+    """Return the accuracy of each class on new groups, and what it is confused with."""
     names = model.class_names
     samples = model.calibration_samples()
     kind = model.calibration.estimate_kind
@@ -221,8 +235,7 @@ def class_predictions(model: Classifier) -> ClassPredictions:
     if kind != "unknown":
         stored = left_out_predictions(model)
     if samples is None or stored is None:
-        unknown = [ClassEstimate(name=name, accuracy=None) for name in names]
-        return ClassPredictions(classes=unknown)
+        return [ClassEstimate(name=name, accuracy=None) for name in names]
     true, predicted = stored
     count = len(names)
     cells = (true * count + predicted).bincount(minlength=count**2)
@@ -230,7 +243,7 @@ def class_predictions(model: Classifier) -> ClassPredictions:
     rare = set(rarely_predicted(confusion.diagonal(), confusion.sum(axis=1)).tolist())
     groups = counted_groups(samples)
     columns = samples.columns.cpu()[samples.counted.cpu()]
-    result = ClassPredictions(classes=[])
+    estimates = list[ClassEstimate]()
     for row, name in enumerate(names):
         estimate = ClassEstimate(name=name, accuracy=None)
         estimate.confused_with = confused_with(names, confusion[row], row)
@@ -238,13 +251,8 @@ def class_predictions(model: Classifier) -> ClassPredictions:
             number = len(torch.unique(groups[columns == row]))
             estimate_accuracy(estimate, confusion[row], row, number)
             estimate.rarely_predicted = row in rare
-        result.classes.append(estimate)
-    if kind != "few":
-        lower, _ = forecast(1.0, len(torch.unique(groups)))  # where all are right, too
-        result.margin = max(accuracy_margin(samples), 100 - lower)
-        result.ten_more = gain_of_more_images(samples)
-        result.ten_more_text = gain_text(result.ten_more)
-    return result
+        estimates.append(estimate)
+    return estimates
 
 
 def counted_groups(samples: CalibrationSamples) -> torch.Tensor:
@@ -291,23 +299,6 @@ def estimate_accuracy(
     if high - low <= WIDEST_INTERVAL:
         estimate.accuracy = 100 * share
         estimate.interval = (low, high)
-
-
-def forecast(share: float, groups: int) -> tuple[float, float]:
-    """Return the 95 % prediction interval of the accuracy on the same number of new groups.
-
-    The accuracy on new groups is not known, and what groups show of it varies: quantiles of the
-    beta-binomial distribution, from Jeffreys' prior.
-
-    Args:
-        share: of predictions that are right, 0 to 1.
-        groups: number of groups that they are of.
-    """
-    from scipy.stats import betabinom  # to classify needs none of it
-
-    hits = share * groups
-    low, high = betabinom(groups, hits + 0.5, groups - hits + 0.5).interval(0.95)
-    return 100 * float(low) / groups, 100 * float(high) / groups
 
 
 def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> AuditView:

@@ -59,6 +59,8 @@ ACCURACY_MESSAGES = {
     "found": "Photos taken together, on one day or at one place, count as one.",
     "independent": "No photos taken together were found, so one number serves for both.",
     "measured": "Measured on photos of another place that someone named.",
+    "one_group": "Most classes have photos of one day or place only, so how often it is right on"
+    " another day cannot be told.",
     "few": "There are too few photos to say how often it is right on another day.",
     "unknown": "How often it is right on another day is not estimated.",
 }

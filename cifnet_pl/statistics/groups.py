@@ -135,45 +135,42 @@ def _first_of_components(pairs: np.ndarray) -> np.ndarray:
 
 # ---------------------------------------------------------------------- groups
 
-CUTS = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
-"""Mean cosines of centred embeddings at which clusters are cut, the finest first."""
+PARTS = (0.08, 0.17, 0.3)
+"""Shares of its class that the cluster of an image has, on average, in the groupings that count.
 
-MIN_HARM = 2.0
-"""Harm from which on images are not independent.
+The largest is what one day of three or four is of a class. On sets of which each class was seen on
+three to eight days, the accuracy without clusters of that size is the one on new days."""
 
-Of independent images (Tiny-ImageNet, Caltech-101, CIFAR-100, and 36 subsets) the largest is 1.36,
-of bursts with ten or more images a class 2.3 or more."""
+HARM_POWER = 6.0
+EXPECTED_ERRORS = 2
+"""The weight of a grouping is the sixth power of its harm, with two errors more by chance."""
+
+INDEPENDENT_HARM = 1.5
+DEPENDENT_HARM = 2.0
+"""Harm up to which images are independent, and from which on they come in groups.
+
+Between the two an estimate lies between those of both cases. All constants were chosen on bursts
+made of independent images (``python -m benchmarks.studies.group_rule``)."""
+
+TEMPERATURE_PART = 0.8
+SETS_PART = 1.2
+"""Parts of a class by whose clusters the temperature is fitted, and thresholds are set, as multiples
+of the mean part.
+
+Confidence is right with the first: on new groups it falls of itself. Prediction sets and the
+threshold for unknowns have to hold, so theirs is rather too large."""
+
+ERRORS_TO_TELL = 10
+"""Errors without large clusters from which on images can be told to be independent."""
 
 DRAWS = 2
 """Random groups of equal sizes that the errors are compared with, on average."""
 
-FIRST_CUTS = (0.8, 0.7, 0.6)
-MIN_FIRST_HARM = 1.5
-"""Cuts that are tried first, with one draw; with less harm images are independent."""
-
-HARM_POWER = 3.0
-LARGEST_PART = 0.28
-PART_POWER = 8
-EXPECTED_ERRORS = 2
-"""The weight of a cut is ``harm^3 · exp(−(part/0.28)^8)``, with two errors more by chance.
-
-``part`` is the share of its class that the cluster of an image has, on average: where it is large,
-errors are many because few images are left. Chosen on 19 sets (``python -m
-benchmarks.studies.group_rule``)."""
-
-PART_WITHOUT_WEIGHT = 0.45
-"""A cut with a larger part has no weight."""
-
 SMALLEST_WEIGHT = 0.02
-"""Cuts of a smaller weight are left out of the average."""
+"""Groupings of a smaller weight are left out of the average."""
 
 MIN_IMAGES_PER_CLASS = 10
 """Images a class, on average, from which on groups can be found."""
-
-CALIBRATION_QUANTILE = 0.75
-"""Quantile of the weights, from fine to coarse, at which the grouping to calibrate by lies.
-
-With the median, prediction sets for 95 % held 88 to 96 % on new groups; so they hold 92 to 97 %."""
 
 Kind = Literal["found", "independent", "few"]
 
@@ -196,24 +193,21 @@ class FoundGroups(NamedTuple):
     Attributes:
         kind: "found"; "independent", if no images come in groups; "few", if there are too few to
             tell.
-        groupings: those that an estimate is averaged over, the finest first; empty unless groups
-            were found.
-        harm: mean cosine at which clusters were cut → harm, as far as it was measured.
+        groupings: those that an estimate is averaged over, the finest first; the first one may have
+            each image in a group of its own. Empty unless groups were found.
+        groups: (n,) int64 group of each image, to set thresholds by. None unless groups were found.
+        finer: (n,) int64 smaller groups, to fit the temperature by; None likewise.
+        coarse: (n,) the clusters of the largest of :data:`PARTS`, where images come in groups or
+            too few errors are made to tell; None elsewhere. There are at least as many groups.
+        harm: of each of :data:`PARTS`.
     """
 
     kind: Kind
     groupings: tuple[WeightedGrouping, ...] = ()
-    harm: dict[float, float] | None = None
-
-    @property
-    def groups(self) -> Tensor | None:
-        """(n,) int64 group of each image, to calibrate by: those of a rather coarse grouping."""
-        weight = 0.0
-        for grouping in self.groupings:
-            weight += grouping.weight
-            if weight >= CALIBRATION_QUANTILE:
-                return grouping.groups
-        return None
+    groups: Tensor | None = None
+    finer: Tensor | None = None
+    coarse: Tensor | None = None
+    harm: tuple[float, ...] = ()
 
 
 class _Harm(NamedTuple):
@@ -221,14 +215,12 @@ class _Harm(NamedTuple):
 
     Attributes:
         groups: (n,) the clusters.
-        part: part of its class that an image's cluster is, on average.
         own: one more than the errors without them.
         chance: one more than the errors without random groups of their sizes.
         different: images that only one of the two gets right.
     """
 
     groups: np.ndarray
-    part: float
     own: float
     chance: float
     different: float
@@ -243,10 +235,9 @@ class _Harm(NamedTuple):
         return bool(self.own - self.chance > 2 * self.different**0.5)
 
     @property
-    def log_weight(self) -> float:
+    def weight(self) -> float:
         harm = self.own / (self.chance + EXPECTED_ERRORS)
-        part = self.part / LARGEST_PART
-        return float(HARM_POWER * np.log(harm) - part**PART_POWER)
+        return float(harm**HARM_POWER)
 
 
 LeftOut = Callable[[Tensor | None], Tensor]
@@ -257,15 +248,16 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     """Find the groups of images that are left out together, from learned images alone.
 
     Clusters of each class are made by average linkage of embeddings less the mean of all, by their
-    cosine, and cut at each of :data:`CUTS`. ``harm = (1 + errors without the own cluster) / (1 +
-    errors without a random group of the same size)``, over the images whose class is known without
-    their group. Finer cuts leave similar images behind. Coarser ones leave out so much of a class
-    that random groups harm, too. The harm is largest between. If its largest value is below
-    :data:`MIN_HARM`, or no difference above twice its standard error, images are independent.
+    cosine. They are cut where the cluster of an image is one of :data:`PARTS` of its class, on
+    average. ``harm = (1 + errors without the own cluster) / (1 + errors without a random group of
+    the same size)``, over the images whose class is known without their group. Finer cuts leave
+    similar images behind, coarser ones leave too little of a class.
 
     No single cut is chosen: where the harm of two is nearly equal, the choice would be by chance,
-    and an estimate would jump. Each cut gets a weight, and estimates are averaged. The result does
-    not depend on the order of the images.
+    and an estimate would jump. Each gets a weight, and estimates are averaged. The less the mean
+    harm is above :data:`INDEPENDENT_HARM`, the more the images count as independent; they do if no
+    difference is above twice its standard error. The result does not depend on the order of the
+    images.
 
     Args:
         z: (n, d) embeddings of learned images.
@@ -275,34 +267,62 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     y = columns.cpu().numpy()
     if len(y) < MIN_IMAGES_PER_CLASS * len(np.unique(y)):
         return FoundGroups("few")
-    clusters = _Clusters(z, y, left_out)
-    first = {cut: clusters.harm(cut, 1).ratio for cut in FIRST_CUTS}
-    if max(first.values()) < MIN_FIRST_HARM:
-        return FoundGroups("independent", harm=first)
-    found = dict[float, _Harm]()
-    for cut in CUTS:
-        found[cut] = clusters.harm(cut, DRAWS)
-        if found[cut].part > PART_WITHOUT_WEIGHT:  # so are all coarser ones
-            break
-    harm = {cut: each.ratio for cut, each in found.items()}
-    if not any(each.ratio >= MIN_HARM and each.is_certain for each in found.values()):
-        return FoundGroups("independent", harm=harm)
-    return FoundGroups("found", _groupings(list(found.values()), z.device), harm)
+    trees = _trees(z, y)
+    measured = list[_Harm]()
+    for part in PARTS:
+        groups = _clusters_of_part(trees, y, part)
+        measured.append(_harm(trees, groups, y, left_out))
+    harm = tuple(each.ratio for each in measured)
+    coarse: Tensor | None = torch.from_numpy(measured[-1].groups).to(z.device)
+    weights = np.array([each.weight for each in measured])
+    weights /= weights.sum()
+    dependent = _dependent_share(float(weights @ np.log(harm)))
+    if not dependent or not any(each.is_certain for each in measured):
+        if measured[-1].own >= ERRORS_TO_TELL:
+            coarse = None
+        return FoundGroups("independent", coarse=coarse, harm=harm)
+    groupings = _groupings(measured, weights, dependent, z.device)
+    mean_part = dependent * float(weights @ PARTS)
+    of_thresholds = _clusters_of_part(trees, y, SETS_PART * mean_part)
+    of_temperature = _clusters_of_part(trees, y, TEMPERATURE_PART * mean_part)
+    return FoundGroups(
+        "found",
+        groupings,
+        torch.from_numpy(of_thresholds).to(z.device),
+        torch.from_numpy(of_temperature).to(z.device),
+        coarse,
+        harm,
+    )
+
+
+def _dependent_share(log_harm: float) -> float:
+    """Return how far images count as dependent, from 0 to 1."""
+    low = np.log(INDEPENDENT_HARM)
+    high = np.log(DEPENDENT_HARM)
+    return float(np.clip((log_harm - low) / (high - low), 0, 1))
 
 
 def _groupings(
-    found: list[_Harm], device: torch.device
+    measured: list[_Harm], weights: np.ndarray, dependent: float, device: torch.device
 ) -> tuple[WeightedGrouping, ...]:
-    """Return the groupings that count, with their weights."""
-    log_weights = np.array([each.log_weight for each in found])
-    weights = np.exp(log_weights - log_weights.max())
-    weights[weights < SMALLEST_WEIGHT * weights.sum()] = 0.0
+    """Return the groupings that count, with their weights.
+
+    Args:
+        measured: groupings into clusters.
+        weights: of these.
+        dependent: weight of all of them; the rest is that of each image alone.
+        device: of the groups.
+    """
+    groups = [np.arange(len(measured[0].groups))]
+    groups += [each.groups for each in measured]
+    weights = np.concatenate([[1 - dependent], dependent * weights])
+    weights[weights < SMALLEST_WEIGHT] = 0.0
     weights /= weights.sum()
     groupings = list[WeightedGrouping]()
-    for each, weight in zip(found, weights.tolist(), strict=True):
+    for each, weight in zip(groups, weights.tolist(), strict=True):
         if weight:
-            groups = torch.from_numpy(each.groups).to(device)
-            groupings.append(WeightedGrouping(groups, weight))
+            on_device = torch.from_numpy(each).to(device)
+            groupings.append(WeightedGrouping(on_device, weight))
     return tuple(groupings)
 
 
@@ -334,65 +354,68 @@ def _trees(z: Tensor, y: np.ndarray) -> list[_Tree]:
     return trees
 
 
-class _Clusters:
-    """Clusters of images, and the errors without them, each computed once.
+def _clusters(trees: list[_Tree], count: int, distance: float) -> np.ndarray:
+    """Return clusters (count,) of one class, made by merges up to a distance."""
+    groups = np.zeros(count, dtype=np.int64)
+    used = 0
+    for rows, tree in trees:
+        groups[rows] = used
+        if len(rows) > 1:
+            groups[rows] += fcluster(tree, distance, "distance") - 1
+        used = int(groups[rows].max()) + 1
+    return groups
 
-    Args:
-        z: (n, d) embeddings.
-        y: (n,) column of each one's class.
-        left_out: function from groups to scores.
+
+def _clusters_of_part(trees: list[_Tree], y: np.ndarray, part: float) -> np.ndarray:
+    """Return clusters (n,) that are a part of their class, on average, or the largest of PARTS."""
+    return _clusters(trees, len(y), _distance(trees, min(part, PARTS[-1])))
+
+
+def _distance(trees: list[_Tree], part: float) -> float:
+    """Return a distance up to which merges leave a cluster ``part`` of its class, averaged over
+    images.
+
+    A merge of clusters of a and b images raises the sum of squared sizes by 2ab.
     """
+    count = sum(len(tree.rows) for tree in trees)
+    merge_distances = np.concatenate([tree.linkage[:, 2] for tree in trees])
+    rises = np.concatenate([_rises(tree) for tree in trees])
+    order = np.argsort(merge_distances, kind="stable")
+    parts = (len(trees) + rises[order].cumsum()) / count
+    merges = int((parts <= part).sum())
+    distances = np.concatenate([[0.0], merge_distances[order], [np.inf]])
+    if merges == len(parts):
+        return float(distances[merges])
+    return float(distances[merges : merges + 2].mean())
 
-    def __init__(self, z: Tensor, y: np.ndarray, left_out: LeftOut):
-        self.trees = _trees(z, y)
-        self.y = y
-        self.left_out = left_out
-        self._errors = dict[tuple[float, int | None], np.ndarray]()
 
-    def at(self, cut: float) -> np.ndarray:
-        """Return clusters (n,) of one class, with a mean cosine of at least ``cut``."""
-        groups = np.zeros(len(self.y), dtype=np.int64)
-        used = 0
-        for rows, tree in self.trees:
-            groups[rows] = used
-            if len(rows) > 1:
-                groups[rows] += fcluster(tree, 1 - cut, "distance") - 1
-            used = int(groups[rows].max()) + 1
-        return groups
+def _rises(tree: _Tree) -> np.ndarray:
+    """Return by how much each merge raises the mean size of clusters, times the images."""
+    images = len(tree.rows)
+    sizes = np.concatenate([np.ones(images), tree.linkage[:, 3]])
+    first, second = tree.linkage[:, :2].astype(np.int64).T
+    rises: np.ndarray = 2 * sizes[first] * sizes[second] / images
+    return rises
 
-    def dealt(self, groups: np.ndarray, draw: int) -> np.ndarray:
-        """Return groups (n,) of the same sizes, of images of the class at random."""
+
+def _harm(
+    trees: list[_Tree], groups: np.ndarray, y: np.ndarray, left_out: LeftOut
+) -> _Harm:
+    wrong = _errors(left_out(torch.from_numpy(groups)), y)
+    known = ~np.isnan(wrong)
+    chance = list[np.ndarray]()
+    for draw in range(DRAWS):
         dealt = groups.copy()
-        for rows, _ in self.trees:
+        # Groups of the same sizes, of images of the class at random.
+        for rows, _ in trees:
             shuffled = np.random.default_rng(draw).permutation(len(rows))
             dealt[rows] = groups[rows[shuffled]]
-        return dealt
-
-    def errors(self, groups: np.ndarray, cut: float, draw: int | None) -> np.ndarray:
-        """Return the errors (n,) without groups, from memory if they were computed for this cut."""
-        key = (cut, draw)
-        if key not in self._errors:
-            scores = self.left_out(torch.from_numpy(groups))
-            self._errors[key] = _errors(scores, self.y)
-        return self._errors[key]
-
-    def harm(self, cut: float, draws: int) -> _Harm:
-        """Measure the errors that leaving out the clusters of a cut causes."""
-        y = self.y
-        groups = self.at(cut)
-        wrong = self.errors(groups, cut, None)
-        known = ~np.isnan(wrong)
-        chance = list[np.ndarray]()
-        for draw in range(draws):
-            dealt = self.dealt(groups, draw)
-            chance.append(self.errors(dealt, cut, draw)[known])
-        own_errors = wrong[known]
-        different = np.abs(own_errors - np.array(chance)).sum() / draws
-        size_of_own = np.bincount(groups)[groups]
-        part = float(np.mean(size_of_own / np.bincount(y)[y]))
-        chance_errors = float(np.sum(chance)) / draws
-        own = 1 + float(own_errors.sum())
-        return _Harm(groups, part, own, 1 + chance_errors, float(different))
+        chance.append(_errors(left_out(torch.from_numpy(dealt)), y)[known])
+    own_errors = wrong[known]
+    different = np.abs(own_errors - np.array(chance)).sum() / DRAWS
+    chance_errors = float(np.sum(chance)) / DRAWS
+    own = 1 + float(own_errors.sum())
+    return _Harm(groups, own, 1 + chance_errors, float(different))
 
 
 def _errors(scores: Tensor, y: np.ndarray) -> np.ndarray:

@@ -13,14 +13,13 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
 from cifnet_pl.model.audit import gain_of_ten_more
-from cifnet_pl.model.calibration import accuracy_margin, gain_text
+from cifnet_pl.model.calibration import estimated, forecast, gain_text
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     accuracy_of_classes,
     class_predictions,
-    forecast,
 )
 from tests.models import learn_embeddings, learned
 
@@ -131,9 +130,9 @@ def test_the_margin_is_of_groups_and_not_of_images():
         samples = SimpleNamespace(
             known_scores=partial(KnownScores, *known), learned=True, groups=groups
         )
-        assert accuracy_margin(cast(CalibrationSamples, samples)) == pytest.approx(
-            2**0.5 * expected, abs=0.03
-        )
+        estimate = estimated(cast(CalibrationSamples, samples))
+        assert estimate is not None
+        assert estimate.margin == pytest.approx(2**0.5 * expected, abs=0.03)
 
 
 def test_what_ten_more_images_would_bring():

@@ -13,7 +13,7 @@ function figures(look, answers) {
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy, answers?.margin),
+  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
     "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" });
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);

@@ -72,12 +72,17 @@ export function verdict(photo) {
   return [`${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
+/** An accuracy with the ends of its interval; what is said where there is none. */
+function accuracy(value, ends, none) {
+  if (value === null) return none;
+  return ends ? `${value.toFixed(0)} % (${ends[0].toFixed(0)} to ${ends[1].toFixed(0)})` : `${value.toFixed(1)} %`;
+}
+
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
-export function promised({ loo_accuracy: these, new_group_accuracy: other, kind }, margin = null) {
-  const shown = (value) => (value === null ? "not estimated" : `${value.toFixed(1)} %`);
-  const estimated = margin === null || other === null ? shown(other) : `${other.toFixed(0)} % ± ${Math.ceil(margin)}`;
+export function promised({ loo_accuracy: these, loo_accuracy_interval: ends, new_group_accuracy: other, new_group_accuracy_interval: others, kind }) {
   const where = kind === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
-  return { "Right on photos of these days": shown(these), [where]: kind === "few" ? "too few photos to say" : estimated };
+  const none = { few: "too few photos to say", one_group: "photos of one day only: cannot be told" }[kind] ?? "not estimated";
+  return { "Right on photos of these days": accuracy(these, ends, "not estimated"), [where]: accuracy(other, others, none) };
 }
 
 /** Fewer photos than these say too little for a percentage. */
