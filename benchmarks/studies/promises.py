@@ -217,7 +217,9 @@ def counts(trials: list[Trial]) -> list[str]:
     for trial in told:
         key = trial.images, trial.classes
         by_images.setdefault(key, []).append(trial.estimate or 0.0)
-    deviations = [float(np.std(each, ddof=1)) for each in by_images.values() if each[1:]]
+    deviations = [
+        float(np.std(each, ddof=1)) for each in by_images.values() if each[1:]
+    ]
     near = [abs((t.estimate or 0.0) - t.true) <= WITHIN for t in told]
     held = [t.interval[0] <= t.true <= t.interval[1] for t in told]
     classes = sum(t.classes_with_interval for t in trials)
