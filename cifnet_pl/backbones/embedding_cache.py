@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 import PIL
@@ -77,14 +78,27 @@ def pipeline_folder(
         else:
             name = key
         folder = cache / name
-        try:
-            stored = np.load(folder / OUTPUTS_FILE)
-        except (OSError, ValueError, EOFError):  # not written yet, or damaged
+        stored = _stored_outputs(folder / OUTPUTS_FILE)
+        if stored is None:
             write_atomic(folder / OUTPUTS_FILE, lambda file: np.save(file, expected))
             break
         if _agree(stored, expected):
             break
     return folder
+
+
+def _stored_outputs(path: Path) -> np.ndarray | None:
+    """Return the outputs in a file; None if it is not written yet, damaged, or of another kind."""
+    if not path.is_file():  # a pipe would be waited for
+        return None
+    try:
+        # Mapped: the file says how large the array is.
+        stored = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError, BadZipFile):
+        return None
+    if isinstance(stored, np.ndarray) and stored.dtype == np.float32:
+        return stored
+    return None
 
 
 def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:

@@ -105,9 +105,11 @@ class Journal:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield
                 self._database.execute("COMMIT")
-            except sqlite3.Error as error:
+            except BaseException as error:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+                if not isinstance(error, sqlite3.Error):
+                    raise
                 if is_locked(error):
                     raise RequestError(503, messages.JOURNAL_LOCKED) from error
                 raise CifnetError(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.utilities.names import split_of
+from cifnet_pl.utilities.names import class_name, split_of
 
 
 def tidy(name: str) -> str:
@@ -19,7 +19,7 @@ def tidy(name: str) -> str:
     """
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise RequestError(422, messages.HALF_CHARACTER)
-    return re.sub(r"[^\S\t-\r]+", " ", unicodedata.normalize("NFC", name)).strip(" ")
+    return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
 
 
 def bare(name: str) -> str:

@@ -114,6 +114,7 @@ def serve(
         from cifnet_pl.serving.app import LOOPBACK as LOOPBACK_HOSTS
         from cifnet_pl.serving.app import Access, make_app, public_host
         from cifnet_pl.serving.service import Service, ServiceOptions
+        from cifnet_pl.serving.slow_clients import ImpatientProtocol
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(
@@ -169,7 +170,7 @@ def serve(
     )
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=ImpatientProtocol,
         ws="none",
         limit_concurrency=CONNECTIONS,
         log_config=None,

@@ -75,10 +75,7 @@ def images_of_run(model: Path) -> str | None:
     Args:
         model: a run's folder, that of its experiment, or a file or folder in it.
     """
-    versions_of_model = model.glob("version_*")
-    newest = sorted(
-        versions_of_model, key=lambda path: path.stat().st_mtime, reverse=True
-    )
+    newest = versions(model)[::-1]  # by number: clocks go backwards, too
     places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
     config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
     data = config.get("data", {})

@@ -3,6 +3,7 @@ damaged hit.
 """
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, _digest
+from cifnet_pl.backbones.embedding_cache import (
+    OUTPUTS_FILE,
+    EmbeddingCache,
+    _digest,
+    pipeline_folder,
+)
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.command_line import (
@@ -270,3 +276,36 @@ def test_images_that_change_while_they_are_read_are_not_cached(
     assert (
         EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()
     )
+
+
+DAMAGED_OUTPUTS = {
+    "an archive": b"PK\x03\x04" + bytes(40),
+    "a terabyte": b"\x93NUMPY\x01\x00v\x00"
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(
+        117
+    )
+    + b"\n",
+    "texts": b"\x93NUMPY\x01\x00v\x00"
+    b"{'descr': '<U4', 'fortran_order': False, 'shape': (1,), }".ljust(117)
+    + b"\n"
+    + bytes(16),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", [*DAMAGED_OUTPUTS, "a pipe"])
+@pytest.mark.timeout(60)
+def test_damaged_outputs_of_a_shared_cache_are_written_anew(
+    kind: str, tmp_path: Path
+) -> None:
+    outputs = torch.rand(2, 3)
+    settings = ("weights", 8, 1.0, "32-true", "torch")
+    folder = pipeline_folder(tmp_path, outputs, *settings)
+    file = folder / OUTPUTS_FILE
+    file.unlink()
+    if kind == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(DAMAGED_OUTPUTS[kind])
+    assert pipeline_folder(tmp_path, outputs, *settings) == folder
+    assert np.load(file).tolist() == outputs.numpy().tolist()

@@ -28,6 +28,7 @@ from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.app import Access, make_app
 from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.slow_clients import ImpatientProtocol
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
 
@@ -259,7 +260,7 @@ class ThreadServer(Address):
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=ImpatientProtocol,
                 limit_concurrency=connections,
                 log_config=None,
                 access_log=False,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sqlite3
 import threading
 import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
 
-from cifnet_pl.serving import journal
+from cifnet_pl.serving import journal, slow_clients
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.fair_queue import FairQueue, Requester
 from cifnet_pl.serving.refusals import RequestError
@@ -164,6 +166,31 @@ def test_a_second_server_does_not_start_where_the_lock_file_was_deleted(tmp_path
 def test_marks_of_text_direction_are_no_part_of_class_names(http, mark):
     answer = teach(http, images("blue", 1), f"a{mark}b")
     assert answer.status_code == 422
+
+
+BEGINNINGS = [
+    b"",
+    b"GET /health HTTP/1.1\r\nHost: ",
+    b"GET /health HTTP/1.1\r\nHost: a\r\nx: ",
+]
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_headers_that_never_end_do_not_hold_a_connection(
+    server, beginning, monkeypatch
+):
+    monkeypatch.setattr(slow_clients, "HEADER_SECONDS", 0.5)
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), 30) as slow:
+        slow.sendall(beginning)
+        assert slow.recv(100) == b""
+    with socket.create_connection((address.hostname, address.port), 30) as again:
+        whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        again.sendall(whole)
+        assert again.recv(10_000).startswith(b"HTTP/1.1 200")
+        again.sendall(beginning or b"G")
+        while again.recv(10_000):
+            continue
 
 
 # ---------------------------------------------------------------------- fair shares

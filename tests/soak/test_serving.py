@@ -43,7 +43,7 @@ FOR_EVER = 10**6
 REQUESTS = int(os.environ.get("REQUESTS", "10000"))
 PEOPLE = 8
 LESSONS = 5
-REQUESTS_BEFORE = 64
+REQUESTS_BEFORE = -(-REQUESTS // (4 * LESSONS * PEOPLE))
 """How many people are at work, how often each of them teaches, and how often they ask before that,
 four images each.
 """
@@ -69,7 +69,7 @@ def served(
         *options,
     ]
     process = start(partial(main, words), output)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600  # a soak may share its machine
     while not (
         found := re.search(r"http://\S+", output.read_text() if output.exists() else "")
     ):
@@ -227,7 +227,7 @@ def test_kills_over_http(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 128) as disk:
         folder = disk.folder / "w"
         options = ("--workspace", str(folder), "--watch", str(watched.folder))
-        draw = random.Random(0)
+        draw = random.Random(KILLS)
         with served(bundle, tmp_path / "first", FOR_EVER, *options) as (url, _, _):
             begin = time.monotonic()
             while change(url, draw) is None:
@@ -348,15 +348,21 @@ class Person(Thread):
 
         While the disk is full the same is asked again, until it has room.
         """
-        answer = ask()
-        while answer.status_code == 507:
+        while (answer := self.answer(ask)) is None:
             self.refused += 1
             time.sleep(0.1)
-            answer = ask()
         if answer.status_code != 200:
             self.failures.append(f"{answer.request.url}: {answer.text}")
             return {}
         return answer.json()
+
+    def answer(self, ask: Callable[[], httpx.Response]) -> httpx.Response | None:
+        """The answer; None where the disk was full, and the files may not even have been read."""
+        try:
+            answer = ask()
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            return None
+        return None if answer.status_code == 507 else answer
 
     def teach(self, http: httpx.Client, lesson: int) -> None:
         """Bring ten images, teach them; the second time rename the class, and the third time forget
@@ -407,7 +413,7 @@ def test_ten_thousand_answers_to_eight_people(tmp_path: Path) -> None:
     memory: list[float] = []
     watched = WatchedFolder(tmp_path / "watched")
     purged = full = 0
-    with small_disk(tmp_path / "disk", 4096) as disk:
+    with small_disk(tmp_path / "disk", 400) as disk:
         folder = disk.folder / "w"
         options = ("--workspace", str(folder), "--watch", str(watched.folder))
         with served(tmp_path / "b", tmp_path / "output", FOR_EVER, *options) as (

@@ -15,7 +15,8 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.images.files import expanded
+from cifnet_pl.data.sources.tables import check_parquet
+from cifnet_pl.images.files import expanded, read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
@@ -121,6 +122,9 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
         raise DataError(
             f"no data set at {printable(str(root))}: expected a folder or a Parquet file"
         )
+    for file in [root] if root.is_file() else root.rglob("*.parquet"):
+        if file.is_file():
+            check_parquet(file)
     if root.is_file():
         return datasets.load_dataset("parquet", data_files={"train": str(root)})
     if (root / "dataset_dict.json").is_file():
@@ -244,7 +248,7 @@ def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], byt
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, str) and Path(cell).is_file():
-            return Path(cell).read_bytes()
+            return read_bytes(Path(cell))
         if not isinstance(cell, bytes):
             kind = type(cell).__name__
             raise DataError(

@@ -214,13 +214,47 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
 
 def _parquet(path: Path) -> SampleTable:
     parquet = import_pyarrow().parquet
+    check_parquet(path)
 
     def read(name: str) -> np.ndarray:
-        table = parquet.read_table(path, columns=[name])
-        return _column(table[name], path, name)
+        # A text that is stored once may stand in a million rows: it is not copied into each of
+        # them before its length is known.
+        table = parquet.read_table(path, columns=[name], read_dictionary=[name])
+        column = _without_dictionary(table[name], path, name)
+        return _column(column, path, name)
 
     names = parquet.read_schema(path).names
     return SampleTable(path, names, read)
+
+
+def check_parquet(path: Path) -> None:
+    """Raise DataError for a Parquet file that says that it unpacks to far more than its size."""
+    metadata = import_pyarrow().parquet.ParquetFile(path).metadata
+    unpacked = 0
+    for number in range(metadata.num_row_groups):
+        unpacked += metadata.row_group(number).total_byte_size
+    limit = max(PARQUET_BYTES, PARQUET_RATIO * path.stat().st_size)
+    if unpacked > limit:
+        raise DataError(
+            f"{shown_path(path)} unpacks to more than {PARQUET_RATIO} times its size: make it again"
+            " from the images"
+        )
+
+
+def _without_dictionary(column: Any, path: Path, name: str) -> Any:
+    """Return a column with the text itself in each row; DataError where one is too long."""
+    pyarrow = import_pyarrow()
+    if not pyarrow.types.is_dictionary(column.type):
+        return column
+    for chunk in column.chunks:
+        lengths = pyarrow.compute.binary_length(chunk.dictionary)
+        longest = pyarrow.compute.max(lengths).as_py() or 0
+        if longest > CELL_BYTES:
+            raise DataError(
+                f"{shown_path(path)}: a cell of '{printable(name)}' has {longest} bytes, expected"
+                f" at most {CELL_BYTES}"
+            )
+    return column.cast(column.type.value_type)
 
 
 def import_pyarrow() -> Any:
@@ -271,6 +305,15 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
     flat = np.asarray(values.to_numpy())
     return flat.reshape(len(whole), -1)
 
+
+PARQUET_RATIO = 100
+"""Unpacked bytes per byte of a Parquet file that is read."""
+
+PARQUET_BYTES = 2**26
+"""Unpacked bytes of a Parquet file that is read however small it is."""
+
+CELL_BYTES = 2**16
+"""Bytes of a text in a cell of a Parquet file."""
 
 READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""

@@ -1,0 +1,135 @@
+"""Folders that may not be written: one sentence, another exit code than 0, and nothing is left."""
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cifnet_pl.__main__ import main
+from tests.command_line import make_images
+from tests.killing import in_a_process
+from tests.models import learned
+
+pytestmark = pytest.mark.system
+CAPABILITY_VERSION = 0x20080522
+WRITES_ANYWHERE = (1 << 1) | (1 << 2) | (1 << 3)
+"""Bits of a process that ignores the permissions of files (Linux, capabilities(7))."""
+
+FIT = ["fit", "--model.backbone", "pixels:8", "--data.image_size", "8"]
+FIT += ["--data.num_workers", "0", "--energy.enabled", "false"]
+FIT += ["--model.head", "RidgeHead"]
+
+
+class CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def give_up_privileges() -> None:
+    """Obey the permissions of files, as any user but root does."""
+    if os.geteuid() != 0:
+        return
+    system = ctypes.CDLL(None, use_errno=True)
+    header = CapabilityHeader(CAPABILITY_VERSION, 0)
+    bits = (
+        ctypes.c_uint32 * 6
+    )()  # effective, permitted, inheritable; then their upper halves
+    assert system.capget(ctypes.byref(header), bits) == 0
+    for kind in range(3):
+        bits[kind] &= ~WRITES_ANYWHERE
+    assert system.capset(ctypes.byref(header), bits) == 0
+
+
+def as_a_user(folder: Path, *words: str) -> int:
+    """Run a command in a folder without the privileges of root."""
+    give_up_privileges()
+    os.chdir(folder)
+    os.environ["CIFNET_CACHE"] = str(folder / "cache")
+    return main(list(words))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Images, a model, and folders that nobody may write."""
+    make_images(tmp_path / "images", ["ant", "bee"], 6)
+    make_images(tmp_path / "new", ["yak"], 40)
+    learned("acil").save(tmp_path / "model")
+    for name in ("here", "here/cache", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "predictions.csv").write_text("old")
+    read_only = ["here", "here/cache", "other", "model"]
+    for name in read_only:
+        (tmp_path / name).chmod(0o555)
+    yield tmp_path
+    for name in read_only:
+        (tmp_path / name).chmod(0o755)
+
+
+def contents(place: Path) -> dict[Path, tuple[int, int]]:
+    """Return the size and time of all files and folders."""
+    found = {}
+    for path in sorted(place.rglob("*")):
+        if path.name != "output" and "logs" not in path.parts:
+            status = path.lstat()
+            size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+            found[path] = (size, status.st_mtime_ns)
+    return found
+
+
+COMMANDS = {
+    "fit in the current folder": [*FIT, "--data.root", "{}/images"],
+    "fit in a folder for runs": [
+        *FIT,
+        "--data.root",
+        "{}/images",
+        "--logs",
+        "{}/other",
+    ],
+    "fit with a cache": [
+        *FIT,
+        *("--data.root", "{}/images", "--data.cache", "true"),
+        *("--data.cache_folder", "{}/other", "--logs", "{}/logs"),
+    ],
+    "extend the model itself": [
+        *("extend", "--model", "{}/model", "--images", "{}/new"),
+        *("--output", "{}/model", "--overwrite", "true"),
+    ],
+    "extend into a folder": [
+        *("extend", "--model", "{}/model", "--images", "{}/new"),
+        *("--output", "{}/other/new"),
+    ],
+    "classify into a folder": [
+        *("classify", "--model", "{}/model", "--images", "{}/new"),
+        *("--output", "{}/other/a.csv"),
+    ],
+    "classify over a file": [
+        *("classify", "--model", "{}/model", "--images", "{}/new"),
+        *("--output", "{}/here/predictions.csv", "--overwrite", "true"),
+    ],
+    "watch": ["watch", "--model", "{}/model", "--images", "{}/new", "--once", "true"],
+    "audit": [
+        *("audit", "--model", "{}/model", "--images", "{}/images"),
+        *("--output", "{}/other/audit"),
+    ],
+    "serve": [
+        *("serve", "--model", "{}/model", "--port", "0"),
+        *("--workspace", "{}/other/w"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
+    before = contents(place)
+    words = [word.format(place) for word in COMMANDS[name]]
+    output = place / "output"
+    work = partial(as_a_user, place / "here", *words)
+    code = in_a_process(work, output)
+    said = output.read_text()
+    assert code not in (0, 99), said
+    assert "Traceback" not in said
+    assert "ermission denied" in said.splitlines()[-1]
+    assert contents(place) == before
