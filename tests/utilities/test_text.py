@@ -1,5 +1,7 @@
 """Nouns that fit their number, names written in two ways, and names in any script."""
 
+import io
+
 import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,7 +12,9 @@ from cifnet_pl.utilities import text as module
 from cifnet_pl.utilities.text import (
     FONT,
     families,
+    next_command,
     number_of,
+    print_text,
     similar_spellings_message,
 )
 
@@ -66,3 +70,31 @@ def test_another_font_is_taken_for_what_the_first_lacks(recwarn):
         figure.text(0.1, 0.5, f"odd {character}")
         figure.canvas.draw()
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+class Terminal(io.StringIO):
+    """A stream that a person reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+LONG = "accuracy " * 20 + "images/of/a/folder/whose/path/is/longer/than/the/screen"
+
+
+def test_text_wraps_at_words_of_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    screen = Terminal()
+    print_text(LONG, screen)
+    lines = screen.getvalue().splitlines()
+    assert [len(line) for line in lines[:-1] if len(line) > 40] == []
+    assert lines[-1].strip() == LONG.split()[-1]
+    assert " ".join(lines).split() == LONG.split()
+
+
+def test_commands_and_lines_of_a_log_stay_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    command = next_command("info", "--model", LONG)
+    for text, stream in ((command, Terminal()), (LONG, io.StringIO())):
+        print_text(text, stream)
+        assert stream.getvalue() == text + "\n"
