@@ -238,7 +238,8 @@ def left_out_by_products(
         factor = definite_factor(torch.eye(hat.shape[1], dtype=hat.dtype) - hat)
         gap = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
         without = torch.cholesky_solve(rest, factor)
-        unknown = (gap < 2 * ROUNDING)[:, None, None]
+        # Its smallest squared diagonal element is at most k times the smallest eigenvalue.
+        unknown = (gap < 2 * ROUNDING * hat.shape[1])[:, None, None]
         without = without.masked_fill(unknown, torch.nan)
         result[group.rows[group.present]] = without[group.present]
     return result
