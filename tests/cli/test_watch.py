@@ -16,7 +16,13 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.camera import CameraStills
-from cifnet_pl.cli.watch import COLUMNS, Sender, json_content, model_source
+from cifnet_pl.cli.watch import (
+    COLUMNS,
+    Sender,
+    WatchPredictions,
+    json_content,
+    model_source,
+)
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
@@ -396,3 +402,15 @@ def test_no_file_name_is_a_formula_in_a_spreadsheet(place, monkeypatch):
     names = [row["file"] for row in rows_of(Path("predictions.csv"))]
     assert not [name for name in names if name.startswith("=")]
     assert all(Path(name).is_file() for name in names)
+
+
+def test_no_class_name_is_a_formula_in_a_spreadsheet(tmp_path: Path):
+    """The table reads back what it wrote: a webhook gets the name itself."""
+    table = WatchPredictions(tmp_path / "a.csv")
+    row = dict.fromkeys(COLUMNS, "")
+    row |= {"id": "1", "class": "=1+1", "closest": "@sum", "prediction_set": "-1+2"}
+    table.append([row])
+    text = (tmp_path / "a.csv").read_text()
+    assert "'=1+1" in text
+    assert not re.search(r"(^|,)[=@]|(^|,)-1\+", text)
+    assert table.rows() == [row]

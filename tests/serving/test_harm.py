@@ -193,6 +193,24 @@ def test_headers_that_never_end_do_not_hold_a_connection(
             continue
 
 
+@pytest.mark.parametrize("jump", [-400 * 86_400, 3 * 86_400])
+def test_a_clock_that_jumps_loses_nothing(tmp_path, monkeypatch, jump):
+    """Images that were taken away can be put back, images of the folder come in, updates go on."""
+    with client(tmp_path / "w") as http:
+        files = [received(http, image("blue", number))[0] for number in range(4)]
+        http.post("/inbox/remove", json={"images": files[:1]})
+    now = time.time
+    monkeypatch.setattr(workspaces.time, "time", lambda: now() + jump)
+    with client(tmp_path / "w") as http:
+        assert set(files) <= tree(tmp_path / "w" / "images")
+        back = {"images": files[:1]}
+        assert http.post("/inbox/remove?back=true", json=back).json()["waiting"] == 4
+        names = dict.fromkeys(files, "blue")
+        assert http.post("/inbox/learn", json={"names": names}).status_code == 200
+        assert http.post("/undo").status_code == 200
+        assert http.get("/inbox").json()["waiting"] == 4
+
+
 # ---------------------------------------------------------------------- fair shares
 
 
