@@ -21,16 +21,13 @@ import docstring_parser
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import next_command, print_text, printable
+from cifnet_pl.utilities.text import next_command, print_text, printable, wrapped
 
 TRAINER_COMMANDS: dict[str, str] = {
-    "fit": "Learn all tasks of a data source, one after the other, and evaluate after each.",
-    "validate": "Evaluate a checkpoint on the held-out images of all classes that it has learned.",
+    "fit": "Learn all tasks of a data source in turn, and evaluate after each.",
+    "validate": "Evaluate a checkpoint on held-out images of all classes it learned.",
     "test": "The same as validate: a class-incremental run has one held-out set.",
-    "predict": (
-        "Predict the held-out images of all classes learned, into predictions.csv of the run's"
-        " folder."
-    ),
+    "predict": "Predict the held-out images, into predictions.csv of the run.",
 }
 """Sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → its summary."""
 
@@ -82,12 +79,12 @@ COMMANDS: dict[str, Command] = {
         "cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."
     ),
     "sweep": Command("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
-    "watch": Command(
-        "cifnet_pl.cli.watch",
-        "Classify new images of a folder or camera, into a CSV file and to a webhook.",
-    ),
     "unpack": Command(
         "cifnet_pl.cli.unpack", "Write the images of a data source as class folders."
+    ),
+    "watch": Command(
+        "cifnet_pl.cli.watch",
+        "Classify new images of a folder or camera, into CSV and a webhook.",
     ),
 }
 """Any other sub-command → the module with a function of its name, and its summary.
@@ -284,7 +281,7 @@ def overview() -> str:
     runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
     others = [f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
     text = (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip()
-    return text.format(runs="\n".join(runs), others="\n".join(others))
+    return wrapped(text.format(runs="\n".join(runs), others="\n".join(others)))
 
 
 # ---------------------------------------------------------------------- help of fit and the like
@@ -293,9 +290,9 @@ TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "al
 """Topics that may follow ``--help``: the sections of a configuration."""
 
 FIRST_RUNS = """\
-  cifnet fit --data.root images                 class folders of images, by the recommended head
-  cifnet fit --config quickstart                a configuration of the package: cifnet configs
-  cifnet fit --data.root images --ckpt_path last            go on where that run stopped"""
+  cifnet fit --data.root images                   class folders of images
+  cifnet fit --config quickstart                  one of cifnet configs
+  cifnet fit --data.root images --ckpt_path last  go on where that run stopped"""
 """Examples of ``fit``."""
 
 
@@ -306,12 +303,13 @@ def usual_help(command: str) -> str:
         examples = FIRST_RUNS
     else:
         examples = f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
-    return text.format(
+    filled = text.format(
         command=command,
         summary=TRAINER_COMMANDS[command],
         examples=examples,
         topics=", ".join(TOPICS),
     )
+    return wrapped(filled)
 
 
 def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:

@@ -29,7 +29,7 @@ def configs() -> None:
     files = config_files()
     width = max(map(len, files))
     for name, path in files.items():
-        print(f"{name:<{width}}  {_summary(path)}")
+        print_text(f"{name:<{width}}  {_summary(path)}")
     print_text(
         "\nuse: cifnet fit --config NAME; those of paper/ and sweeps/ are for cifnet sweep NAME"
     )
@@ -88,7 +88,7 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         return list(args)
     path = config_files()[RECOMMENDED]
     print_text(
-        f"cifnet: no --config is given: {RECOMMENDED} is used (others: cifnet configs)",
+        f'cifnet: using the configuration "{RECOMMENDED}" (cifnet configs lists others)',
         sys.stderr,
     )
     return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]

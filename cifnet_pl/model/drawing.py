@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
@@ -31,6 +31,9 @@ MAX_LABEL_LENGTH = 24
 
 LARGE_MATRIX_INCHES = 15.0
 """Larger matrices are drawn with fewer dots per inch: 30 inches at 130 dots take 60 MB."""
+
+MAX_TICKS = 10
+"""Tasks that the axis of classes seen names."""
 
 MAX_NUMBERED_TASKS = 16
 """Up to this number of tasks every cell of the accuracy matrix has its number."""
@@ -308,8 +311,8 @@ def draw_trajectory(
     figure = Figure(figsize=(6.4, 7.4), dpi=120)
     # Fixed places with room for all labels: matplotlib's own layout takes longer than the drawing.
     upper = figure.add_axes((0.1, 0.57, 0.76, 0.38))
-    lower = figure.add_axes((0.1, 0.07, 0.76, 0.41))
-    colour_axes = figure.add_axes((0.88, 0.07, 0.025, 0.41))
+    lower = figure.add_axes((0.1, 0.07, 0.76, 0.39))
+    colour_axes = figure.add_axes((0.88, 0.07, 0.025, 0.39))
     style = "-"
     if len(classes_seen) <= 25:
         style = "o-"
@@ -324,8 +327,8 @@ def draw_trajectory(
     upper.grid(alpha=0.3)
     upper.legend()
     _draw_accuracy_matrix(lower, colour_axes, matrix)
-    integer_axes = (upper.xaxis, lower.xaxis, lower.yaxis)
-    for axis in integer_axes:
+    upper.xaxis.set_major_locator(FixedLocator(classes_seen, nbins=MAX_TICKS))
+    for axis in (lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
@@ -341,7 +344,11 @@ def _draw_accuracy_matrix(
     image = axes.imshow(
         grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent
     )
-    axes.set(xlabel="classes of task", ylabel="after task")
+    axes.set(
+        xlabel="classes of task",
+        ylabel="after task",
+        title="Accuracy on each task's classes",
+    )
     if size <= MAX_NUMBERED_TASKS:
         is_measured = ~np.isnan(grid)
         measured = np.argwhere(is_measured)

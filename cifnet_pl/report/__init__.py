@@ -53,8 +53,8 @@ def report(
             print_text(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
     page = Path(output) / "report.html"
-    runs_counted = run_count(study)
-    print_text(f"{runs_counted} runs of {configurations} configurations: {page}")
+    runs_text = number_of(run_count(study), "run")
+    print_text(f"{runs_text} of {number_of(configurations, 'configuration')}: {page}")
 
 
 def run_count(study: Study) -> int:
@@ -131,7 +131,7 @@ def write_report(
     notes = report_notes(study)
     content = {
         "title": TITLE,
-        "lead": f"{run_count(study)} runs. {settings}.",
+        "lead": f"{number_of(run_count(study), 'run')}. {settings}.",
         "warnings": _warnings(study),
         "parts": parts,
         "notes": notes,

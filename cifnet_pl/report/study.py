@@ -679,11 +679,16 @@ class Study:
                 )
         return notes
 
-    def seeds_note(self, groups: Iterable[Group]) -> str:
-        """Return a note that says what the deviations are over: seeds, class orders, or both."""
+    def seeds_notes(self, groups: Iterable[Group]) -> list[str]:
+        """Return a note that says what the deviations are over: seeds, class orders, or both.
+
+        There is none for a single run.
+        """
         runs: list[Run] = []
         for group in groups:
             runs += group.runs
+        if len(runs) == 1:
+            return []
         orders = []
         for run in runs:
             orders.append(run.config["data"].get("class_order"))
@@ -695,4 +700,4 @@ class Study:
             over = "a seed sets both seed_everything and the class order"
         elif len(set(map(repr, orders))) == 1:
             over = "all runs have the same class order; a seed sets everything else that is drawn"
-        return f"Mean ± standard deviation over seeds; {over}."
+        return [f"Mean ± standard deviation over seeds; {over}."]

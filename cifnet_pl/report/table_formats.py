@@ -45,7 +45,7 @@ class Column:
 
     Attributes:
         header: plain text; ``A_K`` and ``A_bar`` are typeset where the format can.
-        digits: decimals, or None for three significant digits.
+        digits: decimals, or None for three significant digits, two from 100,000 on.
         scale: numbers are multiplied by this before they are written.
         with_deviation: False for numbers that cannot depend on the seed.
         collapsed: whether the page shows the column in a table of its own, which a reader opens.
@@ -160,17 +160,20 @@ def format_number(value: float, digits: int | None) -> str:
 
     Args:
         value: the number.
-        digits: decimals; None for at least three significant digits.
+        digits: decimals; None for at least three significant digits, but two from 100,000 on.
 
     Example:
         >>> format_number(1234.5, None), format_number(0.01234, None), format_number(97.456, 1)
         ('1,234', '0.0123', '97.5')
-        >>> format_number(1.234e-5, None)
-        '1.23·10⁻⁵'
+        >>> format_number(1.234e-5, None), format_number(117_898, None)
+        ('1.23·10⁻⁵', '1.2·10⁵')
     """
     if digits is not None:
         return f"{value:,.{digits}f}"
     size = abs(value)
+    if size >= 1e5:
+        figures, power = f"{value:.1e}".split("e")
+        return figures + power_of_ten(int(power))
     if size >= 1000:
         return f"{value:,.0f}"
     if size >= 100:
@@ -207,12 +210,12 @@ def cell_text(cell: Cell, column: Column) -> str:
         sd = cell.sd * column.scale
     if digits is None and mean:
         power = math.floor(math.log10(abs(mean)))
-        if sd is not None and not -3 <= power < 6:
+        if sd is not None and not -3 <= power < 5:
             unit = 10**power
             scaled_mean = mean / unit
             scaled_sd = sd / unit
             return f"({scaled_mean:.2f} ± {scaled_sd:.2f}){power_of_ten(power)}"
-        if power >= -3:
+        if -3 <= power < 5:
             digits = 2 - power
             if power == 2:
                 digits = 1

@@ -191,7 +191,7 @@ def accuracy_table(study: Study) -> ReportTable:
                 entries += _entries(study, label, group)
     columns = _accuracy_columns(study, "method")
     title = "Average accuracy Ā and final accuracy A_K in %"
-    notes = [study.seeds_note(study.groups)]
+    notes = study.seeds_notes(study.groups)
     rows = _rows_of(entries, columns)
     return ReportTable("accuracy", title, columns, rows, notes)
 
@@ -218,7 +218,7 @@ def ablation_table(study: Study) -> ReportTable:
                 entries.append(Entry(name, "published", column, stat))
     columns = _accuracy_columns(study, "variant")
     title = "The method without one of its parts"
-    notes = [study.seeds_note(groups)]
+    notes = study.seeds_notes(groups)
     rows = _rows_of(entries, columns)
     return ReportTable("ablation", title, columns, rows, notes)
 
@@ -257,7 +257,7 @@ def value_table(study: Study, key: str, name: str) -> ReportTable:
             row.append(stat)
         rows.append(row)
     title = f"Final accuracy A_K in % by {heading(key)}"
-    notes = [study.seeds_note(groups)]
+    notes = study.seeds_notes(groups)
     return ReportTable(name, title, columns, rows, notes)
 
 
@@ -359,7 +359,7 @@ def efficiency_table(study: Study, setting: Setting) -> ReportTable:
     columns += [*EFFICIENCY_COLUMNS.values(), Column(CONDITIONS)]
     # The letters come first, where a caption has room: they mean something in this table alone.
     conditions_notes = _conditions_notes(labels)
-    notes = [*conditions_notes, TRAINING_NOTE, study.seeds_note(groups)]
+    notes = [*conditions_notes, TRAINING_NOTE, *study.seeds_notes(groups)]
     title = f"Accuracy and energy: {study.data_names[setting]}"
     file = f"efficiency_{study.data_slug(setting)}"
     return ReportTable(file, title, columns, rows, notes)
@@ -392,7 +392,7 @@ def results_table(study: Study, setting: Setting) -> ReportTable:
             f"Seeds of {'; '.join(mixed)} ran under different conditions: their costs stand in the"
             " table of efficiency."
         )
-    notes.append(study.seeds_note(groups))
+    notes += study.seeds_notes(groups)
     title = f"All results: {study.names[setting]}"
     file = f"results_{study.slug(setting)}"
     return ReportTable(file, title, columns, rows, notes)

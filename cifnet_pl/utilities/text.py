@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NEXT = "next: "
 """How the line of a suggested command begins."""
 
+NARROWEST_COLUMN = 20
+"""Characters that the second column of a text needs, to be wrapped below itself."""
+
 JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
 
@@ -147,20 +150,34 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
         stream: where to print it; None for the standard output.
     """
     stream = stream or sys.stdout
-    lines = text.splitlines()
     if stream.isatty():
-        columns = shutil.get_terminal_size().columns
-        lines = [_wrapped(line, columns) for line in lines]
-    print(*lines, sep="\n", file=stream, flush=True)
+        text = wrapped(text)
+    print(text, file=stream, flush=True)
 
 
-def _wrapped(line: str, columns: int) -> str:
+def wrapped(text: str) -> str:
+    """Wrap text at words to the width of the terminal; 80 columns where there is none.
+
+    In a line of two columns, which two spaces or more separate, the second is wrapped below itself.
+
+    Args:
+        text: one or more lines.
+    """
+    columns = shutil.get_terminal_size().columns
+    return "\n".join(_wrapped_line(line, columns) for line in text.splitlines())
+
+
+def _wrapped_line(line: str, columns: int) -> str:
     if line.startswith(NEXT):
         return line
+    first_column = re.match(r" *\S.*? {2,}", line)
+    indent = 2
+    if first_column and first_column.end() <= columns - NARROWEST_COLUMN:
+        indent = first_column.end()
     return textwrap.fill(
         line,
         columns,
-        subsequent_indent="  ",
+        subsequent_indent=" " * indent,
         replace_whitespace=False,
         break_long_words=False,
         break_on_hyphens=False,

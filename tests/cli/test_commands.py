@@ -44,13 +44,16 @@ def test_every_command_is_a_function_whose_options_have_help(name, capsys):
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]], ids=" ".join)
-def test_the_overview_has_a_line_for_every_command(args, capsys):
+def test_the_overview_has_a_line_for_every_command(args, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(args) == 0
     shown = capsys.readouterr().out
     for name in (*TRAINER_COMMANDS, *COMMANDS):
         assert re.search(rf"^  {name} +[A-Z][^\n]{{20,100}}\.$", shown, re.MULTILINE), (
             name
         )
+    assert list(COMMANDS) == sorted(COMMANDS)
+    assert max(map(len, shown.splitlines())) <= 80
     assert not set(TRAINER_COMMANDS) & set(COMMANDS)
 
 
@@ -288,11 +291,15 @@ def options_in(text):
 
 
 @pytest.mark.parametrize("command", TRAINER_COMMANDS)
-def test_the_usual_options_are_one_screen_of_real_ones(command, helps, capsys):
+def test_the_usual_options_are_one_screen_of_real_ones(
+    command, helps, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: cifnet {command} ")
     assert shown.count("\n") <= 40
+    assert max(map(len, shown.splitlines())) <= 80
     assert f"cifnet {command} " in shown.split("examples:")[1]
     assert options_in(shown) - {
         "--model.head.ridge",

@@ -252,7 +252,7 @@ def test_images_alone_are_learned_by_the_recommended_method(
         "false",
     ]
     assert main(["fit", "--data.root", "images", *small]) == 0
-    assert "no --config is given: folder is used" in capsys.readouterr().err
+    assert 'using the configuration "folder"' in capsys.readouterr().err
     ran = yaml.safe_load(
         Path("lightning_logs/default/version_0/config.yaml").read_text()
     )
@@ -270,7 +270,7 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     images = str(make_images(tmp_path, ["ant"], 1))
     words = [images if word == "IMAGES" else word for word in command[1].split()]
     assert with_recommended(words)[1:3] == ["--config", str(config_files()["folder"])]
-    assert "folder is used" in capsys.readouterr().err
+    assert '"folder"' in capsys.readouterr().err
 
 
 def test_options_of_the_papers_head_alone_choose_it():

@@ -281,7 +281,7 @@ def test_failures_do_not_stop_the_others(tmp_path, run):
         == 2
     )
     assert (tmp_path / "r" / "report.html").is_file()
-    assert "2 runs of 1 configurations" in said
+    assert "2 runs of 1 configuration:" in said
 
 
 def test_complete_points_are_skipped(tmp_path, run):

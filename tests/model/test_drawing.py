@@ -91,6 +91,15 @@ def accuracy_matrix(tasks: int) -> Axes:
     return draw_trajectory(classes_seen, accuracy, accuracy, matrix, "run").axes[1]
 
 
+@pytest.mark.parametrize("tasks", [1, 5, 50])
+def test_the_ticks_of_a_trajectory_are_at_its_points(tasks: int):
+    upper, lower, _ = accuracy_matrix(tasks).figure.axes
+    ticks = upper.get_xticks()
+    assert 1 <= len(ticks) <= 10
+    assert set(ticks) <= set(range(2, 2 * tasks + 2, 2))
+    assert lower.get_title()
+
+
 def confusions(classes: int) -> Axes:
     """The axes of a picture with a number in every cell."""
     matrix = np.full((classes, classes), 1) + np.diag([200] * classes)

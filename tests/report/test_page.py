@@ -43,6 +43,7 @@ def test_numbers_and_deviations() -> None:
         == "11.17"
     )
     assert cell_text(Stat(1.234e-5, 2e-6, 3), Column("a", None)) == "(1.23 ± 0.20)·10⁻⁵"
+    assert cell_text(Stat(117_898, None, 1), Column("a", None)) == "1.2·10⁵"
     assert cell_text(Stat(0.0, None, 1), Column("a", None)) == "0"
     assert cell_text(None, Column("a")) == "–"
 
