@@ -2,16 +2,24 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV_STAMP := .venv/.installed-dev
 
-.PHONY: setup demo demo-extend test test-system test-scale lint docs soak bench clean
+.PHONY: setup setup-dev demo demo-extend test test-system test-scale lint docs soak bench clean
 
 setup: $(STAMP)
+
+setup-dev: $(DEV_STAMP)
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e ".[embedded,dev]"
+	$(BIN)/python -m pip install -e ".[embedded,serve]"
 	touch $(STAMP)
+
+# Tests, linters and documentation need more than a user does.
+$(DEV_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -e ".[embedded,dev]"
+	touch $(DEV_STAMP)
 
 demo: setup
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml
@@ -29,36 +37,36 @@ demo-extend: setup
 	$(BIN)/python -m cifnet_pl extend --model $(DEMO)/eight-digits --images $(DEMO)/new --output $(DEMO)/ten-digits
 	$(BIN)/python -m cifnet_pl classify --model $(DEMO)/ten-digits --images $(DEMO)/images/val --output $(DEMO)/predictions.csv --gallery $(DEMO)/gallery.png
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
-	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/eight-digits"
+	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/ten-digits"
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: setup
+test: setup-dev
 	$(PYTEST) -m "not soak and not scale and not system"
 
 # Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
-test-system: setup
+test-system: setup-dev
 	$(PYTEST) -m system
 
 # Large packages that most users do without: Ray, Hugging Face datasets.
-test-scale: setup
+test-scale: setup-dev
 	$(BIN)/python -m pip install -e ".[ray,hf,shards]" webdataset
 	$(BIN)/python -m pytest -m scale -n 0
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-docs: setup
+docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file .ci/mkdocs.yml
 	@echo "documentation: build/site/index.html"
 
-soak: setup
+soak: setup-dev
 	$(BIN)/python -m pytest -m soak
 
-bench: setup
+bench: setup-dev
 	$(BIN)/python -m benchmarks
 
 clean:
