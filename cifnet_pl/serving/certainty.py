@@ -23,17 +23,17 @@ With 24 of 41 groceries known and all of them asked, more than 1 % of the certai
 wrong.
 """
 
-MIN_IMAGES = 15
+MIN_IMAGES = 20
 """Images of a class, on average, from which the means and their spread are known well enough.
 
-With ten images of each of 31 groceries, up to 7 % of the certain predictions are wrong.
+With ten images of each of 31 groceries, several percent of the certain predictions are wrong.
 """
 
 NEAREST_QUANTILE = 0.98
 """A prediction is certain above this quantile of left-out classes' margins to nearest images, …"""
 
 MEAN_QUANTILE = 0.95
-SAFETY = 1.8
+SAFETY = 2.0
 """… and above this factor times the largest margin of left-out images to the mean of its class, or
 this quantile of all of them if that is larger.
 """
