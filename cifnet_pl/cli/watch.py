@@ -57,6 +57,14 @@ LONGEST_PAUSE_SECONDS = 60.0
 """Longest pause between two attempts; the first is one second, each later one twice as long."""
 
 
+def check_options(webhook: str | None, every: float) -> None:
+    """Check the address of a webhook and the seconds between two scans."""
+    if webhook is not None:
+        check_address("--webhook", webhook)
+    if every <= 0:
+        raise UsageError(f"--every is {every:g}, expected more than 0")
+
+
 def watch(
     images: str,
     model: str | None = None,
@@ -106,10 +114,7 @@ def watch(
     """
     if (model is None) == (workspace is None):
         raise UsageError("give one of --model and --workspace")
-    if webhook is not None:
-        check_address("--webhook", webhook)
-    if every <= 0:
-        raise UsageError(f"--every is {every:g}, expected more than 0")
+    check_options(webhook, every)
     target = Path(output).expanduser()
     waiting = image_source(images, target)
     with exclusive(target):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
+from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass, LeftOut
 from cifnet_pl.statistics import (
     ClassDistances,
     ClassMoments,
@@ -668,7 +668,7 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
         """
         self.check_learned(z, y)
-        return CalibrationPass(self._leaving_out(z.to(self.dtype), self._columns(y)))
+        return FixedRulePass(self._leaving_out(z.to(self.dtype), self._columns(y)))
 
     def check_learned(self, z: Tensor, y: Tensor) -> None:
         """Check the samples and the head's leave-one-out capability."""

@@ -7,6 +7,7 @@ groupings as are tried. The head keeps nothing of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor
@@ -17,16 +18,10 @@ LeftOut = Callable[[Tensor | None], Tensor]
 The scores (n, C) are those of a head that never learned the sample or its group."""
 
 
-class CalibrationPass:
-    """Leave-one-out scores for any grouping, with shared computations cached.
+class CalibrationPass(ABC):
+    """Leave-one-out scores for any grouping, with shared computations cached."""
 
-    Args:
-        left_out: function from groups to scores.
-    """
-
-    def __init__(self, left_out: LeftOut):
-        self._left_out = left_out
-
+    @abstractmethod
     def left_out(self, groups: Tensor | None) -> Tensor:
         """Return the leave-one-group-out scores (n, C) float64 of the samples.
 
@@ -37,12 +32,12 @@ class CalibrationPass:
         Returns:
             NaN where nothing would be known without the sample or its group.
         """
-        return self._left_out(groups).double()
 
     def approximately_left_out(self, groups: Tensor | None) -> Tensor:
         """Return the scores of :meth:`left_out`, or others nearly the same that cost less."""
         return self.left_out(groups)
 
+    @abstractmethod
     def select(self, groups: Tensor | None) -> None:
         """Select the decision rule and ridge by leave-one-group-out likelihood.
 
@@ -52,3 +47,21 @@ class CalibrationPass:
         Args:
             groups: as for :meth:`left_out`.
         """
+
+
+class FixedRulePass(CalibrationPass):
+    """Leave-one-out scores of a head that has nothing to select.
+
+    Args:
+        left_out: function from groups to scores.
+    """
+
+    def __init__(self, left_out: LeftOut):
+        self._left_out = left_out
+
+    def left_out(self, groups: Tensor | None) -> Tensor:
+        """Return the scores of the function (see :meth:`CalibrationPass.left_out`)."""
+        return self._left_out(groups).double()
+
+    def select(self, groups: Tensor | None) -> None:
+        """Select nothing: there is one rule."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.calibration_pass import CalibrationPass
+from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass
 from cifnet_pl.statistics import (
     ProbabilityFit,
     comparable,
@@ -85,7 +85,7 @@ class CalibrationSamples:
         if self.learned:
             return self.head.calibration_pass(self.z, self.y)
         scores = self.head(self.z)
-        return CalibrationPass(lambda groups: scores)
+        return FixedRulePass(lambda groups: scores)
 
     def left_out(self, groups: Tensor | None) -> Tensor:
         """Return the scores (n, C) of the samples without these groups."""

@@ -142,7 +142,6 @@ class RidgePass(CalibrationPass):
     """
 
     def __init__(self, head: RidgeHead, z: Tensor, columns: Tensor):
-        super().__init__(self._scores)
         self.head = head
         self.columns = columns
         self.features = head._features(z)[:, 1:]
@@ -189,7 +188,13 @@ class RidgePass(CalibrationPass):
             return self.rows.nearly_discriminant(groups)
         return self.rows.discriminant(groups)
 
-    def _scores(self, groups: Tensor | None) -> Tensor:
+    def left_out(self, groups: Tensor | None) -> Tensor:
+        """Return the leave-one-group-out scores (m, C) float64 of the samples.
+
+        Args:
+            groups: (m,) int64, equal for samples that are left out together; None to leave out each
+                alone.
+        """
         rule = RuleWeights(*self.head.rule_weights.tolist())
         scores = self.features.new_zeros(1, dtype=torch.float64)
         if rule.regression:

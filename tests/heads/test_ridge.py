@@ -5,6 +5,8 @@ what it remembers.
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -726,3 +728,23 @@ def test_a_run_remembers(tmp_path: Path) -> None:
     model = cifnet_pl.load(tmp_path / "default", device="cpu")
     assert model.state_elements()["remembered"] == len(model.class_names) * 13 * 14 // 2
     assert cifnet_pl.forget(model, model.class_names[:1]).exact
+
+
+def test_a_pass_is_freed_with_its_last_reference() -> None:
+    """Its matrices have gigabytes: they must not wait for the garbage collector."""
+    head = RidgeHead(4, decision="auto")
+    head.begin_task([0, 1])
+    z = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 2
+    head.observe(z, y)
+    head.solve()
+    scores = head.calibration_pass(z, y)
+    scores.select(None)
+    scores.left_out(None)
+    reference = weakref.ref(scores)
+    gc.disable()
+    try:
+        del scores
+        assert reference() is None
+    finally:
+        gc.enable()
