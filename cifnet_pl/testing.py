@@ -476,7 +476,7 @@ def bad_samples_are_refused(case: Case, tasks: Tasks) -> None:
 
 
 def merging_is_as_declared(case: Case, tasks: Tasks) -> None:
-    """Two sites merge into one (``merges_sites``) and separate again (``subtracts``), or it refuses."""
+    """Two sites merge (``merges_sites``) and separate again (``subtracts``), or it refuses."""
     even_samples = [halves(task)[0] for task in tasks]
     first = case.learned(even_samples)
     odd_samples = [halves(task)[1] for task in tasks]

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.studies.group_rule --images NAME TRAIN.npz VAL.npz …``: how much of a class
-is left out to estimate the accuracy on new groups.
+"""``python -m benchmarks.studies.group_rule --images NAME TRAIN.npz VAL.npz …``: how much of a
+class is left out to estimate the accuracy on new groups.
 
 TRAIN.npz and VAL.npz have embeddings of independent images (``cifnet embed``). Of the training
 images of some classes a few *days* are kept: the neighbourhood of a random image, of which a few

@@ -1,8 +1,9 @@
 """``python -m benchmarks.studies.product_ridge IMAGES.npz``: λ with product features.
 
 A head with product features learns some images of some classes. For multiples of the λ of
-generalised cross-validation: the negative log likelihood of left-out buffer samples, by which a head
-chooses, and the accuracy on validation images. IMAGES.npz is a file that ``cifnet embed`` made.
+generalised cross-validation: the negative log likelihood of left-out buffer samples, by which a
+head chooses, and the accuracy on validation images. IMAGES.npz is a file that ``cifnet embed``
+made.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 and do they stay the same?
 
 TRAIN.npz has the embeddings of training images, VAL.npz those of other days (``cifnet embed``);
-there may be several pairs. All classes and each of four halves of them are learned in four ways, which are twenty trials: in one task; in tasks of five classes, in
-another order; by two sites that each have half of the images of every class, merged; and in one
-task, after which two classes are forgotten exactly and learned again. A model learned from the same
-images has to promise the same.
+there may be several pairs. All classes and each of four halves of them are learned in four ways,
+which are twenty trials: in one task; in tasks of five classes, in another order; by two sites that
+each have half of the images of every class, merged; and in one task, after which two classes are
+forgotten exactly and learned again. A model learned from the same images has to promise the same.
 
 A row has the estimated accuracy on new groups with its interval and the true one, the share of
 classes whose interval holds their true accuracy, of those that have one, coverage and mean size of

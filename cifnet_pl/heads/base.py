@@ -145,8 +145,8 @@ class Head(nn.Module, ABC):
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
         merges: whether ``merge_`` adds the statistics of another process or site.
-        merges_sites: whether ``merge_`` of whole sites equals one head that saw the samples of both. Then
-            samples of known classes can be added, too.
+        merges_sites: whether ``merge_`` of whole sites equals one head that saw the samples of
+            both. Then samples of known classes can be added, too.
         subtracts: whether ``subtract_`` removes statistics again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
         leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be
@@ -311,7 +311,7 @@ class Head(nn.Module, ABC):
         raise NotImplementedError
 
     def _moments(self) -> ClassMoments:
-        """Return the moments of the features of :meth:`_novelty_features` over all that was learned."""
+        """Return the moments of :meth:`_novelty_features` over all that was learned."""
         raise NotImplementedError
 
     def _statistics_changed(self) -> None:

@@ -109,7 +109,7 @@ class CalibrationSamples:
         return scores
 
     def _whole_classes(self, groups: Tensor) -> Tensor:
-        """Return (n,) bool, which samples have all learned samples of their class in their group."""
+        """Return (n,) bool, which samples have all learned ones of their class in their group."""
         learned = torch.tensor(list(self.head.class_counts().values()))
         learned = learned.to(self.columns.device)
         members = torch.unique(groups, return_inverse=True)[1]

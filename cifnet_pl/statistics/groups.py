@@ -154,8 +154,9 @@ made of independent images (``python -m benchmarks.studies.group_rule``)."""
 
 TEMPERATURE_PART = 0.8
 SETS_PART = 1.2
-"""Parts of a class by whose clusters the temperature is fitted, and thresholds are set, as multiples
-of the mean part.
+"""Parts of a class by whose clusters the temperature is fitted, and thresholds are set.
+
+They are multiples of the mean part.
 
 Confidence is right with the first: on new groups it falls of itself. Prediction sets and the
 threshold for unknowns have to hold, so theirs is rather too large."""
