@@ -508,7 +508,9 @@ def test_look(http):
     assert [moment["kind"] for moment in look["history"]] == ["task", "extend"]
     assert set(look["accuracy"]) == {
         "loo_accuracy",
+        "loo_accuracy_interval",
         "new_group_accuracy",
+        "new_group_accuracy_interval",
         "kind",
         "message",
     }
