@@ -411,7 +411,7 @@ def test_plain_words_first(browser, server):
         expect(figures.nth(3)).to_contain_text(
             "Right on photos of another day (estimated)"
         )
-        expect(figures.nth(4)).to_contain_text("too few photos to say")
+        expect(figures.nth(4)).to_contain_text("too few to say")
         waits = (
             "import('/page/page.js').then((page) => [page.waits({ place: 1 }), page.count(2,"
             " 'photo')])"
