@@ -53,7 +53,7 @@ def pipeline_folder(
     precision: str,
     engine: str,
 ) -> Path:
-    """Return the folder for the embeddings that a network computes from images prepared in one way.
+    """Find or make the folder for the embeddings of a network from images prepared in one way.
 
     The hash of the weights does not identify a network: two custom backbones may have the same
     weights, and code is edited. So a folder holds the outputs of its network on fixed images. A

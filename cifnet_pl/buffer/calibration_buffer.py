@@ -59,7 +59,8 @@ def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
 class CalibrationBuffer(GrowingModule):
     """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each.
 
-    With a total capacity each class keeps ``⌊capacity / classes seen⌋``, so early tasks keep more.
+    With a total capacity each class keeps ``⌊capacity / classes⌋`` of the classes in it, so early
+    tasks keep more.
     ``add`` collects candidates of the current task. ``commit`` selects among them and shrinks the
     older classes.
 
@@ -221,7 +222,10 @@ class CalibrationBuffer(GrowingModule):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Select among the candidates and shrink every class to its quota."""
+        """Select among the candidates, and shrink every class to its quota.
+
+        An older class without new candidates keeps its first samples.
+        """
         pending = self.pending()
         labels = [*self.classes, *torch.unique(pending.y).tolist()]
         classes = list(dict.fromkeys(labels))

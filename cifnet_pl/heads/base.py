@@ -168,7 +168,8 @@ class Head(nn.Module, ABC):
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
             every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
-        solved: () bool, whether everything observed so far is in the weights.
+        solved: () bool, whether everything observed so far is in the statistics; the weights may
+            follow at the first prediction.
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that
             it can be aborted.
         temperature, odds_power: () float64, turn scores into probabilities
@@ -351,7 +352,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def observe(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Add samples of the current task to the sums.
+        """Add samples of the current task to what it has observed.
 
         Args:
             z: (n, d) float embeddings; n may be 0 or 1.
@@ -375,9 +376,10 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Show samples of earlier classes to this task's neurons only (the calibration buffer).
+        """Show samples of earlier classes (the calibration buffer).
 
-        A no-op where a head has no use for it.
+        :class:`~cifnet_pl.heads.CIFNetHead` shows them to this task's neurons only. A no-op
+        where a head has no use for it.
 
         Args:
             z: (n, d) float embeddings.
@@ -566,7 +568,7 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ prediction
 
     def _require_solved(self) -> None:
-        """Raise CifnetError if nothing is learned, or not all of it is in the weights."""
+        """Raise CifnetError if nothing is learned, or not all of it is solved."""
         if not len(self.labels) or not self.solved:
             raise CifnetError("the head is not solved: call solve() after observe()")
 

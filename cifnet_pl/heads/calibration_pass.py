@@ -2,7 +2,8 @@
 
 A pass is made of a solved head and of learned samples. It computes each expensive thing once, and
 answers any number of questions then: scores without each sample, or without its group, for as many
-groupings as are tried. The head keeps nothing of it.
+groupings as are tried. The head keeps nothing of it. It is not the paper's neuron calibration,
+which is :meth:`Head.observe_past`.
 """
 
 from __future__ import annotations

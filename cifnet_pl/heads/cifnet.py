@@ -112,7 +112,7 @@ class CIFNetHead(Head):
         epsilon: clip of the one-hot targets.
         update_past: whether neurons of earlier tasks see a new task's samples as negatives. True is
             our departure from the paper, whose text locks them (False); the authors' released code
-            updates them too.
+            updates them too. Samples of the buffer are shown by ``observe_past`` instead.
         weighting: "derivative" (the paper's formula) or "released" (the authors' released code).
         dtype: of the sums, "float64" or "float32".
     """

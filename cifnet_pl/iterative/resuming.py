@@ -50,7 +50,8 @@ class TaskResume:
 
     Attributes:
         before: weights before the task.
-        position: where the next task goes on; None if it begins at its start.
+        position: weights, optimiser state and step at which the next task goes on; None if it
+            begins at its start.
     """
 
     def __init__(self, module: ResumableModule):
@@ -132,7 +133,7 @@ class TaskResume:
             module.learner.descent.load_state_dict(position["descent"])
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        """Add the weights from before the task and the position inside it to a checkpoint."""
+        """Replace a checkpoint's weights by those from before the task, and add the position."""
         checkpoint["state_dict"] = dict(self.before)
         checkpoint["position"] = self._last_position or self._current_position()
 

@@ -228,7 +228,10 @@ class CIFNetModule(TaskModule):
         self.model.begin_task(names, self.data.class_counts(names))
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed a batch and let the model observe it; return its embeddings and labels."""
+        """Embed a batch, and return its embeddings and labels.
+
+        The model observes it now, or on a GPU at the latest in ``end_pass``.
+        """
         z = self._embed(batch, learned=True)
         if self.data.source.groups is not None:
             groups = self.data.source.groups[batch.row.cpu().numpy()]

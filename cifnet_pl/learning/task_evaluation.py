@@ -51,7 +51,8 @@ class TaskEvaluation:
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name.
 
-        Names are ``A_k``, ``ece``, ``nll``, ``top5``; ``A_k1``, ``A_k2``, … of each task; with
+        Names are ``A_k``, ``ece``, ``nll``, ``top5``; ``A_k1``, ``A_k2``, … on each
+        task alone after this task; with
         several classifiers also ``A_k_classifier`` and so on.
         """
         named: dict[str, float | None] = {

@@ -36,7 +36,7 @@ class NewSamples:
 
     Attributes:
         samples: n images, with their labels and content hashes.
-        fold: (n,) bool fold of the cross-validation; near-duplicates are in the same one.
+        fold: (n,) bool fold of the cross-validation; near-duplicate images are in the same one.
         learned: number of images that are left out because the model has learned them.
     """
 

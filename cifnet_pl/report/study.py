@@ -72,7 +72,7 @@ CACHED = "embeddings from the cache"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one seed.
+    """The results of one seed, class order and conditions.
 
     Attributes:
         seed: of the run; None if it is not known.
@@ -108,7 +108,7 @@ class Group:
         setting: what it can be compared with.
         name: of the head or the method.
         kind: one of ``KINDS``.
-        outcomes: one per seed, by seed.
+        outcomes: one for each seed, class order and conditions of its costs, by seed.
         config: settings of the method by dotted name; empty for what was not run here.
         changes: settings in which it differs from the reference of its method in its setting, empty
             for the reference.
@@ -335,7 +335,7 @@ def _conditions(run: Run) -> Conditions:
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
-    """Group runs that differ by their seed only.
+    """Group runs that differ by their seed, class order or conditions only.
 
     The same configuration on a folder that has got further classes since is another number of
     tasks, so another group.
@@ -345,7 +345,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[str]]:
 
     Returns:
         The groups in the order of tables, and a sentence for each run that a later one of the same
-        seed replaces.
+        seed, class order and conditions replaces.
     """
     by_configuration: dict[str, dict[tuple[str, Conditions], Outcome]] = defaultdict(
         dict

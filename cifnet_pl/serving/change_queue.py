@@ -61,7 +61,7 @@ class ChangeQueue:
     """A thread that changes the served model.
 
     Args:
-        current: the model that answers; it is replaced when a change is stored.
+        current: holds the model that answers, which is replaced when a change is stored.
         largest_queue: number of changes that may wait.
     """
 

@@ -1,4 +1,4 @@
-"""Close connections that send a request too slowly to ever end it."""
+"""Close connections whose request headers do not come in time; bodies are not timed here."""
 
 from __future__ import annotations
 

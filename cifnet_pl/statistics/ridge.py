@@ -44,8 +44,8 @@ def solve(
         return weights, RidgeChoice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
-    energy = rotated.square().sum(dim=1)
-    choice = gcv_ridge(eigen.values, energy, tss, samples, free)
+    squares = rotated.square().sum(dim=1)
+    choice = gcv_ridge(eigen.values, squares, tss, samples, free)
     shrunk = rotated / (eigen.values + choice.ridge)[:, None]
     return eigen.back(shrunk), choice
 
@@ -87,8 +87,8 @@ class Centred:
         target_mean = moment[0] / total
         centred_gram = gram[1:, 1:] - total * torch.outer(mean, mean)
         centred_moment = moment[1:] - total * torch.outer(mean, target_mean)
-        energy = target_square - total * target_mean.square().sum()
-        return cls(centred_gram, centred_moment, mean, target_mean, energy, samples)
+        tss = target_square - total * target_mean.square().sum()
+        return cls(centred_gram, centred_moment, mean, target_mean, tss, samples)
 
     def solve(self, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
         """Solve for the weights.
