@@ -55,7 +55,7 @@ class DERModule(IterativeModule):
             self.auxiliary_classifier = grown(None, self.width, outputs)
 
     def new_branch(self) -> nn.Module:
-        """Return a new branch with the weights of the newest one; the first has those of the start."""
+        """Return a new branch with the newest one's weights; the first has those of the start."""
         branch = self.fresh_network()
         if len(self.branches):
             source = self.branches[-1]
