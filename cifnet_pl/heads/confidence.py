@@ -217,8 +217,8 @@ def check_buffer(
         return
     if not head.leaves_one_out:
         raise UsageError(
-            f"calibrate: {type(head).__name__} has no leave-one-out scores: leave it out, or use a"
-            " ridge-type head"
+            f"calibrate: {type(head).__name__} has no leave-one-out scores: give --model.calibrate"
+            " false, or use another head"
         )
     if buffer is None:
         raise UsageError(
