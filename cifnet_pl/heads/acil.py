@@ -200,7 +200,7 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeCh
     """
     moment = sums.class_sums.T
     samples = int(sums.seen)
-    weights, choice = solve(sums.gram, moment, ridge, tss, samples, overwrite=True)
+    weights, choice = solve(sums.gram, moment, ridge, tss, samples)
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
 

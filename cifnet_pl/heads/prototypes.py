@@ -146,7 +146,7 @@ class SLDAHead(SumsHead):
         ridge = alpha / (1 - alpha) * (sums.mass * covariance.scale).item()
         mass = sums.mass.double()
         scatter = mass * covariance.within.double()
-        factor = factorise(scatter, mass.new_tensor(ridge), overwrite=True)
+        factor = factorise(scatter, mass.new_tensor(ridge))
         means = class_means(sums).double()
         centred = half_of(factor, self._novelty_features(z).double() - means[columns])
         class_mass = sums.class_sums[:, 0].double()

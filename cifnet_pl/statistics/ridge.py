@@ -20,7 +20,6 @@ def solve(
     tss: Tensor,
     samples: int,
     free: int = 0,
-    overwrite: bool = False,
 ) -> tuple[Tensor, RidgeChoice]:
     """Return ``(gram + λI)⁻¹ moment`` and λ.
 
@@ -34,13 +33,12 @@ def solve(
         samples: number of distinct samples.
         free: parameters of each class that are fitted without penalty, and are already out of the
             sums.
-        overwrite: whether ``gram`` may be changed, which saves a copy.
 
     Raises:
         CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
     if ridge != "gcv":
-        weights = solve_ridge(gram, moment, gram.new_tensor(ridge), overwrite)
+        weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
         return weights, RidgeChoice(float(ridge), "given")
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)

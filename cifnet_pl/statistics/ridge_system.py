@@ -131,7 +131,7 @@ class RidgeFactor:
     def root(self) -> Tensor:
         """(G, G) lower R."""
         gram = -self.spread.T @ self.spread
-        return factorise(gram, torch.ones_like(self.mass), overwrite=True)
+        return factorise(gram, torch.ones_like(self.mass))
 
     def coordinates(self, whitened: Tensor) -> Tensor:
         """Return the Woodbury coordinates (n, G) ``R⁻¹EᵀL⁻¹x`` of rows ``L⁻¹x`` (n, p)."""
@@ -139,6 +139,11 @@ class RidgeFactor:
             self.root, self.spread.T @ whitened.T, upper=False
         )
         return coordinates.T
+
+    @cached_property
+    def mean_coordinates(self) -> Tensor:
+        """(C, G) Woodbury coordinates of the class means."""
+        return self.coordinates(self.means)
 
     def within_solved(self, whitened: Tensor, coordinates: Tensor) -> Tensor:
         """Return ``(S + λI)⁻¹x`` (n, p) for rows ``L⁻¹x`` with these Woodbury coordinates."""
@@ -161,7 +166,7 @@ class RidgeFactor:
 
     def discriminant_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0."""
-        coordinates = self.coordinates(self.means)
+        coordinates = self.mean_coordinates
         direction = self.mass * self.within_solved(self.means, coordinates).T
         rows = torch.cat([self.means, coordinates], dim=1)
         square = rows.square().sum(dim=1) / 2
@@ -310,7 +315,7 @@ class LearnedRows:
     @cached_property
     def _removable(self) -> Removable:
         factor = self.factor
-        of_means = factor.coordinates(factor.means)
+        of_means = factor.mean_coordinates
         to_means = self.whitened @ factor.means.T + self._coordinates @ of_means.T
         of_rows = to_means.cpu()
         means = (factor.means @ factor.means.T + of_means @ of_means.T).cpu()
@@ -327,7 +332,7 @@ class LearnedRows:
         factor = self.factor
         columns = self.columns.to(self.device)
         away = self.whitened - factor.means[columns]
-        of_away = self._coordinates - factor.coordinates(factor.means)[columns]
+        of_away = self._coordinates - factor.mean_coordinates[columns]
         return RowProducts(factor.within_solved(away, of_away), self.columns)
 
     def discriminant(self, groups: Tensor | None) -> Tensor:

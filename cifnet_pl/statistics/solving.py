@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -46,16 +48,13 @@ def check_ridge(ridge: Ridge) -> Ridge:
     return number_or_gcv("ridge", ridge, "a positive number or gcv")
 
 
-def solve_ridge(
-    gram: Tensor, moment: Tensor, penalty: Tensor, overwrite: bool = False
-) -> Tensor:
+def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor) -> Tensor:
     """Return ``(gram + diag(penalty))⁻¹ moment``: eq:weights_rrls without the SVD.
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
         moment: (p, C).
         penalty: (p,) or () ridge added to the diagonal.
-        overwrite: whether the diagonal of ``gram`` may stay changed.
 
     Returns:
         (p, C) weights, in the dtype of ``gram``.
@@ -68,26 +67,40 @@ def solve_ridge(
         >>> solve_ridge(gram, moment, torch.tensor(1.0)).flatten().tolist()
         [2.0, 2.0]
     """
-    return torch.cholesky_solve(moment, factorise(gram, penalty, overwrite))
+    return torch.cholesky_solve(moment, factorise(gram, penalty))
 
 
-def factorise(gram: Tensor, penalty: Tensor, overwrite: bool = False) -> Tensor:
+@contextmanager
+def added_to_diagonal(matrix: Tensor, amount: Tensor) -> Iterator[None]:
+    """Add to the diagonal of a matrix within the block, and restore it exactly.
+
+    In place, as a Gram matrix may be most of the memory.
+
+    Args:
+        matrix: (p, p).
+        amount: (p,) or ().
+    """
+    diagonal = matrix.diagonal().clone()
+    try:
+        matrix.diagonal().add_(amount)
+        yield
+    finally:
+        matrix.diagonal().copy_(diagonal)
+
+
+def factorise(gram: Tensor, penalty: Tensor) -> Tensor:
     """Compute the lower Cholesky factor (p, p) of ``gram + diag(penalty)``.
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
         penalty: (p,) or () ridge added to the diagonal.
-        overwrite: whether the diagonal of ``gram`` may stay changed.
 
     Raises:
         CifnetError: the sum is not positive definite.
     """
-    diagonal = gram.diagonal().clone()
-    gram.diagonal().add_(penalty)
     factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(gram)
-    if not overwrite:
-        gram.diagonal().copy_(diagonal)
+    with added_to_diagonal(gram, penalty):
+        factor, info = torch.linalg.cholesky_ex(gram)
     # A value that is not finite anywhere in a row of the factor makes that row's diagonal element
     # so too.
     if info.item() or not torch.isfinite(factor.diagonal()).all():

@@ -18,6 +18,7 @@ import torch
 from scipy.linalg import cython_lapack
 from torch import Tensor
 
+from cifnet_pl.statistics.solving import added_to_diagonal
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import one_thread
 
@@ -185,26 +186,27 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
             f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
             " float64"
         )
-    rounding = torch.finfo(gram.dtype).eps
     if gram.device.type == "cpu" and RANK_SHARE * rank <= len(gram):
         result = _of_low_rank(gram, rank)
-        result.values[result.values <= rounding * result.values[-1]] = 0
-        return result
+    else:
+        result = _of_any_rank(gram, rank, columns)
+    values = result.values
+    rounding = torch.finfo(gram.dtype).eps
+    values[values <= rounding * values[-1]] = 0
+    return result
+
+
+def _of_any_rank(gram: Tensor, rank: int, columns: int) -> Spectrum:
+    """Return the decomposition with the eigenvalues beyond the rank set to zero."""
     # Few samples leave many eigenvalues that are zero but for rounding, over which divide and
     # conquer can fail to converge. Moved away from zero they are equal to working precision, and
-    # deflate. In place, and restored exactly: a Gram matrix may be most of the memory.
-    diagonal = gram.diagonal().clone()
-    shift = diagonal.mean()
-    try:
-        gram.diagonal().add_(shift)
+    # deflate.
+    shift = gram.diagonal().mean()
+    with added_to_diagonal(gram, shift):
         result = _decomposed(gram, columns)
-    finally:
-        gram.diagonal().copy_(diagonal)
-    values = result.values
-    values.sub_(shift)
+    result.values.sub_(shift)
     beyond_rank = max(0, len(gram) - rank)
-    values[:beyond_rank] = 0
-    values[values <= rounding * values[-1]] = 0
+    result.values[:beyond_rank] = 0
     return result
 
 
