@@ -14,7 +14,6 @@ nothing must be lost.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from dataclasses import replace
 
@@ -22,7 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.studies.images import Images, read_pair, show, show_columns
+from benchmarks.studies.images import (
+    Images,
+    pairs_parser,
+    read_pair,
+    show,
+    show_columns,
+)
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import averaged, dependent_groups, estimated
@@ -108,21 +113,11 @@ def errors(images: Images) -> dict[tuple[float, float], float]:
 
 def main() -> None:
     """A row for each set, and the errors of each rule."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "TRAIN", "VAL"),
-    )
     rules = list(itertools.product(LARGEST_PARTS, POWERS))
     names = [f"{part:g}, harm^{power:g}" for part, power in rules]
     show_columns(("set", "learned", "true %", *names))
     all_errors = list[list[float]]()
-    for name, train, val in parser.parse_args().images:
+    for name, train, val in pairs_parser(__doc__).parse_args().images:
         everything = read_pair(train, val)
         shapes = itertools.product([*DAYS, *INDEPENDENT], CLASSES)
         for seed, (shape, count) in enumerate(shapes):

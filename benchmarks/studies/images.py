@@ -117,6 +117,21 @@ def read_images(
     return Images(*parts)
 
 
+def pairs_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of studies on pairs of files, which :func:`read_pair` reads."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--images",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("NAME", "TRAIN", "VAL"),
+    )
+    return parser
+
+
 def read_pair(train: str, val: str) -> Images:
     """Embeddings of two files that ``cifnet embed`` made, of training and validation images."""
     learned = np.load(train)

@@ -14,7 +14,6 @@ prediction sets for 95 %, and the ECE. Below are the counts that matter.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,7 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.studies.images import Images, read_pair, show, show_columns
+from benchmarks.studies.images import (
+    Images,
+    pairs_parser,
+    read_pair,
+    show,
+    show_columns,
+)
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
@@ -240,19 +245,9 @@ def counts(trials: list[Trial]) -> list[str]:
 
 def main() -> None:
     """A row for each trial, and the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "TRAIN", "VAL"),
-    )
     trials = list[Trial]()
     show_columns(COLUMNS)
-    for name, train, val in parser.parse_args().images:
+    for name, train, val in pairs_parser(__doc__).parse_args().images:
         images = read_pair(train, val)
         for classes_name, classes in class_sets(images).items():
             for way, make in WAYS.items():

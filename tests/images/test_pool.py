@@ -57,6 +57,27 @@ def started(pool: DecodingPool) -> None:
     assert processes.ready.wait(200)
 
 
+class OwnPool(NamedTuple):
+    """A pool, its processes, and the program that they are."""
+
+    pool: DecodingPool
+    processes: pools.DecodingProcesses
+    program: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def own_pool() -> Iterator[OwnPool]:
+    """A pool whose processes are shared with no other test."""
+    pools._forget()
+    pool = DecodingPool(pools.PROCESSES_FROM)
+    started(pool)
+    processes = pool._processes
+    assert processes is not None
+    assert processes._program is not None
+    yield OwnPool(pool, processes, processes._program)
+    pools._forget()
+
+
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     pool = DecodingPool(pools.PROCESSES_FROM)
@@ -120,19 +141,12 @@ def use_all_threads(pool: DecodingPool, images: SliceRequest) -> None:
 
 @pytest.mark.system
 def test_a_killed_process_is_an_error_and_the_next_pool_starts_another(
-    tmp_path: Path,
+    tmp_path: Path, own_pool: OwnPool
 ) -> None:
-    pools._forget()
-    pool = DecodingPool(pools.PROCESSES_FROM)
-    started(pool)
-    assert pool._processes is not None
-    program = pool._processes._program
-    assert program is not None
-    program.kill()
+    own_pool.program.kill()
     with pytest.raises(CifnetError, match="memory is short"):
-        use_all_threads(pool, request(tmp_path))
-    assert DecodingPool(pools.PROCESSES_FROM)._processes is not pool._processes
-    pools._forget()
+        use_all_threads(own_pool.pool, request(tmp_path))
+    assert DecodingPool(pools.PROCESSES_FROM)._processes is not own_pool.processes
 
 
 PROGRAM = """
@@ -164,22 +178,18 @@ def test_processes_end_with_the_one_that_asks(number: signal.Signals) -> None:
 
 
 @pytest.mark.system
-def test_processes_end_where_a_fork_holds_their_connections_open() -> None:
-    pools._forget()
-    pool = DecodingPool(pools.PROCESSES_FROM)
-    started(pool)
-    assert pool._processes is not None
-    program = pool._processes._program
-    assert program is not None
-    held = [os.dup(one.connection.fileno()) for one in pool._processes._channels]
-    pool._processes.close()
+def test_processes_end_where_a_fork_holds_their_connections_open(
+    own_pool: OwnPool,
+) -> None:
+    channels = own_pool.processes._channels
+    held = [os.dup(one.connection.fileno()) for one in channels]
+    own_pool.processes.close()
     deadline = time.monotonic() + 20
-    while _is_there(program.pid):
+    while _is_there(own_pool.program.pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for descriptor in held:
         os.close(descriptor)
-    pools._forget()
 
 
 def _is_there(group: int) -> bool:
