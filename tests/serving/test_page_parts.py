@@ -108,6 +108,15 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         expect(page.locator("#camera-answer")).to_contain_text("timer")
 
 
+KEEP_TEXTS = """
+window.texts = [];
+const named = document.getElementById("named");
+const keep = () => window.texts.push(named.textContent);
+new MutationObserver(keep).observe(named, { childList: true, characterData: true, subtree: true });
+"""
+"""Keeps all texts of the count of named images."""
+
+
 def test_a_list_that_comes_late_takes_no_name_back(browser, server):
     """The list that is asked for after the first image arrives when a second one has been taken and
     named.
@@ -136,6 +145,41 @@ def test_a_list_that_comes_late_takes_no_name_back(browser, server):
         (route, response), *_ = late
         route.fulfill(response=response)
         expect(page.locator("#named")).to_have_text("2 named")
+
+
+def test_a_list_that_comes_late_gives_no_name_again(browser, server):
+    """The lists that are asked for when two images are named arrive when one name has been taken
+    back.
+    """
+    late = []
+
+    def hold(route):
+        response = route.fetch()
+        if response.json()["waiting"] == 3:
+            late.append((route, response))
+        else:
+            route.fulfill(response=response)
+
+    with page_of(browser, server) as page:
+        drop(page, "drop", {f"{n}/1.png": image(n, 1) for n in ("apple", "pear")})
+        expect(page.locator("#cards .card")).to_have_count(2)
+        # Nothing else asks for a newer list meanwhile.
+        page.route(re.compile(r"/inbox\?count=0"), lambda route: None)
+        lists = re.compile(r"/inbox\?count=[1-9]")
+        page.route(lists, hold)
+        page.get_by_role("button", name="Name 2 by their folders").click()
+        drop(page, "drop", {"fig/1.png": image("fig", 1)})
+        until(page, "document.getElementById('sending').hidden")
+        page.wait_for_timeout(1000)
+        assert late
+        page.get_by_role("button", name="Take back the name of pear/1.png").click()
+        expect(page.locator("#named")).to_have_text("1 named")
+        page.evaluate(KEEP_TEXTS)
+        page.unroute(lists, hold)
+        for route, response in late:
+            route.fulfill(response=response)
+        expect(page.locator("#cards .card")).to_have_count(3)
+        assert "2 named" not in page.evaluate("window.texts")
 
 
 def test_a_camera_that_cannot_be_used_is_said(browser, server):

@@ -172,9 +172,11 @@ function progress(share) {
 export async function show() {
   if (isReadOnly()) return draw();
   const own = ++asked;
-  await sending;
+  const sent = sending;
+  await sent;
   const list = await get(`/inbox?count=${shown}${after === null ? "" : `&after=${after}`}`);
   if (own !== asked) return;
+  if (sent !== sending) return show(); // the list may lack what was named meanwhile
   const before = view.images;
   if (view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
   view = list;
