@@ -191,7 +191,9 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
     else:
         result = _of_any_rank(gram, rank, columns)
     values = result.values
-    rounding = torch.finfo(gram.dtype).eps
+    # The usual tolerance of a numerical rank, as in LAPACK's pstrf: rounding errors of the Gram
+    # matrix and of its decomposition reach about the width times the precision.
+    rounding = len(gram) * torch.finfo(gram.dtype).eps
     values[values <= rounding * values[-1]] = 0
     return result
 

@@ -351,6 +351,24 @@ def test_beyond_the_rank_eigenvalues_are_zero(width: int) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("width", [20, 192, 500])
+def test_more_samples_than_the_rank_give_no_eigenvalues_of_rounding(
+    width: int, dtype: torch.dtype
+) -> None:
+    """Features that are constant, such as the border of digits, leave the centred Gram matrix with
+    a rank below what is known of it."""
+    generator = torch.Generator().manual_seed(width)
+    samples = 3 * width
+    rank = width // 2
+    coordinates = torch.randn(samples, rank, generator=generator)
+    directions = torch.randn(rank, width, generator=generator)
+    z = coordinates.double() @ directions.double()
+    gram = (z.T @ z).to(dtype)
+    values = spectrum(gram, samples, 1).values
+    assert int((values > 0).sum()) == rank
+
+
 @pytest.mark.parametrize("rank", [1, 7, 30])
 def test_a_matrix_of_low_rank_is_decomposed_as_any_other(rank: int) -> None:
     width = 100
