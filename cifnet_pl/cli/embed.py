@@ -53,7 +53,7 @@ def embed(
             "kind of file for --output", target.suffix or "no ending", FORMATS
         )
     from cifnet_pl.backbones import build_backbone
-    from cifnet_pl.data.sources.tables import import_pyarrow
+    from cifnet_pl.data.sources.parquet import import_pyarrow
     from cifnet_pl.model.embedding import embed as embed_images
 
     if target.suffix == ".parquet":

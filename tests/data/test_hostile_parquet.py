@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from cifnet_pl.data.sets import SourceOptions
-from cifnet_pl.data.sources import build_source, tables
+from cifnet_pl.data.sources import build_source, parquet
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from tests.data.entrances import ENTRANCES, png, samples
 
@@ -42,7 +42,7 @@ def write(path: Path, kind: str, image: object, **options: object) -> Path:
 def test_what_unpacks_to_far_more_than_its_size_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "PARQUET_BYTES", 2**16)
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 2**16)
     bomb = LONG if kind == "manifest" else {"bytes": LONG.encode(), "path": None}
     path = write(tmp_path / "a.parquet", kind, bomb, compression="zstd")
     assert path.stat().st_size < 2**16
@@ -50,11 +50,96 @@ def test_what_unpacks_to_far_more_than_its_size_is_refused(
         build_source(kind, SourceOptions(path))
 
 
+def repeated(kind: str, rows: int) -> pyarrow.Table:
+    """Return a table with one content of four megabytes in every row."""
+    positions = pyarrow.array([0] * rows)
+    value = pyarrow.array([LONG.encode() if kind == "hf" else LONG])
+    cells = pyarrow.DictionaryArray.from_arrays(positions, value)
+    labels = ["ant", "bee"] * (rows // 2)
+    if kind == "manifest":
+        return pyarrow.table({"path": cells, "label": labels})
+    names = pyarrow.nulls(rows, pyarrow.string())
+    images = pyarrow.StructArray.from_arrays([cells, names], ["bytes", "path"])
+    return pyarrow.table({"image": images, "label": labels})
+
+
+@pytest.mark.parametrize("ending", ["parquet", "geoparquet"])
+def test_a_dictionary_is_not_unpacked_into_each_row(
+    kind: str, ending: str, tmp_path: Path
+) -> None:
+    if kind == "manifest":
+        ending = "parquet"
+    path = tmp_path / f"train.{ending}"
+    pyarrow.parquet.write_table(
+        repeated(kind, 100_000), path, compression="zstd", store_schema=False
+    )
+    assert path.stat().st_size < 2**16
+    with pytest.raises(DataError, match="100 times its size"):
+        build_source(kind, SourceOptions(path if kind == "manifest" else tmp_path))
+
+
+def test_texts_that_share_their_beginning_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 2**20)
+    names = [f"{'x' * 2**16}{i}.png" for i in range(100)]
+    table = pyarrow.table({"path": names, "label": ["ant", "bee"] * 50})
+    pyarrow.parquet.write_table(
+        table,
+        tmp_path / "a.parquet",
+        use_dictionary=False,
+        column_encoding={"path": "DELTA_BYTE_ARRAY"},
+    )
+    with pytest.raises(DataError, match="100 times its size"):
+        build_source("manifest", SourceOptions(tmp_path / "a.parquet"))
+
+
+def varint(number: int, length: int) -> bytes:
+    """Return a signed number as Thrift writes it, made longer by empty bytes."""
+    rest = 2 * number
+    digits = [(rest >> 7 * i & 127) | 128 for i in range(length)]
+    digits[-1] &= 127
+    return bytes(digits)
+
+
+def test_sizes_in_the_footer_are_not_believed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 2**16)
+    bomb = LONG if kind == "manifest" else {"bytes": LONG.encode(), "path": None}
+    path = write(tmp_path / "a.parquet", kind, bomb, compression="zstd")
+    group = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
+    content = path.read_bytes()
+    columns = range(group.num_columns)
+    sizes = [group.column(i).total_uncompressed_size for i in columns]
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[start:]
+    for size in [group.total_byte_size, max(sizes)]:
+        honest = varint(size, 4)
+        assert honest in footer
+        footer = footer.replace(honest, varint(100, 4))
+    path.write_bytes(content[:start] + footer)
+    lying = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
+    assert lying.total_byte_size == 100
+    with pytest.raises(DataError, match="100 times its size"):
+        build_source(kind, SourceOptions(path))
+
+
+def test_values_that_repeat_within_the_bound_are_read(tmp_path: Path) -> None:
+    """An upper bound alone would refuse these: labels of two lengths, of many rows."""
+    rows = 20_000
+    for i in range(rows):
+        (tmp_path / f"{i}.png").touch()
+    labels = ["x" * 10_000, *["bee", "ant"] * rows][:rows]
+    table = pyarrow.table({"path": [f"{i}.png" for i in range(rows)], "label": labels})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    parquet.check_parquet(tmp_path / "a.parquet")
+
+
 def test_a_long_text_is_not_copied_into_each_row(tmp_path: Path) -> None:
-    """One text of four megabytes in 100,000 rows would take 400 gigabytes."""
-    rows = pyarrow.array([0] * 100_000)
+    rows = pyarrow.array([0] * 8)
     paths = pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array([LONG]))
-    table = pyarrow.table({"path": paths, "label": ["ant"] * 100_000})
+    table = pyarrow.table({"path": paths, "label": LABELS})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(DataError, match="at most 65536"):
         build_source("manifest", SourceOptions(tmp_path / "a.parquet"))

@@ -36,7 +36,8 @@ from cifnet_pl.data.sources.folders import (
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.tables import import_pyarrow, open_table
+from cifnet_pl.data.sources.parquet import import_pyarrow
+from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.images.files import expanded, is_folder, listing, shown_path
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained

@@ -11,7 +11,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,11 +27,11 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
+from cifnet_pl.data.sources.parquet import check_parquet, import_pyarrow
 from cifnet_pl.images.files import expanded, shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.names import Split, split_of
-from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import has_controls, listed, number_of, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
@@ -227,20 +226,6 @@ def _parquet(path: Path) -> SampleTable:
     return SampleTable(path, names, read)
 
 
-def check_parquet(path: Path) -> None:
-    """Raise DataError for a Parquet file that says that it unpacks to far more than its size."""
-    metadata = import_pyarrow().parquet.ParquetFile(path).metadata
-    unpacked = 0
-    for number in range(metadata.num_row_groups):
-        unpacked += metadata.row_group(number).total_byte_size
-    limit = max(PARQUET_BYTES, PARQUET_RATIO * path.stat().st_size)
-    if unpacked > limit:
-        raise DataError(
-            f"{shown_path(path)} unpacks to more than {PARQUET_RATIO} times its size: make it again"
-            " from the images"
-        )
-
-
 def _without_dictionary(column: Any, path: Path, name: str) -> Any:
     """Return a column with the text itself in each row; DataError where one is too long."""
     pyarrow = import_pyarrow()
@@ -255,14 +240,6 @@ def _without_dictionary(column: Any, path: Path, name: str) -> Any:
                 f" at most {CELL_BYTES}"
             )
     return column.cast(column.type.value_type)
-
-
-def import_pyarrow() -> Any:
-    """Import pyarrow with its reader of Parquet files; UsageError if it is missing."""
-    pyarrow = optional("pyarrow", "a Parquet file", "tables")
-    for part in ("compute", "parquet"):
-        import_module(f"pyarrow.{part}")
-    return pyarrow
 
 
 def _column(column: Any, path: Path, name: str) -> np.ndarray:
@@ -305,12 +282,6 @@ def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
     flat = np.asarray(values.to_numpy())
     return flat.reshape(len(whole), -1)
 
-
-PARQUET_RATIO = 100
-"""Unpacked bytes per byte of a Parquet file that is read."""
-
-PARQUET_BYTES = 2**26
-"""Unpacked bytes of a Parquet file that is read however small it is."""
 
 CELL_BYTES = 2**16
 """Bytes of a text in a cell of a Parquet file."""
