@@ -6,6 +6,9 @@ computes, its preprocessing, image size, crop, precision and decoder. A file is 
 images are those that it was made from: the same names and, for every file, the same size, inode and
 change times. Where those differ, as in a copied folder, the content hashes must be the same. So a
 stale file is never used.
+
+A damaged file is reported in the log and written again. A cache that cannot be written to only
+stops caching.
 """
 
 from __future__ import annotations
@@ -219,7 +222,12 @@ class EmbeddingCache:
         return self._stored[label]
 
     def _read(self, label: int) -> Tensor | None:
-        """Read the embeddings of a class; None where there are none of exactly its images."""
+        """Read the embeddings of a class.
+
+        Returns:
+            None where there are none of exactly its images, and, with a warning in the log, where
+            the file is damaged.
+        """
         path = self._path(label)
         rows = self.images.rows_of[label]
         if not path.is_file():

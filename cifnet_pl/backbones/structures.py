@@ -310,7 +310,10 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
-    """Split the name of a backbone into the name without views, and its views in a fixed order.
+    """Split the name of a backbone into the name without views, and its views.
+
+    The views are in the order of ``VIEWS``. One that is named twice stays in the name, which is
+    then refused as unknown.
 
     Example:
         >>> split_views("file:a+b.pth+mirror+layers")

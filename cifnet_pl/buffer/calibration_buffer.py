@@ -72,7 +72,8 @@ class CalibrationBuffer(GrowingModule):
     The samples are grouped by class in the order of commit, best first within a class.
 
     Attributes:
-        n_candidates: number of candidates of the current task, in all processes.
+        n_candidates: number of candidates of the current task; of this process until the processes
+            join theirs at the end of the task, then of all.
 
     Args:
         capacity: total number of embeddings. With ``per_class`` it bounds only the number of
@@ -135,10 +136,10 @@ class CalibrationBuffer(GrowingModule):
         """Return how many embeddings are kept of each class.
 
         Args:
-            classes: number of classes that are known.
+            classes: number of classes that share the buffer, at least 1.
 
         Raises:
-            UsageError: the capacity is smaller than the number of classes.
+            UsageError: without ``per_class``, the capacity is smaller than the number of classes.
         """
         if self.per_class is not None:
             return self.per_class

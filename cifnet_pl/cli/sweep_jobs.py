@@ -41,7 +41,8 @@ def experiment_of_point(logs: Path, point: Point) -> Path:
         point: of a sweep.
 
     Returns:
-        An experiment that holds the same configuration under any name, or a new one.
+        An experiment that holds the same configuration under any name, or the path of a new one,
+        which is not made yet.
     """
     present = sorted(logs.glob(f"*-{point.identity}")) if logs.is_dir() else []
     if present:

@@ -1,7 +1,8 @@
 """Split the images of a class into training and held-out images: one by one, or in whole groups.
 
 A random fifth of images from one shelf tests nothing: each held-out image has a near-duplicate
-among the training images. So near-duplicates, and the groups that a user names, are never divided.
+among the training images. So near-duplicates stay on one side where the wanted share allows it, and
+the groups that a user names are never divided.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def held_out_together(
 
     Without near-duplicates this equals :func:`held_out`. Groups are visited in the order of the
     seeded hashes of their first images. A group is held out where it brings the number of held-out
-    images nearer to the share. If no group can be held out so, the images are divided one by one.
+    images nearer to the share. If no group can be held out so, or too many images would be,
+    the images are divided one by one.
 
     Args:
         names: names of the images.

@@ -21,10 +21,10 @@ from cifnet_pl.statistics import (
     check_projection,
     check_ridge,
     draw_projection,
-    half_products,
     left_out_together,
     projection_fingerprint,
     solve,
+    whitened_rows,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
 
@@ -146,10 +146,10 @@ class ACILHead(SumsHead):
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         h = self._features(z)
-        half = half_products(self.sums.gram, self.ridge_used.to(h), h)
-        weight = torch.ones_like(half[:, 0])
+        whitened = whitened_rows(self.sums.gram, self.ridge_used.to(h), h)
+        weight = torch.ones_like(whitened[:, 0])
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
-        return partial(left_out_together, h @ self.weights, half, weight, targets)
+        return partial(left_out_together, h @ self.weights, whitened, weight, targets)
 
     def _same_kind(self, other: Head) -> None:
         super()._same_kind(other)
@@ -361,13 +361,13 @@ class DSALHead(ACILHead):
         residual = targets - projected.relu() @ self.weights
         own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
-        half = half_products(
+        whitened = whitened_rows(
             self.compensation.gram, self.compensation_ridge.to(phi), phi
         )
         scores = phi @ self.compensation_weights
-        weight = torch.ones_like(half[:, 0])
+        weight = torch.ones_like(whitened[:, 0])
         compensation = partial(
-            left_out_together, scores, half, weight, residual * own_task
+            left_out_together, scores, whitened, weight, residual * own_task
         )
 
         def left_out(groups: Tensor | None) -> Tensor:

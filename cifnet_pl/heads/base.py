@@ -623,7 +623,7 @@ class Head(nn.Module, ABC):
 
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
-                task, and that were among the calibration samples of every later task where the head
+                task, and that were among the buffer samples of every later task where the head
                 uses those.
             y: (n,) int64 labels.
             groups: (n,) int64, equal for samples that are left out together; None to leave out each

@@ -21,12 +21,12 @@ from cifnet_pl.statistics import (
     Weighting,
     augment,
     check_ridge,
-    half_products,
     left_out_together,
     signed_targets,
     solve_ridge,
     squared_slopes,
     target_limit,
+    whitened_rows,
 )
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule, Sizes
@@ -62,8 +62,8 @@ class Cohort(GrowingModule):
         sums: over ``x̃`` (not scaled by the slope).
         weights: (d+1, C_j).
         stale: () bool, whether the sums have changed since the weights were solved.
-        past: () number of calibration samples in the sums.
-        past_weight: (classes before this cohort,) weight that the calibration samples of each class
+        past: () number of buffer samples in the sums.
+        past_weight: (classes before this cohort,) weight that the buffer samples of each class
             had; 0: none were shown; −1: they had different weights.
         ridge_used: (C_j,) float64, λ of each class.
 
@@ -343,15 +343,19 @@ class CIFNetHead(Head):
                 regression = Centred.from_augmented(
                     gram, gram[:, :0], gram.new_zeros(()), 0
                 )
-                half = regression.half_products(x[:, 1:], ridge, gram[0, 0])
+                whitened = regression.whitened_rows(x[:, 1:], ridge, gram[0, 0])
             else:
-                half = half_products(gram, gram.new_tensor(ridge), x)
+                whitened = whitened_rows(gram, gram.new_tensor(ridge), x)
             own_targets = targets[:, columns]
             # Both slopes are equal unless each class has a system of its own, of one column.
             is_positive = (own_targets[:, 0] > 0).double()
             slope = negative + (positive - negative) * is_positive
             yield partial(
-                left_out_together, scores[:, columns], half, slope * weight, own_targets
+                left_out_together,
+                scores[:, columns],
+                whitened,
+                slope * weight,
+                own_targets,
             )
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
@@ -369,7 +373,7 @@ class CIFNetHead(Head):
         unknown = columns[weight < 0]
         if len(unknown):
             label = int(self.labels[unknown[0]])
-            reason = f"calibration samples of class {label} had different weights"
+            reason = f"buffer samples of class {label} had different weights"
             raise self._unsupported(ACTIONS["leaves_one_out"], reason)
         return weight
 
@@ -397,7 +401,7 @@ class CIFNetHead(Head):
 
     def _merge(self, other: CIFNetHead) -> None:
         # Shards of the current task merge before ``solve`` if all earlier tasks are common, and so
-        # do whole sequences that were learned without calibration samples.
+        # do whole sequences that were learned without buffer samples.
         if self.tasks != other.tasks:
             raise UsageError(
                 "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
@@ -407,7 +411,7 @@ class CIFNetHead(Head):
             self._merge_sequences(other)
         elif self._past_differs(other):
             raise UsageError(
-                "cannot merge CIFNet shards that saw different calibration samples"
+                "cannot merge CIFNet shards that saw different buffer samples"
             )
         elif other.increment is not None:
             self._open_increment().merge(other.increment)

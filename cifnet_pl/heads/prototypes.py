@@ -24,10 +24,10 @@ from cifnet_pl.statistics import (
     draw_normal,
     draw_phases,
     factorise,
-    half_of,
     number_or_gcv,
     projection_fingerprint,
     solve_ridge,
+    whiten,
     within_scatter,
 )
 from cifnet_pl.statistics.sums import unpack
@@ -148,9 +148,9 @@ class SLDAHead(SumsHead):
         scatter = mass * covariance.within.double()
         factor = factorise(scatter, mass.new_tensor(ridge))
         means = class_means(sums).double()
-        centred = half_of(factor, self._novelty_features(z).double() - means[columns])
+        centred = whiten(factor, self._novelty_features(z).double() - means[columns])
         class_mass = sums.class_sums[:, 0].double()
-        whitened_means = half_of(factor, means)
+        whitened_means = whiten(factor, means)
         removable = Removable.of_rows(centred, whitened_means, class_mass, columns)
 
         def left_out(groups: Tensor | None) -> Tensor:

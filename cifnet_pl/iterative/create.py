@@ -11,8 +11,8 @@ from cifnet_pl.iterative.descent import check_tuning
 from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     SMALLEST,
-    confusion_weights,
     distillation,
+    margin_weights,
     separation,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
@@ -159,7 +159,7 @@ class CREATEModule(IterativeModule):
             # A single class is confused with nothing.
             weights = torch.full_like(scores[:, 0], 2.0)
         else:
-            weights = confusion_weights(scores, self.options["alpha"])
+            weights = margin_weights(scores, self.options["alpha"])
         codes = self.processes.gather(codes)
         labels = self.processes.gather(labels)
         weights = self.processes.gather(weights)

@@ -25,7 +25,7 @@ class ExemplarSet(GrowingModule):
     Buffers:
         image: (n, 3, s, s) uint8.
         label, key: (n,) int64.
-        mean: (C, d) float32, each row of length 1.
+        mean: (C, d) float32, each row of length 1; zero for a class without exemplars.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,8 @@ class ExemplarSet(GrowingModule):
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
         """Append the exemplars of a new class.
+
+        Whether the class is new is not checked: one that has exemplars gets these as well.
 
         Args:
             image: (n, 3, s, s) uint8, best first.

@@ -295,18 +295,18 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
 # ---------------------------------------------------------------------- CREATE
 
 
-def confusion(errors: Tensor) -> Tensor:
+def relative_margin(scores: Tensor) -> Tensor:
     """Return how far the best class is ahead of the second, without gradient.
 
     ``(max − second) / (max − min)``
 
     Args:
-        errors: (n, C) scores of at least two classes.
+        scores: (n, C) of at least two classes; of CREATE, the negative reconstruction errors.
 
     Returns:
-        (n,).
+        (n,) from 0 to 1; small for a sample that is confused between two classes.
     """
-    ordered = errors.detach().sort(dim=1, descending=True)
+    ordered = scores.detach().sort(dim=1, descending=True)
     best = ordered.values
     first = best[:, 0]
     second = best[:, 1]
@@ -316,14 +316,14 @@ def confusion(errors: Tensor) -> Tensor:
     return ahead / (span + 1e-8)
 
 
-def confusion_weights(errors: Tensor, alpha: float = 4.0) -> Tensor:
-    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`confusion`.
+def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
+    """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`relative_margin`.
 
     Args:
         errors: (n, C) scores of at least two classes.
         alpha: α.
     """
-    lead = confusion(errors)
+    lead = relative_margin(scores)
     return 1 + (-alpha * lead).exp()
 
 

@@ -303,7 +303,11 @@ class StoredTensors(NamedTuple):
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
-    """Open a safetensors file; errors of reading it within the block are CheckpointErrors."""
+    """Open a safetensors file.
+
+    Within the block, any OSError or ValueError becomes a CheckpointError that calls the file
+    damaged, as damaged content also fails where it is used.
+    """
     damaged = explained(
         CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError
     )

@@ -65,14 +65,17 @@ def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Compute the forgetting: the mean over tasks j < K of (max over k of a_kj) − a_Kj.
+    """Compute the forgetting: the mean over tasks j < K of (max over j ≤ k ≤ K of a_kj) − a_Kj.
+
+    The last measurement counts among the earlier ones, so forgetting is never negative.
 
     Args:
         matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task
             k, None where not measured.
 
     Returns:
-        Percentage points; None with fewer than two tasks.
+        Percentage points; None with fewer than two tasks, or if no earlier task was measured at the
+        end.
 
     Example:
         >>> forgetting([[90.0], [80.0, 95.0]])
@@ -123,7 +126,8 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
         trajectory: A_k after each task in percent, None where it was not measured.
 
     Returns:
-        Percentage points, negative if accuracy only rose; None with fewer than two measurements.
+        Percentage points, negative if accuracy only rose; None unless two consecutive tasks were
+        measured.
 
     Example:
         >>> max_drop([90.0, 84.0, 85.0])

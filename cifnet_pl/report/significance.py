@@ -87,8 +87,9 @@ def paired_test(differences: np.ndarray) -> float | None:
         differences: (n,), one for each seed.
 
     Returns:
-        None for fewer than two pairs, and if all seeds have one difference that is not 0: methods
-        that no seed changes give one measurement however often they are run.
+        1 if all differences are 0. None for fewer than two pairs, and if all seeds have one
+        difference that is not 0: methods that no seed changes give one measurement however often
+        they are run.
     """
     if len(differences) < 2:
         return None
@@ -107,9 +108,9 @@ def seed_interval(differences: np.ndarray) -> tuple[float, float] | None:
     """
     if len(differences) < 2 or np.ptp(differences) <= SAME_DIFFERENCE:
         return None
-    freedom = len(differences) - 1
+    degrees_of_freedom = len(differences) - 1
     level = 1 - LEVEL / 2
-    quantile = stats.t.ppf(level, freedom)
+    quantile = stats.t.ppf(level, degrees_of_freedom)
     error = stats.sem(differences)
     half = float(quantile * error)
     mean = float(differences.mean())
@@ -124,7 +125,8 @@ class McNemarTest(NamedTuple):
 
     Attributes:
         only_first, only_second: numbers of images that only one of the two predicts correctly.
-        p: probability of such a difference, or a larger one, if both were equally good.
+        p: probability of such a difference, or a larger one, if both were equally good; 1 where
+            every image is predicted correctly by both or by neither.
     """
 
     only_first: int

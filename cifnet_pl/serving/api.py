@@ -375,7 +375,7 @@ def one_at_a_time(lock: Lock) -> Iterator[None]:
         RequestError: another client is within.
     """
     if not lock.acquire(blocking=False):
-        raise RequestError(503, messages.AUDIT_RUNS)
+        raise RequestError(503, messages.COSTLY_WORK_RUNS)
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ class ChangeQueue:
 
     Args:
         current: holds the model that answers, which is replaced when a change is stored.
-        largest_queue: number of changes that may wait.
+        largest_queue: number of changes that may be unfinished, the one at work included.
     """
 
     def __init__(self, current: CurrentModel, largest_queue: int = 32):
@@ -91,7 +91,7 @@ class ChangeQueue:
             work: makes it.
 
         Raises:
-            RequestError: too many changes are waiting.
+            RequestError: with status 503, if as many changes are unfinished as may be.
         """
         with self._lock:
             queued = self.queued

@@ -58,8 +58,8 @@ class Gallery:
         self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
         self._thread.start()
 
-    def update(self) -> None:
-        """Start to embed new images; return at once."""
+    def request_update(self) -> None:
+        """Have the thread embed new images; return at once."""
         self._changed.set()
 
     def close(self) -> None:

@@ -290,7 +290,7 @@ class Inbox:
             result.images += new
             unreadable = len(result.unreadable) - unreadable
             result.known += len(part) - len(new) - unreadable
-        self.gallery.update()
+        self.gallery.request_update()
         return result
 
     def _received_image(self, path: str, content: bytes) -> ReceivedImage:
@@ -332,7 +332,7 @@ class Inbox:
             else:
                 rest.append(unseen_image(image))
         if rest:
-            self.gallery.update()
+            self.gallery.request_update()
         self._mark_certain(seen)
         seen.sort(key=_certainty)
         images = seen + rest

@@ -16,7 +16,7 @@ LONGEST_FILE_NAME = 200
 """Characters of a file's name that are shown."""
 
 BUSY = "too many photos are waiting: try again in a few seconds"
-AUDIT_RUNS = (
+COSTLY_WORK_RUNS = (
     "an audit or an ONNX graph is being made already: try again in a few seconds"
 )
 FAILED = "the server failed; its log says why"

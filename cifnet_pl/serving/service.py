@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -144,6 +144,13 @@ class EmbeddedUploads(LabelledImages):
         yield rows, torch.stack([self.known[name] for name in names])
 
 
+class VersionPredictions(NamedTuple):
+    """The leave-one-out predictions of each class by one version of the model."""
+
+    version: int
+    predictions: ClassPredictions
+
+
 class Service:
     """A workspace that is served: answers from the current version, changes one after another.
 
@@ -166,16 +173,16 @@ class Service:
         self.options = options or ServiceOptions()
         self.costly = Lock()
         self._predicting = Lock()
-        self._class_predictions = (0, ClassPredictions(classes=[]))
+        self._class_predictions: VersionPredictions | None = None
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
-        # What makes the backbone ready is done before threads embed.
+        # The first call builds or exports the backbone's engine, before several threads embed.
         with torch.inference_mode():
             model.embed(blank)
         self.current = CurrentModel(self._served_model(model, workspace.current))
         self.changes = ChangeQueue(self.current)
         self.answering = Answering(self.current, self.options.limits, IMAGES_UNDER_WAY)
         self.gallery = Gallery(workspace, self.answering)
-        self.gallery.update()
+        self.gallery.request_update()
         self.inbox = Inbox(workspace, self.gallery, self.options.limits)
 
     @property
@@ -236,11 +243,12 @@ class Service:
         """Return the leave-one-out predictions of each class, computed once for each version."""
         with self._predicting:
             served = self.served
-            version, predictions = self._class_predictions
-            if version != served.version:
+            known = self._class_predictions
+            if known is None or known.version != served.version:
                 predictions = class_predictions(served.model)
-                self._class_predictions = (served.version, predictions)
-            return predictions
+                known = VersionPredictions(served.version, predictions)
+                self._class_predictions = known
+            return known.predictions
 
     # ------------------------------------------------------------------ learn
 
@@ -275,7 +283,7 @@ class Service:
         """Take images away that wait, or take them ``back``; return how many wait now."""
         self.check_writable()
         self.workspace.remove(images, back)
-        self.gallery.update()
+        self.gallery.request_update()
         return len(self.workspace.waiting())
 
     def name_images(self, names: Mapping[str, str | None]) -> None:
@@ -596,7 +604,7 @@ class Service:
         return job
 
     def _update_gallery(self, result: Future[JobResult]) -> None:
-        self.gallery.update()
+        self.gallery.request_update()
 
     def _changed(
         self,

@@ -3,7 +3,7 @@
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.distances import Removable as Removable
-from cifnet_pl.statistics.distances import half_of as half_of
+from cifnet_pl.statistics.distances import whiten as whiten
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
 from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.gcv import Position as Position
@@ -17,8 +17,8 @@ from cifnet_pl.statistics.groups import left_out_groups as left_out_groups
 from cifnet_pl.statistics.groups import near_groups as near_groups
 from cifnet_pl.statistics.groups import near_limit as near_limit
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
-from cifnet_pl.statistics.leaving_out import half_products as half_products
 from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
+from cifnet_pl.statistics.leaving_out import whitened_rows as whitened_rows
 from cifnet_pl.statistics.probabilities import ProbabilityFit as ProbabilityFit
 from cifnet_pl.statistics.probabilities import fit_probabilities as fit_probabilities
 from cifnet_pl.statistics.probabilities import fit_temperature as fit_temperature

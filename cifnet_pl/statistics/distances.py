@@ -130,10 +130,10 @@ class InnerProducts(NamedTuple):
         return self.remaining == 0
 
 
-def half_of(factor: Tensor, x: Tensor) -> Tensor:
+def whiten(factor: Tensor, x: Tensor) -> Tensor:
     """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
-    half: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
-    return half.T
+    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
+    return whitened.T
 
 
 class Removable:
@@ -238,18 +238,18 @@ class Removable:
         self,
         mass: float,
         groups: Tensor | None,
-        freedom: Callable[[GroupRows, InnerProducts], Tensor] | None = None,
+        degrees_of_freedom: Callable[[GroupRows, InnerProducts], Tensor] | None = None,
     ) -> Tensor:
         """Return ``xᵀΛμ_c − ½ μ_cᵀΛμ_c`` of the rows x, without the rows of their group.
 
         ``Λ = ((S + λI)/n)⁻¹``; the priors are equal. The mean of n_c rows is too long by chance:
         ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with ``df = tr (S + λI)⁻¹S``, so that a
-        class of few rows is rarely predicted. With ``freedom`` half of that is added.
+        class of few rows is rarely predicted. With ``degrees_of_freedom`` half of that is added.
 
         Args:
             mass: n, total weight.
             groups: (n,) int64 group of each row; None where each is its own.
-            freedom: function from groups and their products to df (g,) without them.
+            degrees_of_freedom: function from groups and their products to df (g,) without them.
 
         Returns:
             (n, C) on the CPU; NaN for a class that had no other row.
@@ -260,8 +260,10 @@ class Removable:
             inner = p.inner + p.rows @ p.means
             square = p.square + p.means.square().sum(dim=1, keepdim=True)
             score = (mass - group.sizes)[:, None, None] * (inner - square / 2)
-            if freedom is not None:
-                score = score + freedom(group, p)[:, None, None] / (2 * p.remaining)
+            if degrees_of_freedom is not None:
+                score = score + degrees_of_freedom(group, p)[:, None, None] / (
+                    2 * p.remaining
+                )
             score = score.masked_fill(p.gone, torch.nan)
             result[group.rows[group.present]] = score[group.present]
         return result
@@ -344,11 +346,11 @@ class ClassDistances:
         away = x - self.centre
         weights = self.moments.weights
         class_weights = weights[: self.moments.classes]
-        away_from_class = half_of(self.within_factor, away - self.means[columns])
-        means = half_of(self.within_factor, self.means)
+        away_from_class = whiten(self.within_factor, away - self.means[columns])
+        means = whiten(self.within_factor, self.means)
         one_class = torch.zeros_like(columns)
         no_mean = away.new_zeros(1, x.shape[1])
-        away_from_all = half_of(self.total_factor, away)
+        away_from_all = whiten(self.total_factor, away)
         near = Removable.of_rows(away_from_class, means, class_weights, columns)
         overall = Removable.of_rows(
             away_from_all, no_mean, weights.sum()[None], one_class
@@ -372,8 +374,8 @@ class ClassDistances:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         moments = self.moments
         squares = x.square().sum(dim=1)
-        direction = half_of(factor, torch.nn.functional.normalize(x, dim=1))
-        centre = half_of(factor, self.centre[None])
+        direction = whiten(factor, torch.nn.functional.normalize(x, dim=1))
+        centre = whiten(factor, self.centre[None])
         distances = x.new_empty(len(x))
         for group in padded_groups(groups, len(x)):
             rows = group.rows.to(x.device)

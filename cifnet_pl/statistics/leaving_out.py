@@ -18,7 +18,7 @@ ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time."""
 
 
-def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
+def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
 
     Args:
@@ -34,8 +34,8 @@ def half_products(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     """
     # A ridge that eigh solves with may be small for float32.
     factor = factorise(gram.double(), penalty.double())
-    half: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
-    return half.T
+    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
+    return whitened.T
 
 
 class GroupRows(NamedTuple):
@@ -104,7 +104,11 @@ def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
 
 
 def left_out_together(
-    scores: Tensor, half: Tensor, weight: Tensor, targets: Tensor, groups: Tensor | None
+    scores: Tensor,
+    whitened: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    groups: Tensor | None,
 ) -> Tensor:
     """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
 
@@ -116,7 +120,7 @@ def left_out_together(
 
     Args:
         scores: (n, C) of samples that were learned.
-        half: (n, p) from :func:`half_products`.
+        whitened: (n, p) from :func:`whitened_rows`.
         weight: (n,) of each sample in the sums; 0 where it was never seen.
         targets: (n, C) targets that the solve used.
         groups: (n,) int64 number of each sample's group; None where each is its own.
@@ -125,14 +129,15 @@ def left_out_together(
         (n, C) float64; NaN where without the group nothing is known of a sample's score.
 
     Example:
-        >>> half = torch.tensor([[0.5**0.5]])  # leverage 0.5
+        >>> whitened = torch.tensor([[0.5**0.5]])  # leverage 0.5
         >>> one = torch.ones(1)
-        >>> left_out_together(2 * torch.ones(1, 1), half, one, torch.tensor([[3.0]]), None).round()
+        >>> scores, targets = 2 * torch.ones(1, 1), torch.tensor([[3.0]])
+        >>> left_out_together(scores, whitened, one, targets, None).round()
         tensor([[1.]], dtype=torch.float64)
     """
     result = torch.empty_like(scores, dtype=torch.float64)
     for rows in equal_groups(groups, len(scores)):
-        b = half[rows].double()
+        b = whitened[rows].double()
         root = weight[rows].double().sqrt()[..., None]
         targeted = root * targets[rows].double()
         of_rows = scores[rows].double()
@@ -227,7 +232,7 @@ def left_out_by_products(
 
     Args:
         scores: (n, C) of samples that were learned.
-        products: of the rows of :func:`half_products`.
+        products: of the rows of :func:`whitened_rows`.
         targets: (n, C) targets that the solve used.
         groups: (n,) int64 number of each sample's group; None where each is its own.
     """

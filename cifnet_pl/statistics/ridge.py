@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.gcv import RidgeChoice, gcv_ridge
-from cifnet_pl.statistics.leaving_out import half_products
+from cifnet_pl.statistics.leaving_out import whitened_rows
 from cifnet_pl.statistics.solving import Ridge, solve_ridge
 from cifnet_pl.statistics.spectrum import spectrum
 
@@ -104,8 +104,8 @@ class Centred:
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
 
-    def half_products(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
-        """Return :func:`~cifnet_pl.statistics.half_products` of embeddings, with a free bias.
+    def whitened_rows(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
+        """Return :func:`~cifnet_pl.statistics.whitened_rows` of embeddings, with a free bias.
 
         Args:
             z: (n, d) embeddings.
@@ -115,6 +115,6 @@ class Centred:
         Returns:
             (n, d+1) float64.
         """
-        half = half_products(self.gram, self.gram.new_tensor(ridge), z - self.mean)
-        bias = half.new_ones(len(half), 1) / mass.double().sqrt()
-        return torch.cat([bias, half], dim=1)
+        whitened = whitened_rows(self.gram, self.gram.new_tensor(ridge), z - self.mean)
+        bias = whitened.new_ones(len(whitened), 1) / mass.double().sqrt()
+        return torch.cat([bias, whitened], dim=1)

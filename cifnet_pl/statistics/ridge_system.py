@@ -170,18 +170,18 @@ class RidgeFactor:
         direction = self.mass * self.within_solved(self.means, coordinates).T
         rows = torch.cat([self.means, coordinates], dim=1)
         square = rows.square().sum(dim=1) / 2
-        bias = self.freedom / (2 * self.class_mass) - self.mass * square
+        bias = self.degrees_of_freedom / (2 * self.class_mass) - self.mass * square
         return torch.cat([bias[None], direction])
 
     @cached_property
-    def freedom(self) -> Tensor:
+    def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
         # tr (S + λI)⁻¹ = ‖L⁻¹‖² + ‖L⁻ᵀER⁻ᵀ‖²
         solved = self._solved_back(self.spread.T)
         correction = torch.linalg.solve_triangular(self.root, solved, upper=False)
         trace = inverse_square(self.factor) + squared_norm(correction)
-        freedom: Tensor = len(self.factor) - self.ridge * trace
-        return freedom
+        degrees_of_freedom: Tensor = len(self.factor) - self.ridge * trace
+        return degrees_of_freedom
 
 
 def inverse_square(factor: Tensor) -> Tensor:
@@ -344,14 +344,16 @@ class LearnedRows:
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
         """
-        freedom = float(self.factor.freedom)
+        degrees_of_freedom = float(self.factor.degrees_of_freedom)
         ridge = self.factor.ridge
 
         def without(group: GroupRows, products: InnerProducts) -> Tensor:
             # The trace of the inverse grows by that of what is added to it.
             solved = self._solved_products.among(group.rows) * group.pairs
             added = torch.cholesky_solve(solved, products.factor)
-            return freedom - ridge * added.diagonal(dim1=1, dim2=2).sum(dim=1)
+            return degrees_of_freedom - ridge * added.diagonal(dim1=1, dim2=2).sum(
+                dim=1
+            )
 
         return self._discriminant(groups, without)
 
@@ -360,9 +362,9 @@ class LearnedRows:
 
         Without a row they are smaller by less than one.
         """
-        freedom = self.factor.freedom.cpu()
+        degrees_of_freedom = self.factor.degrees_of_freedom.cpu()
         return self._discriminant(
-            groups, lambda group, _: freedom.expand(len(group.rows))
+            groups, lambda group, _: degrees_of_freedom.expand(len(group.rows))
         )
 
     def uncorrected_discriminant(self, groups: Tensor | None) -> Tensor:
@@ -375,7 +377,9 @@ class LearnedRows:
     def _discriminant(
         self,
         groups: Tensor | None,
-        freedom: Callable[[GroupRows, InnerProducts], Tensor] | None,
+        degrees_of_freedom: Callable[[GroupRows, InnerProducts], Tensor] | None,
     ) -> Tensor:
         mass = float(self.factor.mass)
-        return self._removable.discriminant(mass, groups, freedom).to(self.device)
+        return self._removable.discriminant(mass, groups, degrees_of_freedom).to(
+            self.device
+        )

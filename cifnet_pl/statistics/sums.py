@@ -214,6 +214,9 @@ class Sums(GrowingModule):
     def of_class(self, column: int) -> Sums:
         """Return the sums over the rows of one class; only ``per_class`` and with ``gram``.
 
+        The features must begin with a bias feature, whose sum is the weight of the class. ``seen``
+        counts all rows of the class, duplicates included.
+
         Args:
             column: of the class.
         """
@@ -314,7 +317,8 @@ class Sums(GrowingModule):
         Args:
             other: sums of the same kind and width.
             columns: (C',) int64 column of each of its classes here; None if the classes are the
-                same.
+                same, in the same order. It is not checked: :meth:`grow` first for classes that are
+                new here.
             sign: 1 to add, -1 to subtract.
         """
         device = self.class_sums.device

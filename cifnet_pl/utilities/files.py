@@ -32,6 +32,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     Raises:
         CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
+            Where only the folder cannot be flushed, the sentence says that the file is written.
     """
     temporary = None
     try:
@@ -45,7 +46,6 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-        sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
         if refusal is None:
@@ -56,6 +56,18 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+    _flush_entry(path)
+
+
+def _flush_entry(path: Path) -> None:
+    """Flush the entry of a renamed file or folder to disk."""
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CifnetError(
+            f"{path} is written, but not known to be on the disk: {error.strerror or error}; write"
+            " it again once the disk is well"
+        ) from error
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
@@ -312,7 +324,6 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
         os.replace(temporary, target)
-        sync_folder(target.parent)
     except OSError as error:
         raise CifnetError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed"
@@ -320,6 +331,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+    _flush_entry(target)
 
 
 @contextmanager

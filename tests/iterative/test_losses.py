@@ -161,11 +161,11 @@ def test_transfer(given):
     assert_equal(loss.mean(), given["tagfex_transfer"])
 
 
-def test_confusion(given):
-    assert_equal(losses.confusion(given["create_error"]), given["create_confusion"])
+def test_relative_margin(given):
     assert_equal(
-        losses.confusion_weights(given["create_error"]), given["create_weight"]
+        losses.relative_margin(given["create_error"]), given["create_confusion"]
     )
+    assert_equal(losses.margin_weights(given["create_error"]), given["create_weight"])
 
 
 @pytest.mark.parametrize("name", ["contrastive", "contrastive_unweighted"])

@@ -22,10 +22,10 @@ from cifnet_pl.statistics import (
     RidgeChoice,
     augment,
     gcv_ridge,
-    half_products,
     left_out_together,
     solve,
     solve_ridge,
+    whitened_rows,
 )
 from cifnet_pl.statistics import spectrum as lapack
 from cifnet_pl.statistics.gcv import shares_of_independent_error
@@ -144,7 +144,7 @@ def test_nothing_grows_with_the_square_of_a_group():
     y = torch.randn(600, 3, generator=draw).double()
     groups = torch.arange(600).clamp_max(200)  # the last 400 are one
     penalty = torch.full((4,), 0.3, dtype=torch.float64)
-    half = half_products(x.T @ x, penalty, x)
+    half = whitened_rows(x.T @ x, penalty, x)
     scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
     with LargestTensor() as made:
         result = left_out_together(

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cifnet_pl.utilities import files
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import (
     read_text_cell,
@@ -86,6 +87,17 @@ def test_disk_that_refuses_at_the_end(
     ):
         write_atomic(target, lambda file: file.write(b"new"))
     assert untouched(target)
+
+
+def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(files, "sync_folder", Mock(side_effect=refusal))
+    with pytest.raises(CifnetError, match="Input/output error") as caught:
+        write_atomic(target, lambda file: file.write(b"new"))
+    assert "nothing was changed" not in str(caught.value)
+    assert target.read_bytes() == b"new"
 
 
 def test_strict_json(target: Path) -> None:

@@ -97,9 +97,11 @@ class TaskMetrics(TaskCallback):
             self._task_start = None
 
     def end_task(self, trainer: Trainer, module: TaskModule) -> None:
-        """Add the task's row, write the tables, log to TensorBoard."""
-        row = self._measure(trainer, module)
-        self.record.rows.append(row)
+        """Add the task's row, write the tables, log to TensorBoard.
+
+        All processes call this; the first one writes.
+        """
+        row = self._record_task(trainer, module)
         if isinstance(module, CIFNetModule):
             # The model's history, which is stored with it.
             module.model.record_event(
@@ -123,8 +125,8 @@ class TaskMetrics(TaskCallback):
             values[f"acc_of_task/{task}"] = accuracy
         return {tag: float(value) for tag, value in values.items() if value is not None}
 
-    def _measure(self, trainer: Trainer, module: TaskModule) -> TaskRow:
-        """Return the row of a task, and add its accuracies and energy to the record."""
+    def _record_task(self, trainer: Trainer, module: TaskModule) -> TaskRow:
+        """Add the row, the accuracies and the energy of a task to the record; return the row."""
         evaluation = module.evaluation
         assert evaluation is not None
         record = self.record
@@ -164,6 +166,7 @@ class TaskMetrics(TaskCallback):
         if coverage is not None:
             for column, value in coverage.measured.items():
                 setattr(row, column, value)
+        record.rows.append(row)
         return row
 
     def _add_energy(self, energy: Energy) -> None:
