@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cifnet_pl.utilities import files
+from cifnet_pl.utilities import files as files_module
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import (
     read_text_cell,
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = OSError(errno.EIO, os.strerror(errno.EIO))
-    monkeypatch.setattr(files, "sync_folder", Mock(side_effect=refusal))
+    monkeypatch.setattr(files_module, "sync_folder", Mock(side_effect=refusal))
     with pytest.raises(CifnetError, match="Input/output error") as caught:
         write_atomic(target, lambda file: file.write(b"new"))
     assert "nothing was changed" not in str(caught.value)
