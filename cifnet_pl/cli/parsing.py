@@ -16,7 +16,12 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from cifnet_pl.cli.custom_code import CONFIGURABLE_MODULES
-from cifnet_pl.utilities.errors import CifnetError, UsageError, unknown_name
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    UsageError,
+    did_you_mean,
+    unknown_name,
+)
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import entry_point, failure, import_part, offered
 from cifnet_pl.utilities.text import printable
@@ -182,15 +187,11 @@ def unknown_option(name: str, options: Collection[str]) -> str:
     known += [
         f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot
     ]
-    near = difflib.get_close_matches(option, known, n=2, cutoff=0.8)
     if "--print_config" in options:
         everything = "--print_config shows all, --help explains them"
     else:
         everything = "see --help"
-    if near:
-        hint = f"did you mean {' or '.join(near)}?"
-    else:
-        hint = everything
+    hint = did_you_mean(option, known, likeness=0.8) or everything
     return f"unknown option {name}: {hint}"
 
 

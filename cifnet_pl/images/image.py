@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -30,23 +30,26 @@ from cifnet_pl.utilities.text import first_line
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
 
-FORMATS = (
-    "JPEG",
-    "MPO",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "DIB",
-    "TIFF",
-    "PPM",
-    "TGA",
-    "JPEG2000",
-    "ICO",
-    "AVIF",
-    "HEIF",
-)
-"""Formats that are decoded, by Pillow's names: others of Pillow's decoders run programs (EPS)."""
+FORMATS = {
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "DIB": "dib",
+    "TIFF": "tif",
+    "PPM": "ppm",
+    "TGA": "tga",
+    "JPEG2000": "jp2",
+    "ICO": "ico",
+    "AVIF": "avif",
+    "HEIF": "heic",
+}
+"""Formats that are decoded, by Pillow's names, and the endings of their files.
+
+Others of Pillow's decoders run programs (EPS).
+"""
 
 ImageLike = Path | bytes | Image.Image
 """An image in a file (which may be in a Zip archive), as the content of a file, or decoded."""
@@ -174,7 +177,7 @@ class EncodedImage:
         description = repr((content.size, content.mode, content.getpalette()))
         return content_hash(description.encode() + content.tobytes())
 
-    def open(self, formats: Sequence[str] = FORMATS) -> Image.Image:
+    def open(self, formats: Iterable[str] = FORMATS) -> Image.Image:
         """Open the image; its pixels are not decoded yet.
 
         Args:
@@ -234,7 +237,7 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
     return EncodedImage(image).square(size, crop_ratio)
 
 
-def _opened(content: bytes, formats: Sequence[str]) -> Image.Image:
+def _opened(content: bytes, formats: Iterable[str]) -> Image.Image:
     Image.init()
     known = [name for name in formats if name in Image.OPEN]
     image = Image.open(io.BytesIO(plain_png(content)), formats=known)

@@ -14,6 +14,7 @@ import numpy as np
 from cifnet_pl.images.archives import entry_name, unsafe_entry_message
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import (
+    FORMATS,
     EncodedImage,
     UnreadableImage,
     content_hash,
@@ -25,24 +26,8 @@ from cifnet_pl.serving import messages
 from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
-FORMATS = {
-    "JPEG": "jpg",
-    "MPO": "jpg",
-    "PNG": "png",
-    "WEBP": "webp",
-    "GIF": "gif",
-    "BMP": "bmp",
-    "TIFF": "tif",
-    "AVIF": "avif",
-    "HEIF": "heic",
-}
-"""Formats that are decoded, and the extension of their kept files.
-
-Pillow has others that run programs (EPS).
-"""
-
-OPENED_FORMATS = [name for name in FORMATS if name != "MPO"]
-"""Names by which Pillow opens them: MPO is opened as JPEG."""
+OPENED_FORMATS = [name for name in FORMATS if name != "ICO"]
+"""Formats that are decoded; an icon is so as soon as it is opened, before its size is known."""
 
 DIRECTORY_BYTES = 2**23
 """Largest list of entries of a zip file, which is read as a whole: some 100,000 entries."""

@@ -111,19 +111,36 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         unknown head 'Ridge': did you mean RidgeHead?
     """
     names = sorted(known)
-    near = sorted(
-        (name for name in names if unknown and unknown.lower() in name.lower()), key=len
-    )[:3]
-    near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=0.5)
     end = ""
     if len(names) > 20:
         end = ", …"
     listed = ", ".join(names[:20]) + end
-    if near:
-        hint = f"did you mean {' or '.join(near)}?"
-    else:
-        hint = f"known are: {listed}"
+    hint = did_you_mean(unknown, names) or f"known are: {listed}"
     return UsageError(f"unknown {kind} '{unknown}': {hint}")
+
+
+def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> str:
+    """Return a question with the known names that hold or resemble an unknown one; "" for none.
+
+    Args:
+        unknown: the unknown name.
+        known: all known names.
+        likeness: of the spellings, from 0 to 1, that is needed.
+
+    Example:
+        >>> did_you_mean("--root", ["--data.root", "--logs"])
+        'did you mean --data.root?'
+    """
+    names = sorted(known)
+    part = unknown.lstrip("-").lower()
+    near = []
+    if len(part) > 2:
+        near = [name for name in names if part in name.lower()]
+        near.sort(key=len)
+    near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
+    if not near:
+        return ""
+    return f"did you mean {' or '.join(near[:3])}?"
 
 
 def check_choice(kind: str, value: str, choices: object) -> None:

@@ -84,6 +84,7 @@ REFUSED = [
         USAGE,
         ["--data.clases_per_task", "did you mean --data.classes_per_task?"],
     ),
+    (["--root", "images"], USAGE, ["--root", "did you mean --data.root"]),
     (
         ["--model.head", "KNNHead", "--model.head.ridge", "1"],
         USAGE,

@@ -3,11 +3,13 @@ name.
 """
 
 import io
+import struct
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from cifnet_pl.images.image import UnreadableImage, read_square
+from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
 from cifnet_pl.serving import uploads as module
 from cifnet_pl.serving.inbox import LabelledUpload, LabelledUploads
 from cifnet_pl.serving.naming import check_similar, tidy
@@ -82,6 +84,15 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
         of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 
+def icon(side: int) -> bytes:
+    """An icon that says it has 16 pixels a side, around a PNG of another size."""
+    out = io.BytesIO()
+    Image.new("1", (side, side)).save(out, "PNG")
+    png = out.getvalue()
+    entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(png), 22)
+    return struct.pack("<HHH", 0, 1, 1) + entry + png
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -93,6 +104,7 @@ def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
         ),
         (image("red", 0)[:600], "truncated"),
         (b"", "no image of a known format"),
+        (icon(9000), "no image of a known format"),
     ],
 )
 def test_images_that_are_not_decoded(content, reason):
@@ -101,7 +113,7 @@ def test_images_that_are_not_decoded(content, reason):
 
 
 def test_decoded_as_a_file_is(tmp_path):
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+    for kind in set(FORMATS) - {"ICO", "HEIF"}:
         content = image("green", 1, 90, kind)
         (tmp_path / "photo").write_bytes(content)
         limits = Limits(image_bytes=10**6)
