@@ -199,7 +199,7 @@ class Plain(RidgeHead):
     """The discriminant of RidgeHead as SLDAHead has it, without the correction of lengths."""
 
     def _set_weights(self, factor: RidgeFactor) -> None:
-        factor.freedom = torch.zeros((), dtype=torch.float64)
+        factor.degrees_of_freedom = torch.zeros((), dtype=torch.float64)
         super()._set_weights(factor)
 
 

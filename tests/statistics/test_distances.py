@@ -28,7 +28,7 @@ def test_unbiased_scores_forgive_a_class_of_few_rows_the_length_of_its_mean() ->
             system = RidgeSystem(x.T @ x, sums, sums[:0], 404, limit=1.0)
             rule = RidgeFactor(system, RIDGE)
             if not unbiased:
-                rule.freedom = torch.zeros((), dtype=torch.float64)
+                rule.degrees_of_freedom = torch.zeros((), dtype=torch.float64)
             predicted = (new @ rule.discriminant_weights()).argmax(dim=1)
             named[unbiased] += int((predicted == 0).sum())
     assert named[False] < 0.4 * 20 * 500
