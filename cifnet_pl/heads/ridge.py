@@ -163,15 +163,13 @@ class RidgePass(CalibrationPass):
         return bool(counts.max() > EVEN_RATIO * counts.min())
 
     def approximately_left_out(self, groups: Tensor | None) -> Tensor:
-        """Return scores of the discriminant with the degrees of freedom of all samples.
+        """Return scores of the discriminant.
 
         They do not depend on what was selected before.
         """
         if not self.head.selects_rule:
             return self.left_out(groups)
-        if len(self.head.directions):
-            return self._comparable_discriminant(groups)
-        return self.rows.nearly_discriminant(groups)
+        return self._comparable_discriminant(groups)
 
     def _comparable_discriminant(self, groups: Tensor | None) -> Tensor:
         """Return scores of the discriminant to compare rules and ridges by.
@@ -181,11 +179,6 @@ class RidgePass(CalibrationPass):
         """
         if len(self.head.directions) and not self._is_uneven():
             return self.rows.uncorrected_discriminant(groups)
-        return self._discriminant(groups)
-
-    def _discriminant(self, groups: Tensor | None) -> Tensor:
-        if len(self.head.directions):
-            return self.rows.nearly_discriminant(groups)
         return self.rows.discriminant(groups)
 
     def left_out(self, groups: Tensor | None) -> Tensor:
@@ -200,7 +193,7 @@ class RidgePass(CalibrationPass):
         if rule.regression:
             scores = scores + rule.regression * self.rows.regression(groups)
         if rule.discriminant:
-            scores = scores + rule.discriminant * self._discriminant(groups)
+            scores = scores + rule.discriminant * self.rows.discriminant(groups)
         return scores
 
     def select(self, groups: Tensor | None) -> None:

@@ -114,7 +114,6 @@ class InnerProducts(NamedTuple):
         rows: (g, k, k) coordinates of each row for the correction.
         means: (g, k, C) coordinates of each mean for the correction.
         remaining: (g, 1, C) weight of the other rows of each class; zero for one that has none.
-        factor: (g, k, k) lower Cholesky factor of the system of the correction.
     """
 
     inner: Tensor
@@ -122,7 +121,6 @@ class InnerProducts(NamedTuple):
     rows: Tensor
     means: Tensor
     remaining: Tensor
-    factor: Tensor
 
     @property
     def gone(self) -> Tensor:
@@ -222,7 +220,6 @@ class Removable:
             of_rows.mT,
             of_means,
             remaining.masked_fill(gone, 0.0)[:, None],
-            factor,
         )
 
     def _without_themselves(self, group: GroupRows) -> InnerProducts:
@@ -238,18 +235,18 @@ class Removable:
         self,
         mass: float,
         groups: Tensor | None,
-        degrees_of_freedom: Callable[[GroupRows, InnerProducts], Tensor] | None = None,
+        degrees_of_freedom: float = 0.0,
     ) -> Tensor:
         """Return ``xᵀΛμ_c − ½ μ_cᵀΛμ_c`` of the rows x, without the rows of their group.
 
         ``Λ = ((S + λI)/n)⁻¹``; the priors are equal. The mean of n_c rows is too long by chance:
         ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with ``df = tr (S + λI)⁻¹S``, so that a
-        class of few rows is rarely predicted. With ``degrees_of_freedom`` half of that is added.
+        class of few rows is rarely predicted. Half of that is added.
 
         Args:
             mass: n, total weight.
             groups: (n,) int64 group of each row; None where each is its own.
-            degrees_of_freedom: function from groups and their products to df (g,) without them.
+            degrees_of_freedom: df; 0 to leave the means as long as they are.
 
         Returns:
             (n, C) on the CPU; NaN for a class that had no other row.
@@ -260,10 +257,7 @@ class Removable:
             inner = p.inner + p.rows @ p.means
             square = p.square + p.means.square().sum(dim=1, keepdim=True)
             score = (mass - group.sizes)[:, None, None] * (inner - square / 2)
-            if degrees_of_freedom is not None:
-                score = score + degrees_of_freedom(group, p)[:, None, None] / (
-                    2 * p.remaining
-                )
+            score = score + degrees_of_freedom / (2 * p.remaining)
             score = score.masked_fill(p.gone, torch.nan)
             result[group.rows[group.present]] = score[group.present]
         return result

@@ -19,16 +19,14 @@ costs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.distances import InnerProducts, Removable
+from cifnet_pl.statistics.distances import Removable
 from cifnet_pl.statistics.leaving_out import (
-    GroupRows,
     Products,
     RowProducts,
     left_out_by_products,
@@ -326,59 +324,25 @@ class LearnedRows:
         along = of_rows - means[self.columns]
         return Removable(products, along, means, factor.class_mass, self.columns)
 
-    @cached_property
-    def _solved_products(self) -> RowProducts:
-        """Inner products of ``(S + λI)⁻¹(x − μ_c)``."""
-        factor = self.factor
-        columns = self.columns.to(self.device)
-        away = self.whitened - factor.means[columns]
-        of_away = self._coordinates - factor.mean_coordinates[columns]
-        return RowProducts(factor.within_solved(away, of_away), self.columns)
-
     def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) leave-one-group-out scores of the discriminant.
 
-        They are NaN for a class that had no other row. The degrees of freedom are those without the
-        group, which costs one more triangular solve of m rows.
+        They are NaN for a class that had no other row. The degrees of freedom stay those of all
+        rows, as λ does; without a row they would be smaller by less than one.
 
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
         """
-        degrees_of_freedom = float(self.factor.degrees_of_freedom)
-        ridge = self.factor.ridge
-
-        def without(group: GroupRows, products: InnerProducts) -> Tensor:
-            # The trace of the inverse grows by that of what is added to it.
-            solved = self._solved_products.among(group.rows) * group.pairs
-            added = torch.cholesky_solve(solved, products.factor)
-            return degrees_of_freedom - ridge * added.diagonal(dim1=1, dim2=2).sum(
-                dim=1
-            )
-
-        return self._discriminant(groups, without)
-
-    def nearly_discriminant(self, groups: Tensor | None) -> Tensor:
-        """Return the scores of :meth:`discriminant` with the degrees of freedom of all rows.
-
-        Without a row they are smaller by less than one.
-        """
-        degrees_of_freedom = self.factor.degrees_of_freedom.cpu()
-        return self._discriminant(
-            groups, lambda group, _: degrees_of_freedom.expand(len(group.rows))
-        )
+        return self._discriminant(groups, float(self.factor.degrees_of_freedom))
 
     def uncorrected_discriminant(self, groups: Tensor | None) -> Tensor:
         """Return the scores of :meth:`discriminant` with the length of the means as it is.
 
         It needs no degrees of freedom. Of classes with as many rows each it changes little.
         """
-        return self._discriminant(groups, None)
+        return self._discriminant(groups, 0.0)
 
-    def _discriminant(
-        self,
-        groups: Tensor | None,
-        degrees_of_freedom: Callable[[GroupRows, InnerProducts], Tensor] | None,
-    ) -> Tensor:
+    def _discriminant(self, groups: Tensor | None, degrees_of_freedom: float) -> Tensor:
         mass = float(self.factor.mass)
         return self._removable.discriminant(mass, groups, degrees_of_freedom).to(
             self.device

@@ -22,7 +22,7 @@ from cifnet_pl.statistics.solving import added_to_diagonal
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.memory import one_thread
 
-WIDTH_FOR_ONE_THREAD = 2048
+WIDTH_FOR_ONE_THREAD = 1024
 """Width of a matrix up to which one thread computes: 1280 takes it 0.2 s."""
 
 LAPACK_PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}

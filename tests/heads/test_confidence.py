@@ -136,7 +136,6 @@ def assert_as_refits(found: Tensor, expected: Tensor) -> None:
 RIDGES = {
     "plain": {},
     "epsilon": {"epsilon": 0.2},
-    "discriminant": {"decision": "discriminant"},
     "products": {"product_features": 1.5},
 }
 SLOPES = [
@@ -195,12 +194,31 @@ def test_groups_left_out_as_refits_give(
     )
 
 
-class Plain(RidgeHead):
-    """The discriminant of RidgeHead as SLDAHead has it, without the correction of lengths."""
+class WithFreedom(RidgeHead):
+    """The discriminant at degrees of freedom that are given."""
+
+    def __init__(self, freedom: Tensor, ridge: float):
+        super().__init__(D, ridge=ridge, decision="discriminant")
+        self.freedom = freedom
 
     def _set_weights(self, factor: RidgeFactor) -> None:
-        factor.degrees_of_freedom = torch.zeros((), dtype=torch.float64)
+        factor.degrees_of_freedom = self.freedom
         super()._set_weights(factor)
+
+
+@pytest.mark.parametrize("ridge", [0.3, "gcv"])
+def test_the_discriminant_left_out_as_refits_at_the_same_degrees_of_freedom_give(
+    ridge: float | str,
+) -> None:
+    stream = Stream(7)
+    head = stream.learn(RidgeHead(D, ridge=ridge, decision="discriminant"))
+    used = head.ridge_choices()[0].ridge
+    freedom = RidgeFactor(head._system(), used).degrees_of_freedom
+    for groups in (None, grouped(stream)):
+        assert_as_refits(
+            head.leave_one_out(*stream.stored(), groups),
+            literal(stream, lambda: WithFreedom(freedom, used), groups),
+        )
 
 
 @pytest.mark.parametrize("shrinkage", [0.1, 0.9, "gcv"])
@@ -210,7 +228,9 @@ def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
     head = stream.learn(SLDAHead(D, shrinkage=shrinkage))
     alpha = head.shrinkage_used.item()
     ridge = alpha / (1 - alpha) * head.within_scatter().trace().item() / D
-    make = partial(Plain, D, ridge=ridge, decision="discriminant")
+    # As SLDAHead has it, without the correction of lengths.
+    no_freedom = torch.zeros((), dtype=torch.float64)
+    make = partial(WithFreedom, no_freedom, ridge)
     for groups in (None, grouped(stream)):
         found = (1 - alpha) * head.leave_one_out(*stream.stored(), groups)
         assert_as_refits(found, literal(stream, make, groups))
