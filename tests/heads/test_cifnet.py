@@ -330,7 +330,7 @@ def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences
         shard.observe_past(z[rows], y[rows])
         shards.append(shard)
     for other in shards[1:]:
-        with pytest.raises(UsageError, match="different calibration samples"):
+        with pytest.raises(UsageError, match="different buffer samples"):
             shards[0].merge_(other)
     with pytest.raises(UsageError, match="same task sequence"):
         shards[0].merge_(first)
