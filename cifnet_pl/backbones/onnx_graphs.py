@@ -186,7 +186,7 @@ def stored_graph(embedder: Embedder, replace: bool = False) -> bytes:
         content = _read(folder, key)
         if content is not None:
             return content
-    log.info("exporting %s for ONNX Runtime, once: this takes 4 to 15 s", embedder.name)
+    log.info("exporting %s to ONNX, once: 4 to 15 s", embedder.name)
     content = exported(embedder)
     check_graph(content, embedder)
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import docstring_parser
+from jsonargparse import DefaultHelpFormatter
 
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
 from cifnet_pl.utilities.errors import UsageError, unknown_name
@@ -118,9 +119,7 @@ def run_command(command: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function: Callable[..., object] = getattr(
-        import_module(COMMANDS[command].module), command
-    )
+    function = _function(command)
     parameters = inspect.signature(function, eval_str=True).parameters
     words = [word.partition("=")[0] for word in args]
     # Other commands take several.
@@ -138,15 +137,7 @@ def run_command(command: str, args: Sequence[str]) -> None:
     more: dict[str, Any] = {}
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)
-    help_text = docstring_parser.parse(function.__doc__ or "")
-    parser = OneSentence(
-        prog=f"cifnet {command}", description=help_text.short_description
-    )
-    helps = {part.arg_name: part.description for part in help_text.params}
-    for parameter in parameters.values():
-        if parameter.name != OVERRIDES:
-            _add(parser, parameter, helps.get(parameter.name))
-    for option, value in vars(parser.parse_args(args)).items():
+    for option, value in vars(parser_of(command).parse_args(args)).items():
         name = (
             option if option in parameters else f"{option}_"
         )  # a keyword of Python, such as class
@@ -154,6 +145,52 @@ def run_command(command: str, args: Sequence[str]) -> None:
             value = None
         more[name] = value
     function(**more)
+
+
+def _function(command: str) -> Callable[..., object]:
+    module = import_module(COMMANDS[command].module)
+    function: Callable[..., object] = getattr(module, command)
+    return function
+
+
+class CommandHelp(DefaultHelpFormatter):
+    """The form of a command's help: jsonargparse's, but the lines of examples are kept."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        summary, shown = text.split("\n\n")
+        filled = super()._fill_text(summary, width, indent)
+        return f"{filled}\n\n{shown}"
+
+
+def parser_of(command: str) -> OneSentence:
+    """Return the parser of a command, made from its signature and docstring.
+
+    Args:
+        command: its name.
+    """
+    function = _function(command)
+    help_text = docstring_parser.parse(function.__doc__ or "")
+    parser = OneSentence(
+        prog=f"cifnet {command}",
+        description=f"{help_text.short_description}\n\n{examples(command)}",
+        formatter_class=CommandHelp,
+    )
+    helps = {part.arg_name: part.description for part in help_text.params}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if parameter.name != OVERRIDES:
+            _add(parser, parameter, helps.get(parameter.name))
+    return parser
+
+
+def examples(command: str) -> str:
+    """Return the section of a command's help that shows how it is called.
+
+    Args:
+        command: its name.
+    """
+    lines = (TEXTS / "examples.txt").read_text(encoding="utf-8").splitlines()
+    own = [f"  {line}" for line in lines if line.split()[1] == command]
+    return "\n".join(["examples:", *own])
 
 
 def _add(
@@ -289,24 +326,14 @@ def overview() -> str:
 TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "all")
 """Topics that may follow ``--help``: the sections of a configuration."""
 
-FIRST_RUNS = """\
-  cifnet fit --data.root images                   class folders of images
-  cifnet fit --config quickstart                  one of cifnet configs
-  cifnet fit --data.root images --ckpt_path last  go on where that run stopped"""
-"""Examples of ``fit``."""
-
 
 def usual_help(command: str) -> str:
     """Return the help of a sub-command that needs a Trainer: the options that most runs need."""
     text = (TEXTS / "run.txt").read_text(encoding="utf-8").rstrip()
-    if command == "fit":
-        examples = FIRST_RUNS
-    else:
-        examples = f"  cifnet {command} --config RUN/config.yaml --ckpt_path last"
     filled = text.format(
         command=command,
         summary=TRAINER_COMMANDS[command],
-        examples=examples,
+        examples=examples(command),
         topics=", ".join(TOPICS),
     )
     return wrapped(filled)

@@ -74,21 +74,23 @@ def extend(
 
 
 def accuracy_lines(result: Extension, check: str | None) -> list[str]:
-    """Return lines on the accuracy on new and old classes.
+    """Return lines on the accuracy on new classes, with its 95 % interval, and on old ones.
 
     Args:
         result: of the extension.
         check: folder of images of the old classes, or None.
     """
-    from cifnet_pl.model.metrics import rarely_predicted_message
+    from cifnet_pl.model.calibration import interval_text
+    from cifnet_pl.model.metrics import rarely_predicted_message, wilson_interval
 
     lines = []
     sample = result.model.sample
     if result.score.total:
         held_out = number_of(result.score.total, f"held-out {sample}")
-        lines.append(
-            f"Accuracy on new classes {number(result.score.percent)} % ({held_out})"
-        )
+        bounds = wilson_interval(result.score.correct, result.score.total)
+        interval = interval_text(bounds, held_out)
+        percent = number(result.score.percent)
+        lines.append(f"Accuracy on new classes {percent} %{interval}")
     if result.old_before.total:
         before = number(result.old_before.percent)
         after = number(result.old_after.percent)

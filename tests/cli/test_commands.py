@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from cifnet_pl.cli.commands import (
     TOPICS,
     TRAINER_COMMANDS,
     Engine,
+    parser_of,
     run_command,
     split_overrides,
 )
@@ -41,6 +43,25 @@ def test_every_command_is_a_function_whose_options_have_help(name, capsys):
         OVERRIDES,
     }:
         assert re.search(rf"--{parameter.rstrip('_')}\b", shown), parameter
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal_and_has_examples_that_are_parsed(
+    name, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    examples = shown.split("examples:\n")[1].partition("\n\n")[0].splitlines()
+    assert 1 <= len(examples) <= 2
+    parser = parser_of(name)
+    for line in examples:
+        words = shlex.split(line)
+        assert words[:2] == ["cifnet", name]
+        arguments, _ = split_overrides(words[2:])
+        parser.parse_args(arguments)
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]], ids=" ".join)

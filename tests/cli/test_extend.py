@@ -16,6 +16,7 @@ from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import HELD_OUT, learn
+from cifnet_pl.model.metrics import wilson_interval
 from tests.command_line import assert_ends, learned, make_images
 from tests.models import WIDTH
 
@@ -189,7 +190,9 @@ def test_scores_are_taken_before_learning(
     assert model.class_names == [*OLD, *NEW]
     assert model.counts["elk"] == 10  # the fifth that was held out is learned as well
     assert (event.kind, event.classes, event.images) == ("extend", 6, 20)
-    assert f"new classes {event.accuracy:.1f} % (4 held-out images)" in printed
+    bounds = wilson_interval(round(event.accuracy / 25), 4)
+    interval = f"{bounds.low:.0f} to {bounds.high:.0f}; 4 held-out images"
+    assert f"new classes {event.accuracy:.1f} % ({interval})" in printed
     change = (
         f"{event.old_accuracy_before:.1f} % before, {event.old_accuracy:.1f} % after"
     )
