@@ -154,7 +154,9 @@ class RidgePass(CalibrationPass):
         self.rows = self._rows_of(factor)
 
     def _rows_of(self, factor: RidgeFactor) -> LearnedRows:
-        features = self.head._factors()[1:] * self.features
+        features = self.features
+        if self.head.scaled:
+            features = self.head._factors()[1:] * features
         return LearnedRows(factor, features, self.columns)
 
     def _is_uneven(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cifnet_pl.statistics.leaving_out import (
     ROUNDING,
+    ClassBlocks,
     GroupRows,
     Products,
     RowProducts,
@@ -177,7 +178,7 @@ class Removable:
             class_mass: (C,) n_c.
             columns: (n,) int64 class of each row.
         """
-        products = RowProducts(away, columns.cpu())
+        products = ClassBlocks(RowProducts(away), columns.cpu())
         return cls(products, away @ means.T, means @ means.T, class_mass, columns)
 
     def without(

@@ -63,8 +63,8 @@ class GroupRows(NamedTuple):
 def padded_groups(groups: Tensor | None, count: int) -> Iterator[GroupRows]:
     """Yield the rows of all groups, many groups of about the same size at a time, on the CPU.
 
-    Sizes are rounded up to a power of two or three times one, so that there are few of them. Each
-    step has about ``ROWS_PER_STEP`` rows.
+    Sizes are rounded up to a power of two, so that there are few of them. Each step has about
+    ``ROWS_PER_STEP`` rows.
 
     Args:
         groups: (count,) int64 number of each row's group; None where each is its own.
@@ -76,9 +76,8 @@ def padded_groups(groups: Tensor | None, count: int) -> Iterator[GroupRows]:
     order = torch.argsort(groups, stable=True)
     sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
     starts = sizes.cumsum(0) - sizes
-    powers = 2 ** torch.arange(count.bit_length())
-    widths = torch.cat([powers, 3 * powers]).sort().values
-    width = widths[torch.searchsorted(widths, sizes)]
+    powers = 2 ** torch.arange(count.bit_length() + 1)
+    width = powers[torch.searchsorted(powers, sizes)]
     for size in torch.unique(width).tolist():
         of_size = width == size
         offsets = torch.arange(size)
@@ -167,33 +166,47 @@ class Products(Protocol):
 
 
 class RowProducts:
+    """Inner products of rows.
+
+    Args:
+        rows: (n, p), on any device.
+    """
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+
+    def among(self, rows: Tensor) -> Tensor:
+        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
+        members = self.rows[rows.to(self.rows.device)]
+        return members @ members.mT
+
+
+class ClassBlocks:
     """Inner products of rows that are asked for again and again, group by group, on the CPU.
 
     Those of rows of one class are computed once, if they are not too many, where the rows are.
     Groups are small and many: on a GPU each would wait for a launch.
 
     Args:
-        rows: (n, p), on any device.
-        columns: (n,) int64 class of each, on the CPU.
+        products: of the rows.
+        columns: (n,) int64 class of each row, on the CPU.
     """
 
-    def __init__(self, rows: Tensor, columns: Tensor):
-        self.rows = rows
+    def __init__(self, products: Products, columns: Tensor):
+        self.products = products
         self.columns = columns
         self.count = torch.bincount(columns)
 
     def among(self, rows: Tensor) -> Tensor:
         """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
         columns = self.columns[rows]
-        crosses = (columns != columns[:, :1]).any()
+        first = columns[:, :1]
+        crosses = (columns != first).any()
         if crosses or self.count.square().sum() > LARGEST_BLOCKS:
-            members = self.rows[rows.to(self.rows.device)]
-            return (members @ members.mT).cpu()
-        width = self.count[columns[:, 0]]
-        first = self._first_block[columns[:, 0]]
+            return self.products.among(rows).cpu()
         place = self._place[rows]
-        offset = place[..., None] * width[:, None, None] + place[:, None]
-        return self._blocks[first[:, None, None] + offset]
+        start = self._first_block[first] + place * self.count[first]
+        return self._blocks[start[..., None] + place[:, None]]
 
     @cached_property
     def _first_block(self) -> Tensor:
@@ -220,8 +233,7 @@ class RowProducts:
         """(Σ n_c²,) products of the rows of each class."""
         blocks = list[Tensor]()
         for members in torch.split(self._order, self.count.tolist()):
-            of_class = self.rows[members.to(self.rows.device)]
-            blocks.append((of_class @ of_class.T).flatten())
+            blocks.append(self.products.among(members[None]).flatten())
         return torch.cat(blocks).cpu()
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from cifnet_pl.statistics.distances import Removable
 from cifnet_pl.statistics.leaving_out import (
+    ClassBlocks,
     Products,
     RowProducts,
     left_out_by_products,
@@ -221,51 +222,31 @@ class RowsToRegress(NamedTuple):
     targets: Tensor
 
 
-class CentredProducts(NamedTuple):
-    """Inner products of ``[1/√n; L⁻¹(x − μ)]``, with n the total weight and μ the mean of all rows.
+class ProductsFromPoints(NamedTuple):
+    """Inner products of rows, each less a point.
 
     Attributes:
-        whitened: products of the rows ``L⁻¹x``.
-        along_mean: (m,) inner product of each row with ``L⁻¹μ``.
-        constant: ``1/n + ‖L⁻¹μ‖²``.
+        parts: products whose sum is that of the rows themselves.
+        along: (m, P) products of each row with each point.
+        squares: (P, P) products of the points.
+        points: (m,) int64 point of each row.
     """
 
-    whitened: Products
-    along_mean: Tensor
-    constant: float
-
-    def among(self, rows: Tensor) -> Tensor:
-        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        along = self.along_mean[rows]
-        products = self.whitened.among(rows)
-        return products - along[..., None] - along[:, None] + self.constant
-
-
-class DifferenceProducts(NamedTuple):
-    """Inner products of ``x − μ_c`` by ``(S + λI)⁻¹``, with c the class of x.
-
-    Attributes:
-        whitened: products of the rows ``L⁻¹x``.
-        correction: products of their Woodbury coordinates.
-        along: (m, C) ``xᵀ(S + λI)⁻¹μ_c``.
-        means: (C, C) ``μ_cᵀ(S + λI)⁻¹μ_c``.
-        columns: (m,) int64 class of each row.
-    """
-
-    whitened: Products
-    correction: Products
+    parts: tuple[Products, ...]
     along: Tensor
-    means: Tensor
-    columns: Tensor
+    squares: Tensor
+    points: Tensor
 
     def among(self, rows: Tensor) -> Tensor:
         """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        columns = self.columns[rows]
-        others = columns[:, None].expand(-1, rows.shape[1], -1)
+        points = self.points[rows]
+        others = points[:, None].expand(-1, rows.shape[1], -1)
+        products = self.squares[points].gather(2, others)
         along = self.along[rows].gather(2, others)
-        means = self.means[columns].gather(2, others)
-        products = self.whitened.among(rows) + self.correction.among(rows)
-        return products - along - along.mT + means
+        products = products - along - along.mT
+        for part in self.parts:
+            products = products + part.among(rows)
+        return products
 
 
 class LearnedRows:
@@ -285,19 +266,28 @@ class LearnedRows:
         self.columns = columns.cpu()
         self.device = x.device
         self.whitened = factor.whiten(x.double())
-        self._products = RowProducts(self.whitened, self.columns)
+        self._products = self._by_class(RowProducts(self.whitened))
+
+    def _by_class(self, products: Products) -> ClassBlocks:
+        return ClassBlocks(products, self.columns)
 
     @cached_property
     def _regression(self) -> RowsToRegress:
         factor = self.factor
         system = factor.system
-        along_mean = self.whitened @ factor.mean
         bias = system.target_mean - factor.mean @ factor.moment
         scores = self.whitened @ factor.moment + bias
-        constant = 1 / factor.mass + factor.mean.square().sum()
-        products = CentredProducts(self._products, along_mean.cpu(), float(constant))
+        # Products of [1/√n; L⁻¹(x − μ)], with n the total weight and μ the mean of all rows.
+        along = self.whitened @ factor.mean[:, None]
+        square = 1 / factor.mass + factor.mean.square().sum()
+        products = ProductsFromPoints(
+            (self._products,),
+            along.cpu(),
+            square.cpu()[None, None],
+            torch.zeros_like(self.columns),
+        )
         targets = signed_targets(self.columns, system.classes, system.limit)
-        return RowsToRegress(scores.cpu(), products, targets)
+        return RowsToRegress(scores.cpu(), self._by_class(products), targets)
 
     def regression(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) leave-one-group-out scores of ridge regression."""
@@ -317,12 +307,15 @@ class LearnedRows:
         to_means = self.whitened @ factor.means.T + self._coordinates @ of_means.T
         of_rows = to_means.cpu()
         means = (factor.means @ factor.means.T + of_means @ of_means.T).cpu()
-        correction = RowProducts(self._coordinates, self.columns)
-        products = DifferenceProducts(
-            self._products, correction, of_rows, means, self.columns
+        correction = RowProducts(self._coordinates)
+        # Products of x − μ_c by (S + λI)⁻¹, with c the class of x.
+        products = ProductsFromPoints(
+            (self._products, self._by_class(correction)), of_rows, means, self.columns
         )
         along = of_rows - means[self.columns]
-        return Removable(products, along, means, factor.class_mass, self.columns)
+        return Removable(
+            self._by_class(products), along, means, factor.class_mass, self.columns
+        )
 
     def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) leave-one-group-out scores of the discriminant.
