@@ -71,7 +71,9 @@ COMMANDS: dict[str, Command] = {
         "cifnet_pl.cli.merge",
         "Add up what several models learned from different images.",
     ),
-    "report": Command("cifnet_pl.report", "Make tables and figures of finished runs."),
+    "report": Command(
+        "cifnet_pl.cli.report", "Make tables and figures of finished runs."
+    ),
     "serve": Command(
         "cifnet_pl.serving.serve",
         "Start a page and an HTTP service to query and update a model.",

@@ -24,18 +24,15 @@ def report(
     external: str | None = None,
     compare: list[str] | None = None,
 ) -> None:
-    """Make tables and figures of finished runs.
+    """Make tables and figures of finished runs, and replace an earlier report at ``output``.
 
     Means and standard deviations are over seeds. The paper's numbers stand beside them.
 
     Args:
         runs: run folders, or folders that hold them at any depth.
         output: folder for report.html, report.md, tables/ and figures/.
-        external: CSV file of methods run elsewhere (method, seed, task, A_k, seconds, kWh; cells
-            may be empty); where one fits several settings, the columns dataset, classes_per_task
-            and backbone say which.
-        compare: two methods, named as in the tables, such as CIFNet "Exact ridge": their
-            differences over the same seeds and test images, with 95 % intervals.
+        external: CSV file of methods run elsewhere, or None.
+        compare: two methods, named as in the tables, or None.
     """
     from cifnet_pl.report.comparison import compare_methods, comparison_lines
 

@@ -315,6 +315,20 @@ def test_nothing_to_report(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_earlier_report_is_replaced_only_if_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "e" / "version_0", tasks=1)
+    words = ["report", str(tmp_path / "e"), "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    page = tmp_path / "out" / "report.html"
+    page.write_text("mine", encoding="utf-8")
+    assert_ends(main(words), 2, "out exists already", capsys)
+    assert page.read_text(encoding="utf-8") == "mine"
+    assert main([*words, "--overwrite"]) == 0
+    assert "cls/task" in page.read_text(encoding="utf-8")
+
+
 def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:
     write_run(
         tmp_path / "e" / "version_0",
