@@ -70,8 +70,9 @@ class NoNetwork(nn.Module):
 class Backbone(nn.Module):
     """A frozen network ``z = F(x)``: images (n, 3, h, w) uint8 → embeddings (n, d) float32.
 
-    The network is always in evaluation mode, without gradients. Images are normalised on their own
-    device.
+    The constructor freezes the network, and ``train`` leaves it in evaluation mode. Calls never
+    give gradients. Methods that train the network unfreeze it and use :meth:`embed`, which gives
+    them then. Images are normalised on their own device.
 
     Args:
         name: from which :func:`cifnet_pl.backbones.build_backbone` built it.

@@ -40,7 +40,7 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
-from cifnet_pl.utilities.plugins import import_part, naming, optional
+from cifnet_pl.utilities.plugins import import_object, naming, optional
 
 CENTRES_LIMIT = 10_000
 """Largest number of centres of a dictionary of patches."""
@@ -383,7 +383,7 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         UsageError: it cannot be imported or called, or what it returns does not fit or embeds no
             images.
     """
-    build = import_part(rest)
+    build = import_object(rest)
     with naming(f"import:{rest}, called without arguments,"):
         network = build()
     if not isinstance(network, nn.Module):

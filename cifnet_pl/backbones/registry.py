@@ -115,7 +115,7 @@ def _builder(family: str) -> Builder:
     if entry_point is None:
         known = [*BACKBONES, *plugins.offered("backbones")]
         raise unknown_name("backbone", family, known)
-    builder: Builder = plugins.import_part(entry_point)
+    builder: Builder = plugins.import_object(entry_point)
     return builder
 
 

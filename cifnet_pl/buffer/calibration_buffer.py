@@ -21,7 +21,9 @@ from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 MAX_CANDIDATES_RATIO = 4
-"""Candidates that are in memory, as a multiple of the capacity; with more they are pruned."""
+"""Most candidates that are in memory, as a multiple of the capacity.
+
+With the random strategy the rest are dropped; the others need all until the task ends."""
 
 
 class BufferSamples(NamedTuple):
@@ -126,7 +128,7 @@ class CalibrationBuffer(GrowingModule):
         return list(dict.fromkeys(self.y.tolist()))
 
     def settings(self) -> dict[str, int | str | bool | None]:
-        """Return the constructor arguments that the selection depends on."""
+        """Return the constructor arguments."""
         return {
             name: getattr(self, name)
             for name in inspect.signature(type(self)).parameters
@@ -179,9 +181,9 @@ class CalibrationBuffer(GrowingModule):
         """Return stored samples and pending candidates, if whole groups can be selected from them.
 
         Returns:
-            By class, and within a class by key, each once. None where all fit, where the strategy
-            is not random, or where there were more than ``MAX_CANDIDATES_RATIO`` times the
-            capacity: then only a part of these is in memory.
+            By class, and within a class by key, each once. None where all fit, where there are no
+            candidates, where the strategy is not random, or where there were more candidates than
+            ``MAX_CANDIDATES_RATIO`` times the capacity: then only a part of these is in memory.
         """
         most = MAX_CANDIDATES_RATIO * self.capacity
         if self.strategy != "random" or not 0 < self.n_candidates <= most:

@@ -92,7 +92,9 @@ def split_trust(args: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def import_custom_code(args: Sequence[str], trust: bool) -> None:
-    """Import the custom code of a command, as far as it is in the current folder.
+    """Check that all custom code of a command is named by the user or trusted, then import it.
+
+    Only modules of the current folder are imported.
 
     Args:
         args: arguments of the command line, with the paths of configuration files.
@@ -127,11 +129,11 @@ def import_from_current_folder(names: Iterable[str]) -> None:
 
 
 def refuse(origin: object, names: Iterable[str]) -> None:
-    """Raise UsageError if a file names custom code that the user did not name.
+    """Raise UsageError if there are names of custom code.
 
     Args:
-        origin: the file.
-        names: of classes and functions.
+        origin: what names them, such as a file, or "the sweep".
+        names: of classes and functions that the user neither named nor trusts.
     """
     if names:
         shown = listed([printable(name) for name in sorted(names)])

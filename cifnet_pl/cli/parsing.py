@@ -23,7 +23,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.plugins import entry_point, failure, import_part, offered
+from cifnet_pl.utilities.plugins import entry_point, failure, import_object, offered
 from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -341,7 +341,7 @@ def _import_offered(kind: str, name: str) -> bool:
     """Import the class that an installed package offers; return whether one offers it."""
     factory = entry_point(kind, name)
     if factory is not None:
-        import_part(factory)
+        import_object(factory)
     return factory is not None
 
 

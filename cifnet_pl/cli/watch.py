@@ -192,17 +192,17 @@ class FollowedModel:
     def current(self) -> Classifier:
         """Return the model that is served now."""
         try:
-            number = self.served.number
+            number = self.served.loaded_number
             self._model = self.served.model()
             self._problem = None
-            if number != self.served.number:
-                print_text(f"version {self.served.number} is served")
+            if number != self.served.loaded_number:
+                print_text(f"version {self.served.loaded_number} is served")
         except CifnetError as error:
             if self._model is None:
                 raise
             if str(error) != self._problem:
                 self._problem = str(error)
-                print_text(f"version {self.served.number} goes on: {error}")
+                print_text(f"version {self.served.loaded_number} goes on: {error}")
         return self._model
 
 

@@ -32,7 +32,7 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
     Args:
         names: classes as the source gives them.
         order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or
-            of all names; or None.
+            of all names; or None for the order of the source.
 
     Raises:
         UsageError: a negative seed; a list with a class twice, without a class, or with one that

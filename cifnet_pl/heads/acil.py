@@ -322,15 +322,15 @@ class DSALHead(ACILHead):
             self.compensation_increment = None
         self._commit_increment()
         if observed is not None and self.ridge != "gcv":
-            observed.drop_gram()  # only the energy for gcv needs it
+            observed.drop_gram()  # only the residual sum of squares for gcv needs it
         super()._solve()
         if observed is not None:
             self._fit_residuals(observed)
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
-        energy = self.residual_energy.sum()
+        tss = self.residual_energy.sum()
         self.compensation_weights, choice = solve_stream(
-            self.compensation, energy, self.ridge
+            self.compensation, tss, self.ridge
         )
         self.compensation_ridge.fill_(choice.ridge)
         self.compensation_position = choice.position
@@ -350,16 +350,17 @@ class DSALHead(ACILHead):
             self.residual_energy[current] += observed.class_mass[current] + fitted
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        """Leave samples out of the main stream exactly, and of the compensation stream nearly.
+        """Leave samples out of the main stream exactly, of the compensation stream approximately.
 
-        The targets of the compensation stream come from the current main weights. The effect of a
-        sample on the residual targets of others is ignored: it would need the weights at its time.
+        The residual targets are computed again from the current main weights: those of the sample's
+        task are not kept. That a sample also changes the residual targets of others is ignored.
         """
         main = super()._leaving_out(z, columns)
         projected = self._projected(z)
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
         residual = targets - projected.relu() @ self.weights
-        own_task = self.task_of[columns][:, None] == self.task_of
+        # Residual targets are 0 for classes of other tasks, as in _fit_residuals.
+        is_own_task = self.task_of[columns][:, None] == self.task_of
         phi = projected.tanh_()
         whitened = whitened_rows(
             self.compensation.gram, self.compensation_ridge.to(phi), phi
@@ -367,7 +368,7 @@ class DSALHead(ACILHead):
         scores = phi @ self.compensation_weights
         weight = torch.ones_like(whitened[:, 0])
         compensation = partial(
-            left_out_together, scores, whitened, weight, residual * own_task
+            left_out_together, scores, whitened, weight, residual * is_own_task
         )
 
         def left_out(groups: Tensor | None) -> Tensor:

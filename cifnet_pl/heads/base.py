@@ -436,7 +436,7 @@ class Head(nn.Module, ABC):
 
         Raises:
             CifnetError: no task yet, a class without samples, or a system that is not positive
-                definite.
+                definite. Of heads that solve lazily, :meth:`refresh` raises the last.
         """
         if not len(self.labels):
             raise CifnetError("nothing to solve: call begin_task() and observe() first")

@@ -115,6 +115,15 @@ class CIFNetHead(Head):
             updates them too. Samples of the buffer are shown by ``observe_past`` instead.
         weighting: "derivative" (the paper's formula) or "released" (the authors' released code).
         dtype: of the sums, "float64" or "float32".
+
+    Attributes:
+        cohorts: one :class:`Cohort` for each task.
+        increment: sums over the samples of the current task, until it is solved.
+        past_increment: sums over the buffer samples that the current task showed, likewise.
+
+    Buffers:
+        past_shown: (past classes,) float64 weight that the buffer samples of a class, shown in the
+            current task, have in common; 0 without any, -1 where their weights differ.
     """
 
     title = "CIFNet"
@@ -263,9 +272,11 @@ class CIFNetHead(Head):
         choices = list[RidgeChoice]()
         for columns, gram in self._gram_per_columns(cohort):
             if self.ridge == "gcv":
-                energy = target_square[columns].sum()
                 regression = Centred.from_augmented(
-                    gram, moment[:, columns], energy, samples
+                    gram,
+                    moment[:, columns],
+                    target_square[columns].sum(),
+                    samples,
                 )
                 solved, choice = regression.solve("gcv")
             else:

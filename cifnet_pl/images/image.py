@@ -233,7 +233,11 @@ class EncodedImage:
 
 
 def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Read and decode an image as :func:`square`; UnreadableImage where that fails."""
+    """Read and decode an image as :func:`square`; UnreadableImage where that fails.
+
+    Returns:
+        (size, size, 3) uint8, sRGB.
+    """
     return EncodedImage(image).square(size, crop_ratio)
 
 
@@ -324,7 +328,7 @@ def square(
     crop_ratio: float = 1.0,
     extent: tuple[float, float] | None = None,
 ) -> np.ndarray:
-    """Resize and centre-crop an image to a square, EXIF orientation applied.
+    """Convert an image to sRGB, resize it and crop its centre; EXIF orientation is applied.
 
     This equals resizing the short side to ``size / crop_ratio`` (bicubic, antialiased) and cropping
     the centre. It is done in one step on the cropped region, so the memory does not depend on how
@@ -339,7 +343,7 @@ def square(
             whole by default.
 
     Returns:
-        (size, size, 3) uint8.
+        (size, size, 3) uint8, sRGB.
 
     Raises:
         UnreadableImage: the image's pixels cannot be decoded.
@@ -371,7 +375,7 @@ def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.
         crop_ratio: likewise.
 
     Returns:
-        (size, size, 3) uint8.
+        (size, size, 3) uint8, sRGB.
 
     Raises:
         UnreadableImage: the image's pixels cannot be decoded.

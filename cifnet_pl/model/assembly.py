@@ -32,7 +32,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.growing_tensors import fits
-from cifnet_pl.utilities.plugins import import_part, names_import
+from cifnet_pl.utilities.plugins import import_object, names_import
 from cifnet_pl.utilities.text import printable
 
 FREE_BYTES = 2**29
@@ -217,7 +217,7 @@ def _head_class(name: Any, where: str) -> type[Head]:
         unknown = unknown_name("head", printable(str(name)), HEADS)
         raise CheckpointError(f"{where}: head.class: {unknown}")
     with prefixed(where, CheckpointError):
-        kind = import_part(name)
+        kind = import_object(name)
     if not isinstance(kind, type) or not issubclass(kind, Head):
         raise CheckpointError(
             f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head"

@@ -65,7 +65,9 @@ def average_accuracy(trajectory: Sequence[float | None]) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Compute the forgetting: the mean over tasks j < K of (max over j ≤ k ≤ K of a_kj) − a_Kj.
+    """Compute the forgetting: the mean over tasks j of (max over j ≤ k ≤ K of a_kj) − a_Kj.
+
+    K is the last task, and j are the tasks before it, all counted from 0.
 
     The last measurement counts among the earlier ones, so forgetting is never negative.
 
@@ -95,7 +97,9 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Compute the backward transfer, the mean over earlier tasks j < K of (a_Kj − a_jj).
+    """Compute the backward transfer: the mean over tasks j of (a_Kj − a_jj).
+
+    K is the last task, and j are the tasks before it, all counted from 0.
 
     Args:
         matrix: row k holds the accuracies in percent on the test images of tasks 0 to k after task

@@ -35,7 +35,7 @@ class ServedVersion:
         trust: whether versions may import heads and backbones from outside the package.
 
     Attributes:
-        number: of the version that was read last; 0 before the first.
+        loaded_number: number of the version that was loaded last; 0 before the first.
 
     Raises:
         CheckpointError: the folder is no workspace.
@@ -44,7 +44,7 @@ class ServedVersion:
     def __init__(self, workspace: Path, trust: bool = False):
         self.workspace = workspace
         self.trust = trust
-        self.number = 0
+        self.loaded_number = 0
         self._model: Classifier | None = None
         if not (workspace / JOURNAL).is_file():
             shown = printable(str(workspace))
@@ -71,16 +71,18 @@ class ServedVersion:
             ) from error
 
     def model(self) -> Classifier:
-        """Return the model that is served now; it is read again where that changed.
+        """Return the model that is served now.
+
+        It is loaded again if the version changed, with the same backbone.
 
         Raises:
             CifnetError: it cannot be read.
             CheckpointError: the version knows no class yet, or is damaged.
         """
         number = self.current_number()
-        if self._model is None or number != self.number:
+        if self._model is None or number != self.loaded_number:
             backbone = None if self._model is None else self._model.backbone
             bundle = bundle_of_version(self.workspace, number)
             self._model = load_bundle(bundle, trust=self.trust, backbone=backbone)
-            self.number = number
+            self.loaded_number = number
         return self._model

@@ -106,7 +106,7 @@ def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str] = ()) ->
     """Write the names of the rows of a figure at the left, and their numbers at the right.
 
     Args:
-        axes: with something at y = 0, 1, …; 0 is at the top.
+        axes: row i is drawn at y = i; the y axis is turned, so that row 0 is at the top.
         names: of the rows.
         numbers: of the rows.
     """

@@ -83,11 +83,11 @@ class RidgeSystem:
         """Return the regression on the first ``width`` features, or on all of them."""
         target_mean = self.target_mean
         square = self.limit**2 * self.mass * self.classes
-        energy = square - self.mass * target_mean.square().sum()
+        tss = square - self.mass * target_mean.square().sum()
         moment = 2 * self.limit * self.deviations[: self.classes, :width].T
         gram = self.gram[:width, :width]
         mean = self.mean[:width]
-        return Centred(gram, moment, mean, target_mean, energy, self.samples)
+        return Centred(gram, moment, mean, target_mean, tss, self.samples)
 
 
 class RidgeFactor:

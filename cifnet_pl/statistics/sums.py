@@ -53,20 +53,26 @@ def _blocks(width: int, size: int = BLOCK) -> list[tuple[int, int]]:
 
 
 def packed_shape(width: int) -> tuple[int, int]:
-    """Return the shape of a packed (``width``, ``width``) matrix."""
+    """Return the shape of a packed (``width``, ``width``) matrix: p(p+1)/2 numbers.
+
+    It is (p, (p+1)/2) for an odd width p, and (p+1, p/2) for an even one.
+    """
     rows = width + 1 - width % 2
     columns = (width + 1) // 2
     return rows, columns
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """Pack symmetric matrices.
+    """Pack the lower triangles of symmetric matrices, in LAPACK's rectangular full packed format.
+
+    The last columns of a triangle are as short as the free corner above its first ones, which holds
+    them transposed (``TRANSR = N, UPLO = L``).
 
     Args:
         matrix: (…, p, p); only the lower triangles are read.
 
     Returns:
-        (…, rows, columns), as :func:`packed_shape` says.
+        (…, rows, columns) of :func:`packed_shape`.
 
     Example:
         >>> square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

@@ -220,7 +220,7 @@ def import_module_of(name: str) -> Any:
         raise UsageError(f"cannot import {name}: {reason}{hint}") from error
 
 
-def import_part(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Import ``module.name``, which runs the module's code.
 
     Args:
@@ -230,7 +230,7 @@ def import_part(name: str) -> Any:
         The class or function.
 
     Raises:
-        UsageError: there is no such module, it has no such name, or it fails.
+        UsageError: there is no such module, it has no such name, or it fails while it is imported.
     """
     if not names_import(name):
         raise UsageError(

@@ -9,7 +9,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.custom_code import names_in, names_on_command_line, split_trust
-from cifnet_pl.utilities.plugins import import_part
+from cifnet_pl.utilities.plugins import import_object
 from tests.command_line import FAST, call, environment
 
 HEAD = """
@@ -157,7 +157,7 @@ def test_a_module_that_fails_is_named(folder: Path, capsys: pytest.CaptureFixtur
 def test_imports_of_a_custom_module_are_found_beside_it(folder: Path):
     (folder / "beside_it.py").write_text("value = 3\n")
     (folder / "my_own_parts.py").write_text("from beside_it import value\n")
-    assert import_part("my_own_parts.value") == 3
+    assert import_object("my_own_parts.value") == 3
     assert str(folder) not in sys.path
     sys.modules.pop("beside_it")
 

@@ -25,7 +25,7 @@ from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import (
     entry_point,
-    import_part,
+    import_object,
     names_import,
     naming,
     offered,
@@ -106,7 +106,7 @@ def _plugin_path(name: str) -> str | None:
 
 
 def _from_plugin(name: str, options: SourceOptions) -> Source:
-    make = import_part(name)
+    make = import_object(name)
     with naming(f"data source {name}"):
         source = make(options)
     if not isinstance(source, Source):
