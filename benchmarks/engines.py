@@ -1,5 +1,5 @@
-"""(k), (l): ONNX Runtime beside torch in fit, extend and classify, images as phones make them, and
-start-up times.
+"""(k), (l): ONNX Runtime beside torch in fit, extend and classify, the network alone by each
+engine, images as phones make them, and start-up times.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import cifnet_pl
 from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones.engines import COMPILED_BATCH
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.memory import keep_freed_memory
@@ -127,6 +129,37 @@ def about(setup: Setup) -> str:
     )
 
 
+def alone_rows(side: int, rounds: int = 6) -> Iterator[Row]:
+    """The network alone by each engine in turn; torch's compiler has compiled before."""
+    draw = torch.Generator().manual_seed(side)
+    shape = (2 * COMPILED_BATCH, 3, side, side)
+    images = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
+    networks = {
+        name: build_backbone(BACKBONE, engine=name)
+        for name in ("torch", "compile", "onnxruntime")
+    }
+    first = {
+        name: seconds(partial(network, images)) for name, network in networks.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in networks}
+    for _ in range(rounds):
+        for name, network in networks.items():
+            times[name].append(seconds(partial(network, images)))
+    torchs = times.pop("torch")
+    for name, ours in times.items():
+        rates = [len(images) / np.median(values) for values in (ours, torchs)]
+        yield Row(
+            f"(k) network alone, engine {name}, torch / {name}, {side} px",
+            spread(ours),
+            spread(torchs),
+            ratio(torchs, ours),
+            "",
+            f"EfficientNet-Lite0, {torch.get_num_threads()} threads, {rounds} rounds;"
+            f" images/s: {name} {rates[0]:.0f}, torch {rates[1]:.0f};"
+            f" the first batches took {first[name]:.0f} s",
+        )
+
+
 def file_rows() -> Iterator[Row]:
     """What classify takes for images of three sizes, beside decoding them alone."""
     model = _learned()
@@ -218,3 +251,4 @@ def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:
     yield from file_rows()
     for side, count in rounds.items():
         yield from engine_rows(replace(SMALL, side=side, rounds=count))
+        yield from alone_rows(side)

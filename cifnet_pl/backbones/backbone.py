@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.engines import FLOAT32, Engine, current_precision
+from cifnet_pl.backbones.engines import (
+    COMPILED_BATCH,
+    FLOAT32,
+    Engine,
+    compiled_outputs,
+    current_precision,
+)
 from cifnet_pl.backbones.onnx_graphs import Embedder, natural_images
 from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.backbones.patches import Patches
@@ -80,8 +87,8 @@ class Backbone(nn.Module):
         features: width of the embeddings.
         preprocessing: what the network's weights expect.
         architecture: of weights from a file.
-        engine: what runs the network: "torch", "onnxruntime", or "auto" for ONNX Runtime on a CPU
-            where the network can be exported, and torch elsewhere
+        engine: what runs the network: "torch", "compile" for torch's compiler, "onnxruntime", or
+            "auto" for ONNX Runtime on a CPU where the network can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
     """
 
@@ -143,6 +150,8 @@ class Backbone(nn.Module):
             z = runtime(images)
             if z is not None:
                 return z
+        if self._engine.name == "compile":
+            return self._embed_compiled(images)
         if device != "cpu":
             return self.embed(images)
         patches = self.learnable_patches
@@ -153,11 +162,25 @@ class Backbone(nn.Module):
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
-    def embed(self, images: Tensor) -> Tensor:
+    def _embed_compiled(self, images: Tensor) -> Tensor:
+        """Embed full pieces by the compiled network, and the rest as torch does."""
+        embedded = []
+        for piece in torch.split(images, COMPILED_BATCH):
+            if len(piece) == COMPILED_BATCH:
+                z = self.embed(piece, partial(compiled_outputs, self.network))
+            else:
+                z = self.embed(piece)
+            embedded.append(z)
+        return torch.cat(embedded)
+
+    def embed(
+        self, images: Tensor, network: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
 
         Args:
             images: (n, 3, h, w) uint8; n may be 0.
+            network: what computes the outputs of the network; None for the network itself.
 
         Returns:
             (n, ``features``) float32.
@@ -171,7 +194,7 @@ class Backbone(nn.Module):
         pixels = images.contiguous(memory_format=torch.channels_last)
         x = torch.addcmul(self.shift, pixels, self.scale)
         try:
-            z: Tensor = self.network(x).float()
+            z: Tensor = (network or self.network)(x).float()
         except torch.cuda.OutOfMemoryError:
             raise
         # torchvision, timm and torch refuse a side with one of these.
@@ -220,19 +243,21 @@ class Backbone(nn.Module):
             precision: one of :data:`~cifnet_pl.backbones.engines.PRECISIONS`.
 
         Returns:
-            "torch" or "onnxruntime".
+            "torch", "compile" or "onnxruntime".
 
         Raises:
             UsageError: the requested engine is not installed, or has no such device or precision.
             CifnetError: the network cannot be exported.
         """
-        if self._runtime(device, precision) is None:
-            return "torch"
-        return "onnxruntime"
+        if self._runtime(device, precision) is not None:
+            return "onnxruntime"
+        if self._engine.name == "compile":
+            return "compile"
+        return "torch"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
-        """Within the block, use torch for a model that was learned with torch alone.
+        """Within the block, use torch, or its compiler, for a model learned with it alone.
 
         An engine that the user requested by name stays.
 
@@ -240,8 +265,8 @@ class Backbone(nn.Module):
             engines: names of the engines that the model was learned with.
         """
         before = self._engine
-        if before.name == "auto" and list(engines) == ["torch"]:
-            self._engine = Engine("torch")
+        if before.name == "auto" and list(engines) in (["torch"], ["compile"]):
+            self._engine = Engine(engines[0])
         try:
             yield
         finally:

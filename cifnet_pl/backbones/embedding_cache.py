@@ -69,7 +69,7 @@ def pipeline_folder(
         image_size: side in pixels.
         crop_ratio: share of the short side that is cropped.
         precision: one of Lightning's names.
-        engine: "torch" or "onnxruntime".
+        engine: "torch", "compile" or "onnxruntime".
     """
     expected = outputs.float().cpu().numpy()
     parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)

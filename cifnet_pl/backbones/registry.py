@@ -99,10 +99,10 @@ def build_backbone(
     for view in views:
         network, features = VIEWS[view](network, features)
     backbone = Backbone(name, network, features, preprocessing, architecture, engine)
-    if backbone.learnable_patches is not None and engine == "onnxruntime":
+    if backbone.learnable_patches is not None and engine not in ("auto", "torch"):
         raise UsageError(
             f"torch computes backbone {name}, which is learned in a run: leave engine"
-            " onnxruntime out"
+            f" {engine} out"
         )
     return backbone
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
-from threading import get_ident
+from threading import local
 from typing import Any, cast
 
 import torch
@@ -214,6 +214,19 @@ LATE_LAYERS: dict[str, tuple[str, ...]] = {
 """Class of a network → layers that :class:`Layers` reads besides the last: ends of stages."""
 
 
+class Collected(local):
+    """Outputs of earlier layers in the pass of the current thread, as several may embed at a time.
+
+    Torch's compiler follows such an attribute; it does not follow the number of a thread.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+
+    def __reduce__(self) -> Any:
+        return Collected, ()  # a copy collects for itself
+
+
 class Layers(nn.Module):
     """The embedding of a network and the globally averaged outputs of earlier layers, in one pass.
 
@@ -227,24 +240,23 @@ class Layers(nn.Module):
         # The attribute's name is part of the weights' hash, so that caches tell networks with and
         # without earlier layers apart.
         self.layered = network
-        # By thread: several may embed at a time.
-        self._outputs: dict[int, list[Tensor]] = {}
+        self._collected = Collected()
         for name in names:
             network.get_submodule(name).register_forward_hook(self._collect)
 
     def _collect(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
         pooled = output.mean(dim=(2, 3))
-        self._outputs[get_ident()].append(pooled)
+        self._collected.outputs.append(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
         outputs: list[Tensor] = []
-        self._outputs[get_ident()] = outputs
+        self._collected.outputs = outputs
         try:
             z = self.layered(x)
             return torch.cat([z, *outputs], dim=1)
         finally:
-            del self._outputs[get_ident()]
+            self._collected.outputs = []
 
 
 class Mirrored(nn.Module):

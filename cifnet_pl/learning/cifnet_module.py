@@ -83,8 +83,9 @@ class CIFNetModule(TaskModule):
         download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
             scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
-        engine: what runs the backbone: torch, onnxruntime, or auto for ONNX Runtime on a CPU where
-            the backbone can be exported, and torch elsewhere (:mod:`cifnet_pl.backbones.engines`).
+        engine: what runs the backbone: torch, compile (by torch's compiler), onnxruntime, or auto
+            for ONNX Runtime on a CPU where the backbone can be exported, and torch elsewhere
+            (:mod:`cifnet_pl.backbones.engines`).
 
     Attributes:
         model: the classifier that learns. Its parts are submodules, so that Lightning moves and

@@ -90,7 +90,7 @@ class Classifier:
         calibrated: whether to fit the temperature from the first task on. A model whose
             temperature was fitted once is calibrated again after every change in any case.
         engines: engines that ran the backbone when the model learned, each once: "torch",
-            "onnxruntime".
+            "compile", "onnxruntime".
         images: content hashes of the images learned, so that each is counted once.
         calibration: the samples by which the model is calibrated, and its accuracy on them.
 
@@ -182,7 +182,7 @@ class Classifier:
 
     @property
     def engine(self) -> str:
-        """Engine that runs the backbone now: "torch" or "onnxruntime"."""
+        """Engine that runs the backbone now: "torch", "compile" or "onnxruntime"."""
         return self.backbone.engine(self.device.type, self.precision)
 
     @property
