@@ -211,7 +211,7 @@ def _torchvision_weights(name: str) -> Any:
 
 
 def headless(network: nn.Module) -> tuple[nn.Module, int]:
-    """Cut the last linear layer off a torchvision classifier, in place.
+    """Replace the last linear layer of a torchvision classifier by the identity, in place.
 
     Args:
         network: the classifier.
@@ -220,7 +220,7 @@ def headless(network: nn.Module) -> tuple[nn.Module, int]:
         The network, and the width of its embeddings.
 
     Raises:
-        UsageError: the network does not end in a linear layer.
+        UsageError: none of ``fc``, ``head``, ``heads`` and ``classifier`` ends in a linear layer.
     """
     for name in ("fc", "head", "heads", "classifier"):
         last = getattr(network, name, None)

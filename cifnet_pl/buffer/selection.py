@@ -65,7 +65,11 @@ def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
 
 def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
-    """Select the ``quota`` embeddings nearest to the mean of the class, nearest first."""
+    """Select the ``quota`` embeddings nearest to the mean of the class, nearest first.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
+    """
     z = z.double()
     centred = z - z.mean(dim=0)
     squared_distance = centred.square().sum(dim=1)
@@ -76,6 +80,9 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Select by herding (iCaRL): each pick brings the mean of the picks closest to the class mean.
 
     As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
     """
     doubles = z.double()
     z = torch.nn.functional.normalize(doubles, dim=1)
@@ -103,6 +110,9 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
     Members of large clusters come first. With fewer distinct embeddings than ``quota`` some
     clusters are empty: further members follow, those nearest to a centre first.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
     """
     from sklearn.cluster import KMeans
 

@@ -390,13 +390,13 @@ def _pair_section(audited: AuditedImages) -> Section:
 
 
 def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
-    """Return the confused images with the highest confidence, and typical images of the class."""
+    """Return the most confident confused images, and typical images of the predicted class."""
     import numpy as np
 
     from cifnet_pl.report.page import ImageRow, page_image
 
     evaluation = audited.result.scored
-    own = audited.result.self_confidence[audited.result.judged]
+    self_confidence = audited.result.self_confidence[audited.result.judged]
     target = evaluation.class_names.index(pair.target)
     predicted = evaluation.class_names.index(pair.predicted)
     confused = (evaluation.target == target) & (evaluation.predicted == predicted)
@@ -407,7 +407,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
         (
             f"typical images of {printable(pair.predicted)}",
             np.flatnonzero(typical),
-            own,
+            self_confidence,
         ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:IMAGES_OF_PAIR]

@@ -289,23 +289,23 @@ class CIFNetDataModule(LightningDataModule):
             learned_rows = self.plan.all_rows(())
             found = find_duplicates(self.source, learned_rows)
             self.plan.left_out, self.plan.untested = found.left_out(self.source)
-        first = 0
+        classes_before = 0
         for number, new in enumerate(stream.tasks):
-            end = first + len(new)
             rows = self.plan.rows(number, ())
             if train.sequential:
                 rows = np.sort(rows)
-            classes_seen = classes[:end]
+            classes_seen = classes[: classes_before + len(new)]
             test_rows = self.plan.test_rows(classes_seen, number + 1)
             tested = np.concatenate([rows[:0], *test_rows])
             yield Task(
                 number,
                 list(new),
-                list(range(first, end)),
+                self._returning(rows, new),
+                classes_before,
                 batches(train, rows),
                 batches(self.source.val, tested),
             )
-            first = end
+            classes_before = len(classes_seen)
 
     def _workers(self, processes: int) -> int:
         """Return the number of decoding threads of each of some processes."""
@@ -376,13 +376,15 @@ class CIFNetDataModule(LightningDataModule):
 
     def returning_classes(self, task: int) -> list[str]:
         """Return the names of earlier classes that ``task`` brings samples of again."""
+        return self._returning(self.task_rows(task), self.task_classes(task))
+
+    def _returning(self, rows: np.ndarray, new: Sequence[str]) -> list[str]:
+        """Return the names of the classes of some training samples, without the new ones."""
         if not self.plan.kind.samples_return:
             return []
-        labels = self.source.train.labels[self.task_rows(task)]
-        present = np.unique(labels)
+        present = np.unique(self.source.train.labels[rows])
         names = [self.source.class_names[label] for label in present]
-        new = set(self.task_classes(task))
-        return [name for name in names if name not in new]
+        return [name for name in names if name not in set(new)]
 
     def class_counts(self, names: Iterable[str]) -> list[int]:
         """Return the number of training samples of each class in the current task.

@@ -384,13 +384,21 @@ class Task:
     Attributes:
         number: number of the task, from 0.
         class_names: names of the classes that it introduces.
-        labels: their labels; classes are numbered in the order in which they are introduced.
+        returning: names of earlier classes of which it has more samples.
+        classes_before: number of classes that earlier tasks introduced.
         train: training samples of the task.
         test: the test samples of all classes introduced so far.
     """
 
     number: int
     class_names: list[str]
-    labels: list[int]
+    returning: list[str]
+    classes_before: int
     train: Batches
     test: Batches
+
+    @property
+    def labels(self) -> list[int]:
+        """Labels of the new classes, in the order in which classes are introduced."""
+        end = self.classes_before + len(self.class_names)
+        return list(range(self.classes_before, end))

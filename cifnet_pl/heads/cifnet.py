@@ -208,11 +208,14 @@ class CIFNetHead(Head):
         return self._cohorts[-1]
 
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
-        # Calibration samples are common to all processes already.
+        # Buffer samples are common to all processes already.
         self._open_increment().reduce(sum_in_place)
 
     def _commit_increment(self) -> None:
-        """Add what the current task observed to the cohorts; it cannot be discarded then."""
+        """Add what the current task observed to the cohorts; it cannot be discarded then.
+
+        eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update.
+        """
         self.under_way.fill_(False)
         if self.increment is not None:
             self._latest.sums.merge(self.increment)

@@ -261,7 +261,7 @@ def _register_heic() -> None:
 
 
 def thumbnail(image: Image.Image) -> np.ndarray:
-    """Compute a small version of an RGB image.
+    """Compute a small version of an RGB image, as stored: the EXIF orientation is not applied.
 
     Returns:
         (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8: brightness and colours (YCbCr).

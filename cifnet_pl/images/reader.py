@@ -137,7 +137,7 @@ class PixelBatch(Generic[Item, Result]):
     jobs: list[Future[list[Result]]]
 
     def results(self) -> list[Result]:
-        """Wait for all images, and return what is known of each."""
+        """Return what is known of each image; raise what went wrong in its thread."""
         results = []
         for job in self.jobs:
             results += job.result()
@@ -167,7 +167,7 @@ def decode_batches(
         pinned: whether the pixels are to be copied to a GPU.
 
     Returns:
-        The batches in their order.
+        The batches in their order, each fully decoded.
     """
     queue = _DecodingQueue(pool, batches, size, read, pinned)
     queue.begin(ahead)

@@ -197,7 +197,7 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
     ``(1 − β) / (1 − β^n_c)``
 
     Args:
-        counts: (C,) images of each class that are learned from.
+        counts: (C,) images of each class that are learned from, at least 1 each.
         beta: β in [0, 1).
     """
     remaining = 1 - beta ** counts.double()

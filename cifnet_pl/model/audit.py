@@ -498,7 +498,14 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
 def _mean_accuracy(
     z: np.ndarray, labels: np.ndarray, groups: np.ndarray, measured: np.ndarray
 ) -> float:
-    """Return the mean leave-one-out accuracy in percent of the classes ``measured`` (C,) bool."""
+    """Return the mean over classes of their leave-one-group-out accuracy, in percent.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64 class of each.
+        groups: (n,) int64 images that are left out together.
+        measured: (C,) bool, the classes of the mean.
+    """
     classes = len(measured)
     head = fitted_head(z, labels, classes)
     correct = np.zeros(classes)

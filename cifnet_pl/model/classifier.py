@@ -55,7 +55,8 @@ class Prediction(OpenSetDecision):
     """The most probable classes of one image, and the decision on it as far as it was asked for.
 
     Attributes:
-        file: the image; None if it was given as bytes or as an image.
+        file: the image, or ``table#id`` of a file of embeddings; None if it was given as bytes or
+            as an image.
         classes: names, the most probable first.
         probabilities: of ``classes``.
         unreadable: the reason why it cannot be decoded, or None.
@@ -660,23 +661,24 @@ class Classifier:
             task: the next one of a :class:`~cifnet_pl.data.datamodule.CIFNetDataModule`.
 
         Raises:
-            UsageError: the model knows other classes than those of the tasks before it.
+            UsageError: the model knows another number of classes than the tasks before it have.
+            UnsupportedError: samples of earlier classes return, which the head cannot add.
 
         Example::
 
             for task in data:
                 model.learn(task)
         """
-        if len(self.class_names) != task.labels[0]:
+        if len(self.class_names) != task.classes_before:
             raise UsageError(
-                f"the model knows {number_of(len(self.class_names), 'class')}, but {task.labels[0]}"
-                f" come before task {task.number + 1}: give the tasks of one stream in their order"
-                " to a model that knows none"
+                f"the model knows {number_of(len(self.class_names), 'class')}, but"
+                f" {task.classes_before} come before task {task.number + 1}: give the tasks of one"
+                " stream in their order to a model that knows none"
             )
         if task.train.side:
             self.image_size = task.train.side
-            self.crop_ratio = 1.0
-        self.begin_task(task.class_names)
+            self.crop_ratio = task.train.crop_ratio
+        self.begin_task([*task.class_names, *task.returning])
         self.observe_all(task.train)
         self.finish_task()
 

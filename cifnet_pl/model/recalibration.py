@@ -32,12 +32,14 @@ HIGH_CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class NewSamples:
-    """Labelled images that a model has not learned, each once.
+    """Labelled images that a model has not learned, one of each content.
+
+    An image that lies in the folders of two classes keeps the label of its first file.
 
     Attributes:
         samples: n images, with their labels and content hashes.
         fold: (n,) bool fold of the cross-validation; near-duplicate images are in the same one.
-        learned: number of images that are left out because the model has learned them.
+        learned: number of distinct images that are left out because the model has learned them.
     """
 
     samples: BufferSamples
@@ -64,27 +66,26 @@ class NewSamples:
             row_batches.append(batch_rows)
             embedding_batches.append(batch_z)
         rows = np.concatenate(row_batches)
-        hashes, first = np.unique(images.files.hashes(rows), return_index=True)
+        hashes, positions = np.unique(images.files.hashes(rows), return_index=True)
         known_hashes = model.images.content.cpu().numpy()
         learned = np.isin(hashes, known_hashes)
-        first = first[~learned]
-        selected = rows[first]
+        new_positions = positions[~learned]
+        new_rows = rows[new_positions]
         fold = np.zeros(len(images.files), dtype=bool)
         for class_rows in images.files.rows_of.values():
             fold[class_rows] = images.held_out(class_rows, 0.5)
         class_labels = model.labels(images.class_names)
         labels = np.array(class_labels, dtype=np.int64)
         device = model.device
-        rows_of_first = torch.from_numpy(first).to(device)
         embeddings = torch.cat(embedding_batches)
-        z = embeddings[rows_of_first]
-        labels_of_images = images.files.labels[selected]
-        own = labels[labels_of_images]
-        y = torch.from_numpy(own)
+        z = embeddings[torch.from_numpy(new_positions).to(device)]
+        labels_of_images = images.files.labels[new_rows]
+        labels_of_model = labels[labels_of_images]
+        y = torch.from_numpy(labels_of_model)
         key = torch.from_numpy(hashes[~learned])
         samples = BufferSamples(z, y.to(device), key.to(device))
-        selected_fold = torch.from_numpy(fold[selected])
-        return cls(samples, selected_fold.to(device), int(learned.sum()))
+        new_fold = torch.from_numpy(fold[new_rows])
+        return cls(samples, new_fold.to(device), int(learned.sum()))
 
 
 class LabelledPredictions(NamedTuple):

@@ -60,7 +60,7 @@ class ImageAnswer(ApiObject):
     prediction_set: list[str] | None = None
     """Classes that hold the true one with probability --coverage (95 %)."""
     nearest: str | None = None
-    """Name of the most similar kept image of the first class."""
+    """File name of the most similar kept image of the first class."""
     certain: bool = False
     """Whether it may be taken for its first class without a look."""
     unreadable: str | None = None
@@ -107,19 +107,22 @@ CERTAIN_PROBABILITY = 0.95
 """Probability from which a prediction may be certain."""
 
 
-def is_certain(answer: ImageAnswer, nearest: str | None) -> bool:
+def is_certain(answer: ImageAnswer, nearest_class: str | None) -> bool:
     """Return whether an image may be taken for its first class without a look.
+
+    It may if it is known, its prediction set holds one class, the probability is at least
+    :data:`CERTAIN_PROBABILITY`, and the first class is the nearest by a wide margin.
 
     Args:
         answer: the prediction.
-        nearest: class that the image is nearest to by a wide margin; None without one
+        nearest_class: class that the image is nearest to by a wide margin; None without one
             (:class:`~cifnet_pl.serving.certainty.CertaintyRule`).
     """
     if not answer.classes or answer.known is not True:
         return False
     best = answer.classes[0]
     return (
-        nearest == best.name
+        nearest_class == best.name
         and len(answer.prediction_set or ()) == 1
         and best.probability >= CERTAIN_PROBABILITY
     )

@@ -1,8 +1,10 @@
-"""Call a prediction certain only where an image of an unknown class would not be.
+"""Tell which images are nearer to one class than an image of an unknown class would be.
+
+It is one condition of :func:`~cifnet_pl.serving.answering.is_certain`.
 
 Probabilities and novelty do not tell an unknown class from a similar known one. So whole classes
 are left out: the images of each known class are compared with those of all the others only. A new
-image is certain if it is nearer to one class than to any other by a wider margin than these. That
+image is certain if it is nearer to one class than to any other by a wider margin than these. This
 must hold in two geometries, which seldom err on the same image: by the nearest image of each class,
 and by the classes' means after whitening (the spread within classes has the same size in all
 directions).
@@ -52,7 +54,7 @@ def rooted(z: Tensor) -> Tensor:
 
 
 class CertaintyRule:
-    """Tells which predictions are certain.
+    """Tell which images are nearer to one class than to all others by a wide margin.
 
     Args:
         classes: name of each known class → embeddings (n, d) of its images.
@@ -76,7 +78,7 @@ class CertaintyRule:
         return classes >= MIN_CLASSES and self.images >= MIN_IMAGES * classes
 
     def certain_classes(self, z: Tensor) -> list[str | None]:
-        """Return the class of each embedding (n, d) that is certain, None for the others."""
+        """Return the class that each embedding (n, d) is nearest to by a wide margin, or None."""
         names: list[str | None] = [None] * len(z)
         if self._limits is None or not names:
             return names

@@ -53,7 +53,7 @@ was loaded."""
 
 
 class RidgeChoice(NamedTuple):
-    """A ridge, and whether it lies at an edge of the grid (:data:`Position`)."""
+    """A ridge, and its position among the candidates (:data:`Position`)."""
 
     ridge: float
     position: Position
@@ -166,6 +166,9 @@ def gcv_ridge(
         tss: () total sum of squares tr(Y_cᵀY_c), likewise.
         samples: n, the number of distinct samples.
         free: parameters of each class that are fitted without penalty: 1 for a free bias.
+
+    Returns:
+        The choice; ridge 1 "inside" if the embeddings do not differ.
     """
     mean = eigenvalues.mean().item()
     if mean == 0.0:  # all embeddings alike: any ridge gives zero weights

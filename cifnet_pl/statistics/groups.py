@@ -232,7 +232,7 @@ class _Harm(NamedTuple):
         return self.own / self.chance
 
     @property
-    def is_certain(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the difference is above twice its standard error (McNemar)."""
         return bool(self.own - self.chance > 2 * self.different**0.5)
 
@@ -279,7 +279,7 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     weights = np.array([each.weight for each in measured])
     weights /= weights.sum()
     dependent = _dependent_share(float(weights @ np.log(harm)))
-    if not dependent or not any(each.is_certain for each in measured):
+    if not dependent or not any(each.is_significant for each in measured):
         if measured[-1].own >= ERRORS_TO_TELL:
             coarse = None
         return FoundGroups("independent", coarse=coarse, harm=harm)

@@ -311,7 +311,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         The temporary folder; it is removed where an error ends the block.
 
     Raises:
-        CifnetError: the disk is full or not writable.
+        CifnetError: ``target`` has files already, the disk is full or not writable, or the block
+            raised an OSError.
     """
     temporary = None
     try:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import source_of
-from cifnet_pl.data.streams import Returning
+from cifnet_pl.data.streams import Blurry, Returning, Stream, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.data.layouts import vectors
@@ -149,6 +149,31 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
     )
     with pytest.raises(CifnetError, match=r"cannot read image .*red"):
         [list(task.train) for task in broken]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Returning(), Blurry(), TaskFree(40)],
+    ids=lambda kind: type(kind).__name__,
+)
+def test_a_model_learns_classes_that_return_as_with_a_trainer(
+    kind: Stream, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"classes_per_task": 2, "class_order": 1, "stream": kind}
+    given = vectors(120, 6, 4)
+    model = Classifier(build_backbone("none:6"), RidgeHead(6))
+    for task in CIFNetDataModule(given, **options):
+        model.learn(task)
+    learner = module(backbone="none:6", head=RidgeHead, buffer=None)
+    trainer(tmp_path).fit(learner, datamodule=CIFNetDataModule(given, **options))
+    assert model.class_names == learner.class_names
+    assert model.head.class_counts() == learner.head.class_counts()
+    torch.testing.assert_close(model.head.weights, learner.head.weights)
+    refusing = Classifier(build_backbone("none:6"), CIFNetHead(6), CalibrationBuffer())
+    first, second, *_ = CIFNetDataModule(given, **options)
+    refusing.learn(first)
+    with pytest.raises(CifnetError, match="CIFNetHead"):
+        refusing.learn(second)
 
 
 def test_classes_return_with_the_labels_that_they_have() -> None:

@@ -142,7 +142,10 @@ class EnergyMonitor(Callback):
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Start to measure the learning of a task."""
+        """Start to measure the learning of a task.
+
+        Where the backbone was prepared for the task before, that energy counts as well.
+        """
         module = cast(TaskModule, pl_module)
         since_last = self._since_last()
         if module.resumes_inside_task:
