@@ -100,7 +100,7 @@ def first_bytes(path: Path, count: int) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise DataError("a pipe, socket or device, not a regular file")
+            raise DataError("a folder, pipe or device, not a regular file")
         # Python allocates as many bytes as it is asked for, which takes longer than reading.
         wanted = min(count, status.st_size + 1)
         content = os.read(descriptor, wanted)

@@ -114,16 +114,49 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
         noun: what it is, for the errors.
 
     Raises:
-        UsageError: no such file, or it is not YAML.
+        UsageError: no such file, it is not YAML, or it repeats or nests itself without an end.
     """
     if not path.is_file():
         raise UsageError(f"{noun} {path} does not exist")
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{noun} {path} is not YAML: {' '.join(str(error).split())}"
         ) from error
+    if not _is_bounded(content):
+        raise UsageError(
+            f"{noun} {path} has more than {YAML_VALUES:,} values or {YAML_DEPTH} levels: remove"
+            " aliases (*) that repeat each other"
+        )
+    return content
+
+
+YAML_VALUES = 1_000_000
+"""Values in a YAML file; those that an alias repeats count each time."""
+
+YAML_DEPTH = 50
+"""Lists and mappings within each other in a YAML file."""
+
+
+def _is_bounded(content: Any) -> bool:
+    """Return whether a YAML file's content has few enough values and levels."""
+    count = 1
+    level = [content]
+    for _ in range(YAML_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            if count + len(inner) > YAML_VALUES:
+                return False
+        if not inner:
+            return True
+        count += len(inner)
+        level = inner
+    return False
 
 
 class ConfigDumper(yaml.SafeDumper):

@@ -453,3 +453,13 @@ def test_a_backbone_is_refused_and_a_configuration_is_not(
     saved = tmp_path / "default" / "version_0" / "config.yaml"
     assert "backbone: none:4" in saved.read_text()
     assert main(["fit", "--config", str(saved)]) == 0
+
+
+def test_arrays_that_unpack_to_far_more_than_their_file_are_refused(
+    tmp_path: Path,
+) -> None:
+    z = np.zeros((20_000, 1000), dtype=np.float32)
+    np.savez_compressed(tmp_path / "a.npz", embeddings=z, labels=np.zeros(20_000))
+    assert (tmp_path / "a.npz").stat().st_size < 2**18
+    with pytest.raises(DataError, match="100 times its size"):
+        open_table(tmp_path / "a.npz")

@@ -18,10 +18,10 @@ from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.plugins import optional
 
 RATIO = 100
-"""Unpacked bytes per byte of a Parquet file that is read."""
+"""Unpacked bytes per byte of a file that is read."""
 
 SMALL_BYTES = 2**26
-"""Unpacked bytes of a Parquet file that is read however small it is."""
+"""Unpacked bytes of a file that is read however small it is."""
 
 NUMBER_BYTES = 8
 """Bytes of a number, or of the position of a text."""
@@ -50,7 +50,6 @@ def check_parquet(path: Path) -> None:
     Raises:
         DataError: it does; no more than the allowed size was unpacked.
     """
-    limit = max(SMALL_BYTES, RATIO * path.stat().st_size)
     file = import_pyarrow().parquet.ParquetFile(path)
     unpacked = 0
     repeated: dict[int, ColumnSize] = {}
@@ -60,17 +59,24 @@ def check_parquet(path: Path) -> None:
             column = repeated.setdefault(number, ColumnSize())
             column.repeated += size.repeated
             column.longest = max(column.longest, size.longest)
-        _check_limit(unpacked, limit, path)
+        check_unpacked(unpacked, path)
+    limit = largest_unpacked(path)
     if unpacked + sum(size.repeated for size in repeated.values()) <= limit:
         return
     for number, size in repeated.items():
         for cells in _cell_bytes(file, number, limit // size.longest):
             unpacked += cells
-            _check_limit(unpacked, limit, path)
+            check_unpacked(unpacked, path)
 
 
-def _check_limit(unpacked: int, limit: int, path: Path) -> None:
-    if unpacked > limit:
+def largest_unpacked(path: Path) -> int:
+    """Return the bytes to which a file may unpack."""
+    return max(SMALL_BYTES, RATIO * path.stat().st_size)
+
+
+def check_unpacked(unpacked: int, path: Path) -> None:
+    """Raise DataError for a file that unpacks to far more bytes than it has."""
+    if unpacked > largest_unpacked(path):
         raise DataError(
             f"{shown_path(path)} unpacks to more than {RATIO} times its size: make it again from"
             " the images"

@@ -27,7 +27,11 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.data.sources.parquet import check_parquet, import_pyarrow
+from cifnet_pl.data.sources.parquet import (
+    check_parquet,
+    check_unpacked,
+    import_pyarrow,
+)
 from cifnet_pl.images.files import expanded, shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
@@ -162,8 +166,11 @@ def readable(path: Path) -> Any:
 def _npz(path: Path) -> SampleTable:
     with zipfile.ZipFile(path) as archive:
         members = {}
+        unpacked = 0
         for info in archive.infolist():
             members[info.filename.removesuffix(".npy")] = info
+            unpacked += info.file_size
+    check_unpacked(unpacked, path)
 
     def read(name: str) -> np.ndarray:
         member = members[name]
