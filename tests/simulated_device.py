@@ -32,6 +32,7 @@ DRIVER: dict[str, Any] = {
     "empty_cache": lambda: None,
     "synchronize": lambda device=None: None,
     "Event": mock.Mock,
+    "current_stream": lambda device=None: mock.Mock(query=lambda: True),
 }
 """What the driver says to Lightning and to the package."""
 

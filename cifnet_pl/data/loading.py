@@ -174,6 +174,14 @@ class ImageLoader:
             tuple(unreadable),
         )
 
+    def device_is_idle(self) -> bool:
+        """Return whether the device has done all that it was told to do; here a CPU always has.
+
+        A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where the
+        GPU is not done when that comes, it is not the images that it waits for.
+        """
+        return self._device != "cuda" or torch.cuda.current_stream().query()
+
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self._images))
@@ -219,7 +227,8 @@ class StoredLoader:
         learned: whether the samples are learned, so that their identity is needed.
 
     Attributes:
-        waiting_seconds: how long the consumer has waited for decoded images.
+        waiting_seconds: how long the consumer has waited for decoded images, without waits that
+            ended while the device was still embedding the batches before.
     """
 
     def __init__(
@@ -255,7 +264,9 @@ class StoredLoader:
             if batch.store is None:
                 start = time.perf_counter()
                 decoded = next(images)
-                self.waiting_seconds += time.perf_counter() - start
+                loader = cast(ImageLoader, self._loader)
+                if loader.device_is_idle():
+                    self.waiting_seconds += time.perf_counter() - start
                 yield decoded
             else:
                 yield self._stored(batch.rows, batch.store)

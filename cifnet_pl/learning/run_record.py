@@ -44,7 +44,8 @@ class TaskRow:
     None where something was not measured. ``set_size`` and ``set_coverage`` are of prediction sets
     at 95 %, ``known_rejected`` is the share of test images that are called unknown where 5 % was
     asked for. ``waiting_seconds`` is the part of ``train_seconds`` in which the pass waited for
-    decoded images, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
+    decoded images, on a GPU without waits that ended while it still embedded, and ``solve_seconds``
+    what followed the pass; the rest is the backbone's.
     """
 
     task: int

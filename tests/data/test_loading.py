@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.images.slices import ReadResult
 from tests.command_line import make_images
+from tests.simulated_device import simulated_device
 
 
 class Numbers(ImageSet):
@@ -241,6 +243,38 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
         assert images.decoded == 3
         images.decoded = 0
     assert [b.row.tolist() for b in other] == [[5]]
+
+
+class Slow(Numbers):
+    """Images that take 5 ms each to read."""
+
+    def given(self, index: int) -> Image.Image:
+        time.sleep(0.005)
+        return super().given(index)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_done", "limited_by_images"),
+    [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
+)
+def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
+    device: str, is_done: bool, limited_by_images: bool
+) -> None:
+    images = Slow(8)
+    plan = planned_batches(np.arange(8), 2, None)
+    stream = mock.Mock(query=lambda: is_done)
+    with (
+        simulated_device(),
+        mock.patch.object(torch.cuda, "current_stream", lambda: stream),
+    ):
+        decoder = ImageLoader(images, 2, 1.0, 1, device)
+        loader = StoredLoader(images, plan, decoder, learned=True)
+        assert len(list(loader)) == 4
+        decoder.close()
+    if limited_by_images:
+        assert loader.waiting_seconds > 0.03
+    else:
+        assert loader.waiting_seconds == 0
 
 
 def test_processes_of_one_machine_share_its_cores(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.data.loading import ImageLoader
+from cifnet_pl.images.slices import GivenImage
 from cifnet_pl.learning.callbacks.screen import record_table
 from tests.command_line import FAST, fit, make_images
 from tests.terminal import seen_at_a_terminal
@@ -94,6 +97,20 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
         (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
     )
     assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
+
+
+def test_a_run_says_that_its_images_limit_it(tmp_path, capsys, monkeypatch):
+    def slow(loader: ImageLoader, index: int) -> GivenImage:
+        time.sleep(0.1)
+        return given(loader, index)
+
+    given = ImageLoader._given
+    monkeypatch.setattr(ImageLoader, "_given", slow)
+    images = make_images(tmp_path / "images", ["ant", "bee"], 20)
+    options = ["--data.root", str(images), "--data.source", "folder"]
+    options += ["--model.head", "RidgeHead", "--data.num_workers", "1"]
+    assert fit(tmp_path / "logs", *options) == 0
+    assert re.search(r"Training .* s \(images \d\d %\)", capsys.readouterr().out)
 
 
 def test_class_names_with_brackets_and_two_spellings(tmp_path, capsys, caplog):
