@@ -265,7 +265,7 @@ def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
     stream = mock.Mock(query=lambda: is_done)
     with (
         simulated_device(),
-        mock.patch.object(torch.cuda, "current_stream", lambda: stream),
+        mock.patch.object(torch.cuda, "current_stream", return_value=stream),
     ):
         decoder = ImageLoader(images, 2, 1.0, 1, device)
         loader = StoredLoader(images, plan, decoder, learned=True)
