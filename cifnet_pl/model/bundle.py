@@ -305,12 +305,11 @@ class StoredTensors(NamedTuple):
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
     """Open a safetensors file.
 
-    Within the block, any OSError or ValueError becomes a CheckpointError that calls the file
-    damaged, as damaged content also fails where it is used.
+    Within the block, any OSError, ValueError or RecursionError (of a JSON text) becomes a
+    CheckpointError that calls the file damaged, as damaged content also fails where it is used.
     """
-    damaged = explained(
-        CheckpointError, f"{path} is damaged", SafetensorError, OSError, ValueError
-    )
+    errors = (SafetensorError, OSError, ValueError, RecursionError)
+    damaged = explained(CheckpointError, f"{path} is damaged", *errors)
     with damaged, safe_open(path, framework="pt") as stored:
         shapes = {}
         for key in stored.keys():  # noqa: SIM118, no mapping

@@ -278,7 +278,9 @@ def test_a_model_is_not_merged_with_sums(
     assert "is no file of sums" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["cut", "flipped", "shards", "model", "nothing"])
+@pytest.mark.parametrize(
+    "change", ["cut", "flipped", "shards", "model", "nothing", "deep"]
+)
 def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Path):
     path = tmp_path / "d.sums"
     content = bytearray(shards[0].read_bytes())
@@ -289,6 +291,8 @@ def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Pa
         path.write_bytes(content)
     elif change == "nothing":
         path.write_bytes(save({"x": torch.zeros(1)}))
+    elif change == "deep":
+        path.write_bytes(save({"x": torch.zeros(1)}, {METADATA_KEY: "[" * 100_000}))
     else:
         with safe_open(shards[0], framework="pt") as file:
             header = json.loads(file.metadata()[METADATA_KEY])

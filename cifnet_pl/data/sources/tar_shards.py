@@ -13,7 +13,7 @@ import re
 import tarfile
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.images.files import expanded, file_identity
+from cifnet_pl.images.files import FILE_BYTES_LIMIT, expanded, file_identity
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.names import Split, split_of
@@ -35,6 +35,9 @@ IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 
 LABELS = ("cls", "txt", "json")
 """Endings of a sample's label: a number, a text, or {"label": …}."""
+
+HEADER_BYTES = 2**20
+"""Largest name, or attributes, of a member; and its largest label."""
 
 Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
@@ -138,7 +141,8 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
         DataError: the shard is cut off, has no samples, or one with two members of one ending.
     """
     samples: dict[str, Members] = {}
-    with tarfile.open(fileobj=file, mode="r:") as archive:
+    bounded = cast(IO[bytes], _BoundedReads(file))
+    with tarfile.open(fileobj=bounded, mode="r:") as archive:
         for member in archive:
             if member.isreg() and not is_hidden(member.name.removeprefix("./")):
                 _add_member(samples, member, shard)
@@ -149,6 +153,22 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
+
+
+class _BoundedReads:
+    """A shard of which little is read at once: long names and attributes are read as a whole."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """Read as the file does; DataError if that is too much at once."""
+        if not 0 <= size <= HEADER_BYTES:
+            raise DataError(f"a header of more than {HEADER_BYTES} bytes")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _add_member(
@@ -191,6 +211,10 @@ def _label(
             f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}"
         )
     member = members[ending]
+    if member.size > HEADER_BYTES:
+        raise DataError(
+            f"{where} has a label of {member.size} bytes, expected at most {HEADER_BYTES}"
+        )
     file.seek(member.offset_data)
     with explained(
         DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"
@@ -240,6 +264,8 @@ class ShardReader:
         places: list[tuple[int, int, int]] = []
         for number, shard in enumerate(shards):
             shown = printable(shard)
+            if not Path(shard).is_file():
+                raise DataError(f"shard {shown} is no regular file: remove it")
             with (
                 explained(
                     DataError, f"shard {shown} is damaged, cut off or no tar file"
@@ -266,11 +292,13 @@ class ShardReader:
         """Return the bytes of an image.
 
         Raises:
-            DataError: its shard cannot be read, or was changed since its headers were read.
+            DataError: it is too large, or its shard cannot be read, or was changed since its headers were read.
         """
         number = int(self.shard[row])
         shard = self.shards[number]
         size = int(self.size[row])
+        if size > FILE_BYTES_LIMIT:
+            raise DataError(f"larger than {FILE_BYTES_LIMIT // 2**20} MB")
         with (
             explained(DataError, f"cannot read shard {printable(shard)}"),
             open(shard, "rb") as file,
