@@ -4,24 +4,27 @@ class is left out to estimate the accuracy on new groups.
 TRAIN.npz and VAL.npz have embeddings of independent images (``cifnet embed``). Of the training
 images of some classes a few *days* are kept: the neighbourhood of a random image, of which a few
 bursts of nearest neighbours are learned. So images of a day differ as real images of a class do,
-and the validation images are of other days. ``DAYS`` has how many days, bursts and images.
+and the validation images are of other days. ``DAYS`` has how many days, bursts and images. Rows of
+as many random images follow: on those nothing must be lost. ``--bursts NAME TRAIN.npz VAL.npz`` has
+training images that come in bursts (``benchmarks.studies.bursts``), of which all are learned.
 
 A row has the true accuracy, and for each rule its estimate less that: for the largest of
 ``PARTS`` and the power of the harm in :mod:`cifnet_pl.statistics.groups`. Below are the root mean
-squares; the smallest names the rule. The last rows of each set are as many random images: on those
-nothing must be lost.
+squares of each kind of images and of all; the smallest names the rule.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.studies.images import (
+    PAIR,
     Images,
     pairs_parser,
     read_pair,
@@ -45,6 +48,15 @@ REACH = 0.1
 
 LARGEST_PARTS = (0.2, 0.25, 0.3, 0.35)
 POWERS = (3.0, 6.0)
+TRUE = (0.0, 0.0)
+
+
+class Row(NamedTuple):
+    """Images that are learned; ``kind`` is "days", "random" or "bursts"."""
+
+    kind: str
+    learned: str
+    images: Images
 
 
 def of_days(images: Images, shape: tuple[int, int, int], seed: int) -> Tensor:
@@ -54,7 +66,7 @@ def of_days(images: Images, shape: tuple[int, int, int], seed: int) -> Tensor:
     z = images.z - images.z.mean(dim=0)
     u = torch.nn.functional.normalize(z, dim=1).numpy()
     chosen = list[int]()
-    for label in images.y.unique().tolist():
+    for label in range(images.classes):
         rows = (images.y == label).nonzero().flatten().numpy()
         similar = u[rows] @ u[rows].T
         reach = max(int(REACH * len(rows)), bursts * each)
@@ -90,7 +102,7 @@ def of_classes(images: Images, count: int, seed: int) -> Images:
 
 
 def errors(images: Images) -> dict[tuple[float, float], float]:
-    """Rule → estimate less the true accuracy, which is under the rule (0, 0)."""
+    """Rule → estimate less the true accuracy, which is under the rule ``TRUE``."""
     head = RidgeHead(images.z.shape[1], decision="auto")
     head.begin_task(range(images.classes), images.y.bincount().tolist())
     head.observe(images.z, images.y)
@@ -100,7 +112,7 @@ def errors(images: Images) -> dict[tuple[float, float], float]:
     samples.calibration_pass.select(found.finer)
     correct = head.predict(images.val_z) == images.val_y
     true = 100 * correct.double().mean().item()
-    result = {(0.0, 0.0): true}
+    result = {TRUE: true}
     loo = estimated(samples)
     for part, power in itertools.product(LARGEST_PARTS, POWERS):
         grouping.PARTS = (*grouping.PARTS[:-1], part)
@@ -111,35 +123,60 @@ def errors(images: Images) -> dict[tuple[float, float], float]:
     return result
 
 
+def made_of(images: Images) -> Iterator[Row]:
+    """Days and random images of some classes of independent images."""
+    seeds = itertools.count()
+    for shape, count in itertools.product(DAYS, CLASSES):
+        seed = next(seeds)
+        some = of_classes(images, count, seed)
+        kept = some.keep(of_days(some, shape, seed))
+        learned = "×".join(map(str, shape))
+        yield Row("days", f"{count} classes, {learned}", kept)
+    for each, count in itertools.product(INDEPENDENT, CLASSES):
+        seed = next(seeds)
+        some = of_classes(images, count, seed)
+        kept = some.keep(at_random(some, each, seed))
+        yield Row("random", f"{count} classes, {each} random", kept)
+
+
+def at_random(images: Images, each: int, seed: int) -> Tensor:
+    """Rows of a few random training images of each class."""
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images.y), generator=draw)
+    of_class = [
+        order[images.y[order] == c][:each] for c in range(images.classes)
+    ]
+    return torch.cat(of_class)
+
+
+def of_bursts(images: Images) -> Iterator[Row]:
+    """All images of some classes."""
+    for seed, count in enumerate(CLASSES):
+        yield Row("bursts", f"{count} classes", of_classes(images, count, seed))
+
+
 def main() -> None:
     """A row for each set, and the errors of each rule."""
+    parser = pairs_parser(__doc__)
+    parser.add_argument("--bursts", default=[], **PAIR)
+    asked = parser.parse_args()
     rules = list(itertools.product(LARGEST_PARTS, POWERS))
     names = [f"{part:g}, harm^{power:g}" for part, power in rules]
     show_columns(("set", "learned", "true %", *names))
-    all_errors = list[list[float]]()
-    for name, train, val in pairs_parser(__doc__).parse_args().images:
-        everything = read_pair(train, val)
-        shapes = itertools.product([*DAYS, *INDEPENDENT], CLASSES)
-        for seed, (shape, count) in enumerate(shapes):
-            images = of_classes(everything, count, seed)
-            if isinstance(shape, int):
-                order = torch.randperm(
-                    len(images.y), generator=torch.Generator().manual_seed(seed)
-                )
-                rows = torch.cat(
-                    [order[images.y[order] == c][:shape] for c in range(count)]
-                )
-                learned = f"{count} classes, {shape} random"
-            else:
-                rows = of_days(images, shape, seed)
-                learned = f"{count} classes, {'×'.join(map(str, shape))}"
-            found = errors(replace(images, z=images.z[rows], y=images.y[rows]))
+    by_kind = dict[str, list[list[float]]]()
+    pairs = [(pair, made_of) for pair in asked.images]
+    pairs += [(pair, of_bursts) for pair in asked.bursts]
+    for (name, train, val), rows_of in pairs:
+        for row in rows_of(read_pair(train, val)):
+            found = errors(row.images)
             of_rules = [found[rule] for rule in rules]
-            all_errors.append(of_rules)
-            true = found[0.0, 0.0]
-            show([name, learned, f"{true:.1f}", *(f"{e:+.1f}" for e in of_rules)])
-    squares = np.square(all_errors).mean(axis=0) ** 0.5
-    show(["root mean square", "", "", *(f"{e:.1f}" for e in squares)])
+            by_kind.setdefault(row.kind, []).append(of_rules)
+            differences = [f"{error:+.1f}" for error in of_rules]
+            show([name, row.learned, f"{found[TRUE]:.1f}", *differences])
+    by_kind["all"] = list(itertools.chain.from_iterable(by_kind.values()))
+    for kind, of_kind in by_kind.items():
+        means = np.square(of_kind).mean(axis=0) ** 0.5
+        show(["root mean square", kind, "", *(f"{mean:.1f}" for mean in means)])
 
 
 if __name__ == "__main__":

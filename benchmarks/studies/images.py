@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,10 @@ class Images:
     def classes(self) -> int:
         """Number of classes."""
         return int(self.y.max()) + 1
+
+    def keep(self, rows: Tensor) -> Images:
+        """The same with the training images at some rows alone."""
+        return replace(self, z=self.z[rows], y=self.y[rows])
 
     def tasks(self, order: int, per_task: int) -> list[list[int]]:
         """Classes of each task; ``order`` is the seed that ``--data.class_order`` takes."""
@@ -117,18 +122,20 @@ def read_images(
     return Images(*parts)
 
 
+PAIR: dict[str, Any] = {
+    "nargs": 3,
+    "action": "append",
+    "metavar": ("NAME", "TRAIN", "VAL"),
+}
+"""An option of a pair of files."""
+
+
 def pairs_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of studies on pairs of files, which :func:`read_pair` reads."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--images",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "TRAIN", "VAL"),
-    )
+    parser.add_argument("--images", required=True, **PAIR)
     return parser
 
 

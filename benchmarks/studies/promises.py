@@ -9,7 +9,8 @@ forgotten exactly and learned again. A model learned from the same images has to
 
 A row has the estimated accuracy on new groups with its interval and the true one, the share of
 classes whose interval holds their true accuracy, of those that have one, coverage and mean size of
-prediction sets for 95 %, and the ECE. Below are the counts that matter.
+prediction sets for 95 %, and the ECE. In parentheses is the ECE that a calibrated model stays below
+with a probability of 95 %, as images are few. Below are the counts that matter.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ COVERAGE = 0.95
 WITHIN = 8
 """Points that an estimate may be off."""
 
+CHANCE_DRAWS = 1000
+"""Draws of which predictions of a calibrated model are right."""
+
 LEAST_CLASS_IMAGES = 10
 """Validation images of a class from which its true accuracy is known."""
 
@@ -74,6 +78,7 @@ class Trial(NamedTuple):
     covered: float
     size: float
     ece: float
+    ece_by_chance: float
     kind: str
 
 
@@ -191,8 +196,19 @@ def measured(model: Classifier, images: Images, names: tuple[str, str, str]) -> 
         100 * float(sets.gather(1, columns[:, None]).double().mean()),
         float(sets.sum(dim=1).double().mean()),
         calibration_error(confidence.numpy(), correct.numpy()) or 0.0,
+        error_by_chance(confidence.numpy()),
         calibration.estimate_kind,
     )
+
+
+def error_by_chance(confidence: np.ndarray) -> float:
+    """ECE that a calibrated model of these confidences stays below with a probability of 95 %."""
+    draw = np.random.default_rng(0)
+    errors = list[float]()
+    for _ in range(CHANCE_DRAWS):
+        correct = draw.random(len(confidence)) < confidence
+        errors.append(calibration_error(confidence, correct) or 0.0)
+    return float(np.quantile(errors, 0.95))
 
 
 def cells(trial: Trial) -> list[str]:
@@ -210,7 +226,7 @@ def cells(trial: Trial) -> list[str]:
         f"{trial.classes_held} of {trial.classes_with_interval}",
         f"{trial.covered:.1f}",
         f"{trial.size:.2f}",
-        f"{trial.ece:.1f}",
+        f"{trial.ece:.1f} ({trial.ece_by_chance:.1f})",
         trial.kind,
     ]
 
@@ -231,6 +247,7 @@ def counts(trials: list[Trial]) -> list[str]:
     classes_held = sum(t.classes_held for t in trials)
     sizes = [t.size for t in trials]
     errors = [t.ece for t in trials]
+    above_chance = [t.ece > t.ece_by_chance for t in trials]
     return [
         f"estimates: {len(told)} of {len(trials)} trials",
         f"sd of one set of images: largest {max(deviations):.2f} points",
@@ -239,7 +256,8 @@ def counts(trials: list[Trial]) -> list[str]:
         f" ({100 * classes_held / max(classes, 1):.1f} %)",
         f"coverage: least {min(t.covered for t in trials):.1f} %, mean size"
         f" {np.mean(sizes):.2f}, largest {max(sizes):.2f}",
-        f"ECE: mean {np.mean(errors):.1f}, largest {max(errors):.1f} %",
+        f"ECE: mean {np.mean(errors):.1f}, largest {max(errors):.1f} %; above chance:"
+        f" {sum(above_chance)}",
     ]
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head
-from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassMoments,
+    LeftOut,
     Position,
     Ridge,
     RidgeChoice,

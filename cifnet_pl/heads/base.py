@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass, LeftOut
+from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass
 from cifnet_pl.statistics import (
     ClassDistances,
     ClassMoments,
+    LeftOut,
     RidgeChoice,
     to_probabilities,
 )

@@ -9,14 +9,10 @@ which is :meth:`Head.observe_past`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from torch import Tensor
 
-LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
-
-The scores (n, C) are those of a head that never learned the sample or its group."""
+from cifnet_pl.statistics import LeftOut
 
 
 class CalibrationPass(ABC):

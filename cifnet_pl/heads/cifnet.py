@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.base import ACTIONS, Dtype, Head, in_full_precision
-from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
+    LeftOut,
     Position,
     Ridge,
     RidgeChoice,

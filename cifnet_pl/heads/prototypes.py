@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import Dtype, Metric, in_full_precision
-from cifnet_pl.heads.calibration_pass import LeftOut
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
+    LeftOut,
     Removable,
     Ridge,
     Sums,

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, in_full_precision
-from cifnet_pl.heads.calibration_pass import CalibrationPass, LeftOut
+from cifnet_pl.heads.calibration_pass import CalibrationPass
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassMoments,
     LearnedRows,
+    LeftOut,
     Position,
     Ridge,
     RidgeChoice,

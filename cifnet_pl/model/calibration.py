@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicate_groups
-from cifnet_pl.statistics import WeightedGrouping, find_groups
+from cifnet_pl.statistics import FoundGroups, WeightedGrouping, find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
@@ -144,16 +144,22 @@ class Calibration(GrowingModule):
             return None
         return Interval(low, high)
 
-    def _record(self, kind: Kind, *estimates: Estimate | None) -> None:
-        """Record leave-one-out accuracy, and accuracy on new groups if there is a second."""
+    def _record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
+        """Record leave-one-out accuracy and accuracy on new groups."""
+        self._set_kind(kind)
+        self._set_estimate(0, loo)
+        self._set_estimate(1, new)
+
+    def _set_kind(self, kind: Kind) -> None:
         self.kind.fill_(get_args(Kind).index(kind))
-        for position, estimate in enumerate(estimates):
-            if estimate is None:
-                self.accuracy[position] = NOT_KNOWN
-                self.interval[position] = NOT_KNOWN
-            else:
-                self.accuracy[position] = estimate.accuracy
-                self.interval[position] = self.interval.new_tensor(estimate.interval)
+
+    def _set_estimate(self, position: int, estimate: Estimate | None) -> None:
+        if estimate is None:
+            self.accuracy[position] = NOT_KNOWN
+            self.interval[position] = NOT_KNOWN
+        else:
+            self.accuracy[position] = estimate.accuracy
+            self.interval[position] = self.interval.new_tensor(estimate.interval)
 
     # ------------------------------------------------------------------ which samples calibrate
 
@@ -269,7 +275,7 @@ class Calibration(GrowingModule):
         given = self._groups_given_for(stored.key)
         if given is not None:
             given_grouping = WeightedGrouping(given, 1.0)
-            found = DependentGroups("given", (given_grouping,), given, given, given)
+            found = FoundGroups("given", (given_grouping,), given, given, given)
         else:
             found = dependent_groups(samples)
         samples.calibration_pass.select(found.finer)
@@ -322,11 +328,8 @@ class Calibration(GrowingModule):
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            loo = None
-            if self.loo_accuracy is not None and self.loo_interval is not None:
-                margin = self.loo_accuracy - self.loo_interval.low
-                loo = Estimate(self.loo_accuracy, self.loo_interval, margin)
-            self._record("measured", loo, estimated(new_images))
+            self._set_kind("measured")
+            self._set_estimate(1, estimated(new_images))
 
     def forget_buffer(self) -> None:
         """Forget groups and accuracy of the buffer samples, which have changed."""
@@ -392,38 +395,16 @@ class Calibration(GrowingModule):
         return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} %{interval}"
 
 
-class DependentGroups(NamedTuple):
-    """Groups of samples that are left out together.
-
-    Attributes:
-        kind: how they were found.
-        groupings: those that the accuracy on new groups is averaged over.
-        groups: (n,) int64 group of each sample, to set thresholds by; None where each stands alone.
-        finer: (n,) int64 smaller groups, to fit the temperature by; None likewise.
-        coarse: (n,) int64 groups of which there are at least as many as are independent; None if
-            not known.
-    """
-
-    kind: Kind
-    groupings: tuple[WeightedGrouping, ...]
-    groups: Tensor | None
-    finer: Tensor | None
-    coarse: Tensor | None = None
-
-
-def dependent_groups(samples: CalibrationSamples) -> DependentGroups:
+def dependent_groups(samples: CalibrationSamples) -> FoundGroups:
     """Find the buffer samples that are left out together: groups, else near-duplicates."""
-    if not samples.head.leaves_one_out:
+    found = FoundGroups("unknown")
+    if samples.head.leaves_one_out:
+        left_out = samples.calibration_pass.approximately_left_out
+        found = find_groups(samples.z, samples.columns, left_out)
+    if found.groups is None:
         duplicates = near_duplicate_groups(samples.z, samples.y)
-        return DependentGroups("unknown", (), duplicates, duplicates)
-    left_out = samples.calibration_pass.approximately_left_out
-    found = find_groups(samples.z, samples.columns, left_out)
-    groups = found.groups
-    finer = found.finer
-    if groups is None:
-        groups = near_duplicate_groups(samples.z, samples.y)
-        finer = groups
-    return DependentGroups(found.kind, found.groupings, groups, finer, found.coarse)
+        found = found._replace(groups=duplicates, finer=duplicates)
+    return found
 
 
 def _known_classes(samples: CalibrationSamples) -> int:

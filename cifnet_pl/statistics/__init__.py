@@ -10,6 +10,7 @@ from cifnet_pl.statistics.gcv import Position as Position
 from cifnet_pl.statistics.gcv import RidgeChoice as RidgeChoice
 from cifnet_pl.statistics.gcv import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
+from cifnet_pl.statistics.groups import LeftOut as LeftOut
 from cifnet_pl.statistics.groups import WeightedGrouping as WeightedGrouping
 from cifnet_pl.statistics.groups import comparable as comparable
 from cifnet_pl.statistics.groups import find_groups as find_groups

@@ -174,7 +174,7 @@ SMALLEST_WEIGHT = 0.02
 MIN_IMAGES_PER_CLASS = 10
 """Images a class, on average, from which on groups can be found."""
 
-Kind = Literal["found", "independent", "few"]
+Kind = Literal["found", "independent", "few", "given", "unknown"]
 
 
 class WeightedGrouping(NamedTuple):
@@ -194,10 +194,10 @@ class FoundGroups(NamedTuple):
 
     Attributes:
         kind: "found"; "independent", if no images come in groups; "few", if there are too few to
-            tell.
+            tell; "given", if the user named them; "unknown", if nothing can be left out.
         groupings: those that an estimate is averaged over, the finest first; the first one may have
-            each image in a group of its own. Empty unless groups were found.
-        groups: (n,) int64 group of each image, to set thresholds by. None unless groups were found.
+            each image in a group of its own. Empty unless groups were found or given.
+        groups: (n,) int64 group of each image, to set thresholds by; None where each stands alone.
         finer: (n,) int64 smaller groups, to fit the temperature by; None likewise.
         coarse: (n,) the clusters of the largest of :data:`PARTS`, where images come in groups or
             too few errors are made to tell; None elsewhere. There are at least as many groups.
@@ -243,7 +243,9 @@ class _Harm(NamedTuple):
 
 
 LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from groups (n,) int64 to the leave-one-group-out scores (n, C) of the images."""
+"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
+
+The scores (n, C) are those of a head that never learned the sample or its group."""
 
 
 def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
