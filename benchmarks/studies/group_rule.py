@@ -143,9 +143,7 @@ def at_random(images: Images, each: int, seed: int) -> Tensor:
     """Rows of a few random training images of each class."""
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images.y), generator=draw)
-    of_class = [
-        order[images.y[order] == c][:each] for c in range(images.classes)
-    ]
+    of_class = [order[images.y[order] == c][:each] for c in range(images.classes)]
     return torch.cat(of_class)
 
 
