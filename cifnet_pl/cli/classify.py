@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from cifnet_pl.cli.commands import Engine, writing
+from cifnet_pl.cli.commands import Engine, require_table, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import list_cell, path_cell, text_cell, write_atomic
@@ -111,6 +111,9 @@ def classify(
         check_precision(precision)
     target = Path(output).expanduser()
     picture = Path(gallery).expanduser() if gallery else None
+    require_table(target)
+    if picture == target:
+        raise UsageError("--output and --gallery are the same file: choose two")
     with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:

@@ -20,6 +20,7 @@ import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
+from cifnet_pl.images.names import is_image
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, print_text, printable, wrapped
@@ -228,6 +229,7 @@ def _add(
         spellings = [name]
     if name == "engine":  # as runs have it
         spellings.append("model.engine")
+        options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
     spelled = [f"--{spelling}" for spelling in spellings]
     parser.add_argument(*spelled, dest=name, required=required, **options)
 
@@ -252,22 +254,55 @@ def writing(
     if target is None:
         yield
         return
+    if kind != "bundle":
+        require_kind(target, kind)
     with exclusive(target):
         if kind == "bundle":
             from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
 
             refuse_existing(target, overwrite)
-        elif target.exists():
-            there = "folder" if target.is_dir() else "file"
-            if there != kind:
-                raise UsageError(
-                    f"{target} is a {there}, expected a {kind}: choose another --output"
-                )
-            if not overwrite and (kind == "file" or any(target.iterdir())):
-                raise UsageError(
-                    f"{target} exists already: choose another --output, or add --overwrite true"
-                )
+        elif not overwrite and _has_content(target):
+            raise UsageError(
+                f"{target} exists already: choose another --output, or add --overwrite true"
+            )
         yield
+
+
+def _has_content(target: Path) -> bool:
+    """Return whether an output is a file, or a folder that is not empty."""
+    return target.is_file() or (target.is_dir() and any(target.iterdir()))
+
+
+def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:
+    """Check that an output is of a kind, or not there yet.
+
+    A pipe or a device, such as ``/dev/null``, is neither: it would be replaced.
+
+    Raises:
+        UsageError: what is there is of another kind.
+    """
+    if target.is_file():
+        there = "file"
+    elif target.is_dir():
+        there = "folder"
+    else:
+        there = "pipe or device"
+    if target.exists() and there != kind:
+        raise UsageError(
+            f"{target} is a {there}, expected a {kind}: choose another --output"
+        )
+
+
+def require_table(target: Path) -> None:
+    """Check that the output of a table may be written; UsageError for an image's name, too.
+
+    With the options in the wrong order, an image would be replaced.
+    """
+    if is_image(target):
+        raise UsageError(
+            f"--output {target} is named as an image, expected a .csv file"
+        )
+    require_kind(target, "file")
 
 
 def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:

@@ -6,7 +6,8 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -192,13 +193,35 @@ def read_points(
             for name, options in axes.items():
                 axes[name] = _variants(name, options, path.parent)
             fixed = {**sweep.fixed, **part.fixed}
+            _check_count(len(points), axes.values())
             for chosen in itertools.product(*axes.values()):
                 labels = {
                     axis: one.label for axis, one in zip(axes, chosen, strict=True)
                 }
                 point = _point(base, fixed, chosen, labels, overrides)
+                if len(point.name.encode()) > NAME_BYTES:
+                    raise UsageError(
+                        f"the name of point {point.name[:40]}… has more than {NAME_BYTES} bytes:"
+                        " make the labels shorter"
+                    )
                 points.setdefault(point.identity, point)
     return list(points.values())
+
+
+POINTS = 10_000
+"""Points of a sweep file."""
+
+NAME_BYTES = 200
+"""Bytes of the name of a point, which is a folder."""
+
+
+def _check_count(before: int, axes: Iterable[Sequence[Option]]) -> None:
+    """Raise UsageError for more points than ``POINTS``."""
+    count = before + math.prod(map(len, axes))
+    if count > POINTS:
+        raise UsageError(
+            f"{count:,} points, expected at most {POINTS:,}: split the file"
+        )
 
 
 def _read_sweep(path: Path) -> Sweep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
 from cifnet_pl.utilities.files import new_folder
 from cifnet_pl.utilities.text import counted, number_of, print_text
 
@@ -38,6 +38,7 @@ def unpack(
     from cifnet_pl.data.sets import ImageSet, SourceOptions
     from cifnet_pl.data.sources import build_source
     from cifnet_pl.images.files import expanded
+    from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
     from cifnet_pl.model.bundle import class_names
 
     target = expanded(Path(output))
@@ -45,8 +46,8 @@ def unpack(
         raise UsageError(
             f"{target} exists already and is not an empty folder: choose another --output"
         )
-    if size < 1:
-        raise UsageError(f"--size is {size}, expected at least 1 pixel")
+    valid_size = 1 <= size <= IMAGE_SIZE_LIMIT
+    check_that(valid_size, "--size", size, f"1 to {IMAGE_SIZE_LIMIT} pixels")
     data_source = build_source(
         source, SourceOptions(Path(root) if root else None, download=download)
     )

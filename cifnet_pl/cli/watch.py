@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
+from cifnet_pl.cli.commands import require_table
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.files import (
     exclusive,
@@ -116,6 +117,7 @@ def watch(
         raise UsageError("give one of --model and --workspace")
     check_options(webhook, every)
     target = Path(output).expanduser()
+    require_table(target)
     waiting = image_source(images, target)
     with exclusive(target):
         source = model_source(model, workspace, trust)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.images.image import ImageLike
+from cifnet_pl.images.image import IMAGE_SIZE_LIMIT, ImageLike
 from cifnet_pl.images.reader import decode_images, image_location, iterate_images
-from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings
+from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings, check_that
 from cifnet_pl.utilities.text import counted
 
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
@@ -95,13 +95,16 @@ def embed(
 
     Raises:
         DataError: a single path where there is no image.
-        UsageError: something that is no image, or an unknown backbone.
+        UsageError: something that is no image, an unknown backbone, or an impossible size.
         NonFiniteError: an embedding holds NaN or infinity; names the image.
 
     Example::
 
         embeddings, files, unreadable = cifnet_pl.embed("images")
     """
+    valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
+    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
+    check_that(valid_size, "image_size", image_size, expected)
     if device is None:
         device = "cpu"
         if torch.cuda.is_available():

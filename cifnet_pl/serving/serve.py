@@ -35,6 +35,8 @@ CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
 
 SHORTEST_TOKEN = 16
+LONGEST_TOKEN = 4096
+"""Characters of a token; of a file with more, such as a device, no more is read."""
 
 WATCH_SECONDS = 2.0
 """Pause between two looks at a folder that is watched."""
@@ -285,7 +287,9 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
             OSError,
             UnicodeDecodeError,
         ):
-            token = Path(token_file).expanduser().read_text(encoding="utf-8").strip()
+            file = Path(token_file).expanduser().open(encoding="utf-8")
+            with file:
+                token = file.read(LONGEST_TOKEN).strip()
     if token is None:
         return None
     if (

@@ -150,10 +150,12 @@ REFUSED = [
     (["--gallery", "{tmp}/old.png"], 2, "--overwrite true"),
     (["--gallery", "{tmp}/old.csv/x.png"], 1, "cannot write"),
     (
-        ["--output", "{tmp}/new.png", "--gallery", "{tmp}/new.png"],
+        ["--output", "{tmp}/new.csv", "--gallery", "{tmp}/new.csv"],
         2,
-        "another process is writing",
+        "are the same file",
     ),
+    (["--output", "{tmp}/old.png", "--overwrite"], 2, "is named as an image"),
+    (["--output", "{tmp}/pipe", "--overwrite"], 2, "is a pipe or device"),
     (["--model", "{tmp}/old.csv"], 1, "damaged or not a checkpoint"),
 ]
 
@@ -163,6 +165,7 @@ def test_refusals(options: list[str], code: int, reason: str, place: Path, capsy
     (place / "empty").mkdir()
     (place / "old.csv").write_text("mine")
     (place / "old.png").write_text("mine")
+    os.mkfifo(place / "pipe")
     before = sorted(place.rglob("*"))
     assert_ends(
         classify(place, place / "images", *(o.format(tmp=place) for o in options)),

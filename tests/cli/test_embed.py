@@ -118,6 +118,11 @@ def test_images_without_classes_and_refusals(images, tmp_path, capsys):
             "did you mean pixels",
         ),
         (
+            [*given, str(tmp_path / "x.npz"), *NETWORK, "--image_size", "1000000"],
+            2,
+            "expected 1 to 2048 pixels",
+        ),
+        (
             [
                 "--images",
                 str(images / "train/ant/broken.png"),

@@ -194,6 +194,16 @@ def test_overrides_win(tmp_path: Path) -> None:
             "two options have the same label",
         ),
         ({"seeds": [1.5]}, "seeds.0: .* integer"),
+        ({"axes": {"head": [{"label": "x" * 300}]}}, "make the labels shorter"),
+        (
+            {
+                "axes": {
+                    axis: [{"label": f"{axis}{i}"} for i in range(10)]
+                    for axis in "abcdefgh"
+                }
+            },
+            "100,000,000 points, expected at most 10,000",
+        ),
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "there is no source that has settings"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),

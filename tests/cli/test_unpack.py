@@ -43,6 +43,7 @@ REFUSED = [
     (["--classes", "11"], "unknown class '11'"),
     (["--source", "digit"], "did you mean digits?"),
     (["--size", "0"], "--size"),
+    (["--size", "100000000"], "expected 1 to 2048 pixels"),
     (["--output", "{tmp}"], "not an empty folder"),
 ]
 

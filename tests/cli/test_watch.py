@@ -249,11 +249,15 @@ def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
         (["--every", "0"], "--every is 0, expected more than 0"),
         (["--unknown", "2"], "unknown is 2"),
         (["--output", "other.csv"], "other.csv is no table of watch"),
+        (["--output", "pipe"], "pipe is a pipe or device"),
+        (["--output", "."], "is a folder, expected a file"),
+        (["--output", "1.png"], "is named as an image"),
     ],
 )
 def test_wrong_options(options, sentence, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     (place / "other.csv").write_text("a,b\n1,2\n")
+    os.mkfifo(place / "pipe")
     assert watched(place, *options) in (1, 2)
     assert sentence in capsys.readouterr().err
 

@@ -33,6 +33,7 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
         (["--token", "short"], "16 or more plain characters"),
         (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
         (["--token_file", "missing"], "cannot read --token_file missing"),
+        (["--token_file", "/dev/zero"], "16 or more plain characters"),
         (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
         (
             ["--host", "nowhere.invalid", "--token", "a" * 20],
