@@ -106,15 +106,13 @@ def _joined(u: Tensor, limit: float) -> Tensor:
     """Return (n,) position of the first sample of each one's group, for samples of one class."""
     count = len(u)
     first = np.arange(count)
-    parts = torch.split(torch.arange(count), BLOCK)
-    for i, one in enumerate(parts):
-        for j, other in enumerate(parts[: i + 1]):
-            pairs = (
-                u[one].float() @ u[other].float().T > limit
-            ).nonzero().cpu() + torch.tensor([one[0], other[0]])
-            if len(pairs) > (
-                len(one) if j == i else 0
-            ):  # more than each one with itself
+    blocks = torch.split(u.float(), BLOCK)
+    for i, one in enumerate(blocks):
+        for j, other in enumerate(blocks[: i + 1]):
+            offset = torch.tensor([i * BLOCK, j * BLOCK])
+            pairs = (one @ other.T > limit).nonzero().cpu() + offset
+            with_itself = len(one) if j == i else 0
+            if len(pairs) > with_itself:
                 first = _first_of_components(
                     np.concatenate([pairs.numpy().T, [np.arange(count), first]], axis=1)
                 )
@@ -345,13 +343,13 @@ class _Tree(NamedTuple):
 def _trees(z: Tensor, y: np.ndarray) -> list[_Tree]:
     centred = z.double()
     centred = centred - centred.mean(dim=0)
-    u = torch.nn.functional.normalize(centred, dim=1).cpu().numpy()
+    u = torch.nn.functional.normalize(centred, dim=1).cpu()
     order = np.lexsort(z.cpu().numpy()[:, :3].T)
     trees = list[_Tree]()
     for label in np.unique(y):
         rows = order[y[order] == label]
         of_class = u[rows]
-        distance = (1 - of_class @ of_class.T).clip(0)  # one array twice: half the work
+        distance = (1 - of_class @ of_class.T).clip(0).numpy()
         np.fill_diagonal(distance, 0)
         tree = np.empty((0, 4))
         if len(rows) > 1:
