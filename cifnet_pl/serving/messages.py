@@ -200,6 +200,11 @@ def next_step(counts: Mapping[str, int]) -> str:
     return "Next: ask about photos of another day."
 
 
+def same_name(name: str) -> str:
+    """Return why a class cannot get the name that it has."""
+    return f"'{printable(name)}' has this name already: give another one"
+
+
 def taken_name(name: str, old: str) -> str:
     """Return why a class cannot get the name of another one without joining both."""
     both = f"'{printable(name)}' and '{printable(old)}' would become one"

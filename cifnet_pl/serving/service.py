@@ -455,6 +455,8 @@ class Service:
         model = self.model.clone()
         name = tidy(new)
         require(model, old)
+        if name == old:
+            raise RequestError(422, messages.same_name(name))
         others = [other for other in model.class_names if other != old]
         if name in others:
             raise Question(messages.taken_name(name, old), {new: name}, allowed=False)

@@ -369,6 +369,7 @@ def test_renamed_classes_keep_their_images(http):
         ("red", "green", 409),
         ("red", "../x", 422),
         ("red", "", 422),
+        ("red", "red ", 422),
     ):
         answer = http.post("/rename", json={"old": old, "new": new})
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
