@@ -237,7 +237,7 @@ class EmbeddingCache:
                 metadata = file.metadata() or {}
                 z: Tensor = file.get_tensor("z")
                 hashes: Tensor = file.get_tensor("hashes")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
         if not _fits(z, hashes, len(rows)):

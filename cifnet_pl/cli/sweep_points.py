@@ -26,6 +26,7 @@ from pydantic import (
 from cifnet_pl.cli.parsing import arguments_of
 from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
 from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.run_folders import NAME_BYTES
 from cifnet_pl.utilities.text import slug
 
 NO_EFFECT = ("experiment", "logs")
@@ -210,9 +211,6 @@ def read_points(
 
 POINTS = 10_000
 """Points of a sweep file."""
-
-NAME_BYTES = 200
-"""Bytes of the name of a point, which is a folder."""
 
 
 def _check_count(before: int, axes: Iterable[Sequence[Option]]) -> None:

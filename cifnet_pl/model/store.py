@@ -77,7 +77,7 @@ def load(
             model = load_bundle(Path(folder), download, engine, trust)
             return model.to(device)
     checkpoint = checkpoint_of(location)
-    complete = checkpoint.parents[1] / COMPLETE
+    complete = checkpoint.absolute().parent.parent / COMPLETE
     if location.is_dir() and is_bundle(complete):
         return load_bundle(complete, download, engine, trust).to(device)
     return _load_checkpoint(checkpoint, download, engine, trust).to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +39,10 @@ class RunChoice:
     news: str | None = None
 
 
+NAME_BYTES = 200
+"""Bytes of the name of an experiment, which is a folder."""
+
+
 def experiment_folder(logs: str, experiment: str) -> Path:
     """Return the folder that holds all versions of an experiment.
 
@@ -46,8 +51,12 @@ def experiment_folder(logs: str, experiment: str) -> Path:
         experiment: name of the experiment.
 
     Raises:
-        UsageError: it is not a plain name.
+        UsageError: it is not a plain name, or too long.
     """
+    if len(os.fsencode(experiment)) > NAME_BYTES:
+        raise UsageError(
+            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name shorter"
+        )
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(
             f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"

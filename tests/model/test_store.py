@@ -606,6 +606,18 @@ class Evil:
         return os.system, (self.command,)
 
 
+def test_a_checkpoint_in_the_current_folder_is_a_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A path without a folder has no two folders above it."""
+    shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path / "alone.ckpt")
+    monkeypatch.chdir(tmp_path)
+    assert load("alone.ckpt").class_names == load(run).class_names
+    (tmp_path / "table.csv").touch()
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        load("table.csv")
+
+
 def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
     mark = tmp_path / "executed"
     target = rewritten(
