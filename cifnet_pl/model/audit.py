@@ -34,6 +34,7 @@ from cifnet_pl.statistics import (
     near_groups,
     near_limit,
     to_probabilities,
+    whiten,
 )
 from cifnet_pl.utilities.errors import DataError
 
@@ -357,9 +358,7 @@ def _distances(
         own_sums = group_sums[group]
         other_sums = class_sums[y] - own_sums
         mean = other_sums / others[:, None]
-        centred = (x - mean).T
-        whitened = torch.linalg.solve_triangular(factor, centred, upper=False)
-        lengths = whitened.norm(dim=0)
+        lengths = whiten(factor, x - mean).norm(dim=1)
         distances[rows] = lengths.numpy()
     for label in range(classes):
         of_class = labels == label

@@ -3,7 +3,6 @@
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.distances import Removable as Removable
-from cifnet_pl.statistics.distances import whiten as whiten
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
 from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
 from cifnet_pl.statistics.gcv import Position as Position
@@ -47,6 +46,7 @@ from cifnet_pl.statistics.solving import check_ridge as check_ridge
 from cifnet_pl.statistics.solving import factorise as factorise
 from cifnet_pl.statistics.solving import number_or_gcv as number_or_gcv
 from cifnet_pl.statistics.solving import solve_ridge as solve_ridge
+from cifnet_pl.statistics.solving import whiten as whiten
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes

@@ -18,7 +18,7 @@ from cifnet_pl.statistics.leaving_out import (
     definite_factor,
     padded_groups,
 )
-from cifnet_pl.statistics.solving import factorise
+from cifnet_pl.statistics.solving import factorise, whiten
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,6 @@ class InnerProducts(NamedTuple):
     def gone(self) -> Tensor:
         """(g, 1, C) bool, which classes have no other row."""
         return self.remaining == 0
-
-
-def whiten(factor: Tensor, x: Tensor) -> Tensor:
-    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
-    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
-    return whitened.T
 
 
 class Removable:

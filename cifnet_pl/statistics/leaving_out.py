@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.solving import factorise
+from cifnet_pl.statistics.solving import factorise, whiten
 
 ROUNDING = 1e-9
 """A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
@@ -34,8 +34,7 @@ def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     """
     # A ridge that eigh solves with may be small for float32.
     factor = factorise(gram.double(), penalty.double())
-    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T.double(), upper=False)
-    return whitened.T
+    return whiten(factor, x.double())
 
 
 class GroupRows(NamedTuple):

@@ -33,7 +33,7 @@ from cifnet_pl.statistics.leaving_out import (
     left_out_by_products,
 )
 from cifnet_pl.statistics.ridge import Centred
-from cifnet_pl.statistics.solving import factorise
+from cifnet_pl.statistics.solving import factorise, solve_back, whiten
 from cifnet_pl.statistics.targets import signed_targets
 
 WIDTH_TO_INVERT = 256
@@ -110,21 +110,11 @@ class RidgeFactor:
         self.factor = factorise(system.gram.double(), penalty)
         group_mass = system.group_mass.double()
         deviations = system.deviations.double() / group_mass.sqrt()[:, None]
-        self.spread = self.whiten(deviations).T  # E
-        self.mean = self.whiten(system.mean.double()[None])[0]
+        self.spread = whiten(self.factor, deviations).T  # E
+        self.mean = whiten(self.factor, system.mean.double()[None])[0]
         # (C, p) L⁻¹μ_c
         own_spread = self.spread[:, : system.classes].T
         self.means = own_spread / self.class_mass.sqrt()[:, None] + self.mean
-
-    def whiten(self, x: Tensor) -> Tensor:
-        """Return ``L⁻¹x`` (n, p) for rows x (n, p)."""
-        whitened: Tensor = torch.linalg.solve_triangular(self.factor, x.T, upper=False)
-        return whitened.T
-
-    def _solved_back(self, x: Tensor) -> Tensor:
-        """Return ``L⁻ᵀx`` for rows x (n, p)."""
-        back: Tensor = torch.linalg.solve_triangular(self.factor.T, x.T, upper=True)
-        return back.T
 
     @cached_property
     def root(self) -> Tensor:
@@ -134,22 +124,12 @@ class RidgeFactor:
 
     def coordinates(self, whitened: Tensor) -> Tensor:
         """Return the Woodbury coordinates (n, G) ``R⁻¹EᵀL⁻¹x`` of rows ``L⁻¹x`` (n, p)."""
-        coordinates: Tensor = torch.linalg.solve_triangular(
-            self.root, self.spread.T @ whitened.T, upper=False
-        )
-        return coordinates.T
+        return whiten(self.root, whitened @ self.spread)
 
     @cached_property
     def mean_coordinates(self) -> Tensor:
         """(C, G) Woodbury coordinates of the class means."""
         return self.coordinates(self.means)
-
-    def within_solved(self, whitened: Tensor, coordinates: Tensor) -> Tensor:
-        """Return ``(S + λI)⁻¹x`` (n, p) for rows ``L⁻¹x`` with these Woodbury coordinates."""
-        correction = torch.linalg.solve_triangular(
-            self.root.T, coordinates.T, upper=True
-        )
-        return self._solved_back(whitened + (self.spread @ correction).T)
 
     @cached_property
     def moment(self) -> Tensor:
@@ -159,14 +139,15 @@ class RidgeFactor:
 
     def regression_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of ridge regression, the bias in row 0."""
-        weights = self._solved_back(self.moment.T).T
+        weights = solve_back(self.factor, self.moment.T).T
         bias = self.system.target_mean - self.system.mean.double() @ weights
         return torch.cat([bias[None], weights])
 
     def discriminant_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0."""
         coordinates = self.mean_coordinates
-        direction = self.mass * self.within_solved(self.means, coordinates).T
+        correction = solve_back(self.root, coordinates) @ self.spread.T
+        direction = self.mass * solve_back(self.factor, self.means + correction).T
         rows = torch.cat([self.means, coordinates], dim=1)
         square = rows.square().sum(dim=1) / 2
         bias = self.degrees_of_freedom / (2 * self.class_mass) - self.mass * square
@@ -176,8 +157,8 @@ class RidgeFactor:
     def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
         # tr (S + λI)⁻¹ = ‖L⁻¹‖² + ‖L⁻ᵀER⁻ᵀ‖²
-        solved = self._solved_back(self.spread.T)
-        correction = torch.linalg.solve_triangular(self.root, solved, upper=False)
+        solved = solve_back(self.factor, self.spread.T)
+        correction = whiten(self.root, solved.T)
         trace = inverse_square(self.factor) + squared_norm(correction)
         degrees_of_freedom: Tensor = len(self.factor) - self.ridge * trace
         return degrees_of_freedom
@@ -265,7 +246,7 @@ class LearnedRows:
         self.factor = factor
         self.columns = columns.cpu()
         self.device = x.device
-        self.whitened = factor.whiten(x.double())
+        self.whitened = whiten(factor.factor, x.double())
         self._products = self._by_class(RowProducts(self.whitened))
 
     def _by_class(self, products: Products) -> ClassBlocks:

@@ -109,3 +109,15 @@ def factorise(gram: Tensor, penalty: Tensor) -> Tensor:
             " larger ridge, or ridge: gcv"
         )
     return factor
+
+
+def whiten(factor: Tensor, x: Tensor) -> Tensor:
+    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
+    return whitened.T
+
+
+def solve_back(factor: Tensor, x: Tensor) -> Tensor:
+    """Return ``L⁻ᵀx`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    solved: Tensor = torch.linalg.solve_triangular(factor.T, x.T, upper=True)
+    return solved.T
