@@ -644,20 +644,7 @@ class Head(nn.Module, ABC):
                 f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)}"
                 " samples"
             )
-        return self.leaving_out(z, y)(groups)
-
-    @in_full_precision
-    def leaving_out(self, z: Tensor, y: Tensor) -> LeftOut:
-        """Return :meth:`leave_one_out` of learned samples as a function of their groups.
-
-        Args:
-            z: (n, d) embeddings, as for :meth:`leave_one_out`.
-            y: (n,) int64 labels.
-
-        Raises:
-            UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
-        """
-        return self.calibration_pass(z, y).left_out
+        return self.calibration_pass(z, y).left_out(groups)
 
     @in_full_precision
     def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:

@@ -15,7 +15,6 @@ from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassMoments,
     LearnedRows,
-    LeftOut,
     Position,
     Ridge,
     RidgeChoice,
@@ -241,17 +240,14 @@ class RidgePass(CalibrationPass):
         gcv = self.rows.factor.ridge / scales[0]
         for scale in scales[1:]:
             rows = self.rows
-            other = self._at_ridge(gcv * scale, groups)
+            self.rows = self._rows_of(RidgeFactor(self.system, gcv * scale))
+            other = self._best_rule(groups)
             if other is None or not is_better(other.losses, best.losses):
                 self.rows = rows
                 break
             best = other
             self.head.ridge_scale.fill_(scale)
         return best
-
-    def _at_ridge(self, ridge: float, groups: Tensor | None) -> RuleLosses | None:
-        self.rows = self._rows_of(RidgeFactor(self.system, ridge))
-        return self._best_rule(groups)
 
     def _is_enough(self, rule: RuleLosses) -> bool:
         """Return whether there are enough samples with scores to choose by their likelihood."""
@@ -527,9 +523,7 @@ class RidgeHead(SumsHead):
 
     # ------------------------------------------------------------------ leave one out
 
-    def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        return RidgePass(self, z, columns).left_out
-
+    @in_full_precision
     def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
         """Return a pass that selects the decision rule and λ (see :class:`RidgePass`)."""
         self.check_learned(z, y)

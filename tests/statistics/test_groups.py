@@ -100,7 +100,7 @@ def test_days_are_found_in_any_order() -> None:
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     for rows in (torch.arange(len(y)), order):
         found = find_groups(
-            z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])
+            z[rows], y[rows], learned(z, y).calibration_pass(z[rows], y[rows]).left_out
         )
         assert found.kind == "found"
         same_day = days[rows, None] == days[rows]
@@ -123,7 +123,7 @@ def test_as_with_refits_instead_of_closed_forms() -> None:
         return scores
 
     expected = find_groups(z, y, refitted)
-    found = find_groups(z, y, learned(z, y).leaving_out(z, y))
+    found = find_groups(z, y, learned(z, y).calibration_pass(z, y).left_out)
     assert (found.kind, found.harm) == (expected.kind, expected.harm)
     weights = [grouping.weight for grouping in found.groupings]
     assert weights == pytest.approx([each.weight for each in expected.groupings])
@@ -144,7 +144,7 @@ def test_independent_images_are_left_alone(seed: int) -> None:
         + torch.randn(z.shape, generator=draw).double()
     )
     for each in (z, single):
-        found = find_groups(each, y, learned(each, y).leaving_out(each, y))
+        found = find_groups(each, y, learned(each, y).calibration_pass(each, y).left_out)
         assert (found.kind, found.groups, found.groupings) == ("independent", None, ())
 
 
@@ -152,7 +152,7 @@ def test_with_few_images_a_class_nothing_is_told() -> None:
     z, y, _ = images(spread=0.3)
     rows = torch.arange(len(y)) % (DAYS * EACH) < 9
     assert (
-        find_groups(z[rows], y[rows], learned(z, y).leaving_out(z[rows], y[rows])).kind
+        find_groups(z[rows], y[rows], learned(z, y).calibration_pass(z[rows], y[rows]).left_out).kind
         == "few"
     )
 
@@ -166,7 +166,7 @@ def test_images_whose_class_is_one_group_do_not_count() -> None:
     z = z[rows]
     y = y[rows]
     days = days[rows]
-    found = find_groups(z, y, learned(z, y).leaving_out(z, y))
+    found = find_groups(z, y, learned(z, y).calibration_pass(z, y).left_out)
     assert found.kind == "found"
     assert len(found.groups[y == 0].unique()) == 1
 
@@ -183,7 +183,7 @@ def test_a_group_is_a_small_part_of_its_class() -> None:
     )
     noise = 0.2 * torch.randn(len(y), WIDTH, generator=draw).double()
     z = classes[y] + 2.5 * scenes[days] + 1.5 * shelves[bursts] + noise
-    found = find_groups(z, y, learned(z, y).leaving_out(z, y))
+    found = find_groups(z, y, learned(z, y).calibration_pass(z, y).left_out)
     assert found.kind == "found"
     together = found.groups[:, None] == found.groups
     assert together[bursts[:, None] == bursts].all()
