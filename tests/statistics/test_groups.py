@@ -144,7 +144,9 @@ def test_independent_images_are_left_alone(seed: int) -> None:
         + torch.randn(z.shape, generator=draw).double()
     )
     for each in (z, single):
-        found = find_groups(each, y, learned(each, y).calibration_pass(each, y).left_out)
+        found = find_groups(
+            each, y, learned(each, y).calibration_pass(each, y).left_out
+        )
         assert (found.kind, found.groups, found.groupings) == ("independent", None, ())
 
 
@@ -152,7 +154,9 @@ def test_with_few_images_a_class_nothing_is_told() -> None:
     z, y, _ = images(spread=0.3)
     rows = torch.arange(len(y)) % (DAYS * EACH) < 9
     assert (
-        find_groups(z[rows], y[rows], learned(z, y).calibration_pass(z[rows], y[rows]).left_out).kind
+        find_groups(
+            z[rows], y[rows], learned(z, y).calibration_pass(z[rows], y[rows]).left_out
+        ).kind
         == "few"
     )
 
