@@ -30,8 +30,10 @@ On two cores sytrd takes 0.15 s with one thread and 0.11 with two at width 1280,
 
 LAPACK_PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 
-RANK_SHARE = 2
-"""A matrix whose rank is at most one such part of its width is decomposed by a factor of low rank.
+LARGEST_RANK_SHARE = 0.65
+"""A matrix whose rank is at most this share of its width is decomposed by a factor of low rank.
+
+At width 1584 that takes 0.08 instead of 0.29 s with rank 400, and 0.24 instead of 0.34 s with 1000.
 """
 
 WIDTH_FOR_FACTORS = 64
@@ -189,8 +191,8 @@ def spectrum(gram: Tensor, rank: int, columns: int) -> Spectrum:
             f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
             " float64"
         )
-    if gram.device.type == "cpu" and RANK_SHARE * rank <= len(gram):
-        result = _of_low_rank(gram, rank)
+    if gram.device.type == "cpu" and rank <= LARGEST_RANK_SHARE * len(gram):
+        result = _of_low_rank(gram, rank, columns)
     else:
         result = _of_any_rank(gram, rank, columns)
     values = result.values
@@ -215,34 +217,40 @@ def _of_any_rank(gram: Tensor, rank: int, columns: int) -> Spectrum:
     return result
 
 
-def _of_low_rank(gram: Tensor, rank: int) -> Spectrum:
-    """Return the decomposition of ``G = B Bᵀ`` with B (p, r), from that of ``BᵀB``.
+def _of_low_rank(gram: Tensor, rank: int, columns: int) -> Spectrum:
+    """Return the decomposition of ``G = B Bᵀ`` with B (p, r), from that of ``BᵀB = U diag(s) Uᵀ``.
 
     B is the Cholesky factor with complete pivoting (LAPACK's pstrf), which ends at the rank. It
-    takes pr² operations.
+    takes pr² operations. ``V = B U diag(s)^-½`` is never formed.
 
     Args:
         gram: (p, p).
         rank: an upper bound of its rank.
+        columns: as for :func:`spectrum`.
     """
     width = len(gram)
     values = gram.new_zeros(width)
     factor = pivoted_cholesky(gram, rank)
-    if not factor.shape[1]:
+    found = factor.shape[1]
+    if not found:
         return Spectrum(values, torch.zeros_like, torch.zeros_like)
-    squares, vectors = torch.linalg.eigh(factor.T @ factor)
+    inner = _of_any_rank(factor.T @ factor, found, columns)
+    squares = inner.values
     # Of a direction that holds only rounding the length is not known, and it is not used.
     smallest = torch.finfo(gram.dtype).eps * squares[-1]
-    directions = factor @ vectors / squares.clamp_min(smallest).sqrt()
-    start = width - len(squares)
+    lengths = squares.clamp_min(smallest).sqrt()[:, None]
+    start = width - found
     values[start:] = squares.clamp_min(0)
 
     def rotate(x: Tensor) -> Tensor:
         rotated = torch.zeros_like(x)
-        rotated[start:] = directions.T @ x
+        rotated[start:] = inner.rotate(factor.T @ x) / lengths
         return rotated
 
-    return Spectrum(values, rotate, lambda x: directions @ x[start:])
+    def back(x: Tensor) -> Tensor:
+        return factor @ inner.back(x[start:] / lengths)
+
+    return Spectrum(values, rotate, back)
 
 
 def pivoted_cholesky(matrix: Tensor, rank: int) -> Tensor:
