@@ -11,8 +11,7 @@ coordinates, the Woodbury coordinates, as there are groups. For p features, m ro
 costs
 
 * p³/3 operations for L, p³/3 more for the degrees of freedom;
-* p²m for the whitened rows ``L⁻¹x`` of m rows, and as much for the change of the degrees of
-  freedom;
+* p²m for the whitened rows ``L⁻¹x`` of m rows;
 * pm·(m/C) for the inner products of rows of one class. Whatever is asked then, of any groups of
   rows, has the size of the groups.
 """

@@ -369,7 +369,7 @@ def test_more_samples_than_the_rank_give_no_eigenvalues_of_rounding(
     assert int((values > 0).sum()) == rank
 
 
-@pytest.mark.parametrize("rank", [1, 7, 30])
+@pytest.mark.parametrize("rank", [1, 7, 30, 65])
 def test_a_matrix_of_low_rank_is_decomposed_as_any_other(rank: int) -> None:
     width = 100
     gram = gram_of(rank, width)
