@@ -55,7 +55,8 @@ def experiment_folder(logs: str, experiment: str) -> Path:
     """
     if len(os.fsencode(experiment)) > NAME_BYTES:
         raise UsageError(
-            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name shorter"
+            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name"
+            " shorter"
         )
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(

@@ -292,7 +292,8 @@ class ShardReader:
         """Return the bytes of an image.
 
         Raises:
-            DataError: it is too large, or its shard cannot be read, or was changed since its headers were read.
+            DataError: it is too large, or its shard cannot be read, or was changed since its
+                headers were read.
         """
         number = int(self.shard[row])
         shard = self.shards[number]
