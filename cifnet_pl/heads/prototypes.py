@@ -174,7 +174,7 @@ class SLDAHead(SumsHead):
         target_square = gram[0, 0]  # the weight of the classes that are still here
         samples = int(self.sums.seen)
         regression = Centred.from_augmented(gram, moment, target_square, samples)
-        choice = regression.solve("gcv")[1]
+        choice = regression.choose_ridge()
         return choice.ridge / (choice.ridge + self.sums.mass.item() * scale)
 
     def _keep(self, columns: Tensor) -> None:

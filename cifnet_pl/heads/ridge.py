@@ -486,7 +486,7 @@ class RidgeHead(SumsHead):
         """Return λ: as given, or by generalised cross-validation without product features."""
         if self.ridge != "gcv":
             return RidgeChoice(float(self.ridge), "given")
-        _, choice = system.regression(self.in_features).solve("gcv")
+        choice = system.regression(self.in_features).choose_ridge()
         return RidgeChoice(choice.ridge * self.ridge_scale.item(), choice.position)
 
     def _set_weights(self, factor: RidgeFactor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from cifnet_pl.statistics.gcv import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.leaving_out import whitened_rows
 from cifnet_pl.statistics.solving import Ridge, solve_ridge
-from cifnet_pl.statistics.spectrum import spectrum
+from cifnet_pl.statistics.spectrum import Spectrum, spectrum
 
 
 def solve(
@@ -40,12 +41,34 @@ def solve(
     if ridge != "gcv":
         weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
         return weights, RidgeChoice(float(ridge), "given")
+    found = choose_by_gcv(gram, moment, tss, samples, free)
+    shrunk = found.rotated / (found.eigen.values + found.choice.ridge)[:, None]
+    return found.eigen.back(shrunk), found.choice
+
+
+class GcvChoice(NamedTuple):
+    """The ridge of generalised cross-validation, and what it was chosen by.
+
+    Attributes:
+        choice: the ridge.
+        eigen: decomposition of the Gram matrix.
+        rotated: (p, C) the moment along its eigenvectors.
+    """
+
+    choice: RidgeChoice
+    eigen: Spectrum
+    rotated: Tensor
+
+
+def choose_by_gcv(
+    gram: Tensor, moment: Tensor, tss: Tensor, samples: int, free: int
+) -> GcvChoice:
+    """Choose a ridge by :func:`gcv_ridge`; the arguments are those of :func:`solve`."""
     eigen = spectrum(gram, samples - free, moment.shape[1])
     rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
     squares = rotated.square().sum(dim=1)
     choice = gcv_ridge(eigen.values, squares, tss, samples, free)
-    shrunk = rotated / (eigen.values + choice.ridge)[:, None]
-    return eigen.back(shrunk), choice
+    return GcvChoice(choice, eigen, rotated)
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,11 @@ class Centred:
         )
         bias = self.target_mean - self.mean @ weights
         return torch.cat([bias[None], weights]), chosen
+
+    def choose_ridge(self) -> RidgeChoice:
+        """Return the ridge of generalised cross-validation, without the weights."""
+        found = choose_by_gcv(self.gram, self.moment, self.tss, self.samples, free=1)
+        return found.choice
 
     def whitened_rows(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
         """Return :func:`~cifnet_pl.statistics.whitened_rows` of embeddings, with a free bias.
