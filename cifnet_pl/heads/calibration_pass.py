@@ -34,6 +34,14 @@ class CalibrationPass(ABC):
         """Return the scores of :meth:`left_out`, or others nearly the same that cost less."""
         return self.left_out(groups)
 
+    def at(self, rows: Tensor) -> CalibrationPass | None:
+        """Return the pass over some of the samples; None where it would share nothing with this.
+
+        Args:
+            rows: (k,) int64 positions of the samples.
+        """
+        return None
+
     @abstractmethod
     def select(self, groups: Tensor | None) -> None:
         """Select the decision rule and ridge by leave-one-group-out likelihood.

@@ -87,6 +87,23 @@ class CalibrationSamples:
         scores = self.head(self.z)
         return FixedRulePass(lambda groups: scores)
 
+    def at(self, rows: Tensor) -> CalibrationSamples:
+        """Return some of the samples, at positions (k,) int64, without groups.
+
+        What their pass has in common with that of all samples is not computed again.
+        """
+        result = CalibrationSamples(
+            self.head,
+            self.z[rows],
+            self.y[rows],
+            learned=self.learned,
+            counted=self.counted[rows],
+        )
+        shared = self.calibration_pass.at(rows)
+        if shared is not None:
+            result.calibration_pass = shared
+        return result
+
     def left_out(self, groups: Tensor | None) -> Tensor:
         """Return the scores (n, C) of the samples without these groups."""
         return self.calibration_pass.left_out(groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -157,7 +158,15 @@ class RidgePass(CalibrationPass):
         features = self.features
         if self.head.scaled:
             features = self.head._factors()[1:] * features
-        return LearnedRows(factor, features, self.columns)
+        return LearnedRows.of_features(factor, features, self.columns)
+
+    def at(self, rows: Tensor) -> RidgePass:
+        """Return the pass over some of the samples, whose features are computed already."""
+        part = copy.copy(self)
+        part.columns = self.columns[rows]
+        part.features = self.features[rows]
+        part.rows = self.rows.at(rows)
+        return part
 
     def _is_uneven(self) -> bool:
         """Return whether classes differ in their number of samples."""

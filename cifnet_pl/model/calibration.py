@@ -5,6 +5,8 @@ distribution shift.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -221,22 +223,20 @@ class Calibration(GrowingModule):
         self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
         self.given = torch.cat([self.given, groups.to(self.given)])
 
-    def groups_of(self, head: Head, samples: BufferSamples) -> Tensor | None:
+    def groups_of(self, pool: SelectionPool) -> Tensor | None:
         """Return the group of each learned image (n,), given or found; None if independent.
 
         Args:
-            head: solved, with leave-one-out scores.
-            samples: n images.
+            pool: n images.
         """
         if len(self.given):
-            return self._groups_given_for(samples.key)
-        some = some_classes(samples.y)
+            return self._groups_given_for(pool.samples.key)
+        some = some_classes(pool.samples.y)
         if not some.all():
-            part = samples.at(some)
-            found = dependent_groups(CalibrationSamples(head, part.z, part.y))
+            found = dependent_groups(pool.part(some))
             if found.kind != "found":
                 return None
-        found = dependent_groups(CalibrationSamples(head, samples.z, samples.y))
+        found = dependent_groups(pool.calibration_samples)
         if found.kind == "found":
             return found.groups
         return None
@@ -260,18 +260,24 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def assess_buffer(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
+    def assess_buffer(
+        self, head: Head, stored: BufferSamples, pool: SelectionPool | None = None
+    ) -> CalibrationSamples:
         """Find the groups of buffer samples, select the head's decision rule, measure accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
+            pool: from which they were selected, with this head as it is; None if not at hand.
 
         Returns:
             The samples in their groups, to fit the temperature by.
         """
-        counted = self.counted(stored.y, stored.key)
-        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        if pool is not None and pool.is_shared:
+            samples = pool.calibration_samples.at(pool.positions(stored))
+        else:
+            samples = CalibrationSamples(head, stored.z, stored.y)
+        samples.counted = self.counted(stored.y, stored.key)
         given = self._groups_given_for(stored.key)
         if given is not None:
             given_grouping = WeightedGrouping(given, 1.0)
@@ -410,6 +416,50 @@ def dependent_groups(samples: CalibrationSamples) -> FoundGroups:
 def _known_classes(samples: CalibrationSamples) -> int:
     """Return the number of classes of which something is known without a sample's group."""
     return len(torch.unique(samples.known_scores().columns))
+
+
+@dataclass(frozen=True)
+class SelectionPool:
+    """Learned images from which the buffer selects (:meth:`CalibrationBuffer.selection_pool`).
+
+    Attributes:
+        head: that learned them.
+        samples: n images, sorted by class and key.
+    """
+
+    head: Head
+    samples: BufferSamples
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether scores of a part come out of one pass over all images.
+
+        It pays where the part is most of them, and the pass is expensive.
+        """
+        return self.head.selects_rule and len(self.samples.y) <= 2 * ENOUGH_SAMPLES
+
+    @cached_property
+    def calibration_samples(self) -> CalibrationSamples:
+        """All images, with their leave-one-out scores."""
+        return CalibrationSamples(self.head, self.samples.z, self.samples.y)
+
+    def part(self, chosen: Tensor) -> CalibrationSamples:
+        """Return the images ``chosen`` (n,) bool, with their leave-one-out scores."""
+        if self.is_shared:
+            return self.calibration_samples.at(chosen.nonzero().flatten())
+        part = self.samples.at(chosen)
+        return CalibrationSamples(self.head, part.z, part.y)
+
+    def positions(self, stored: BufferSamples) -> Tensor:
+        """Return the positions (k,) int64 of images that were selected from these."""
+        position_of = {}
+        labels = self.samples.y.tolist()
+        keys = self.samples.key.tolist()
+        for position, identity in enumerate(zip(labels, keys, strict=True)):
+            position_of[identity] = position
+        identities = zip(stored.y.tolist(), stored.key.tolist(), strict=True)
+        positions = [position_of[identity] for identity in identities]
+        return torch.tensor(positions, device=self.samples.y.device)
 
 
 def some_classes(y: Tensor) -> Tensor:

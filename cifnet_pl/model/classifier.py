@@ -30,7 +30,7 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration, SelectionPool
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
 from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.image_hashes import ImageHashes
@@ -628,23 +628,28 @@ class Classifier:
             self.head.merge_(task.additions)
         self.solve()
 
-    def _commit(self, buffer: CalibrationBuffer) -> None:
+    def _commit(self, buffer: CalibrationBuffer) -> SelectionPool | None:
         """Let the buffer select among its candidates, whole groups where it must draw.
+
+        Returns the images from which it selected; None where it did not look for groups.
 
         Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
         make its leave-one-out score too good. A head that learns from the buffer gets the draw of
         the buffer's own strategy, calibrated or not.
         """
-        pool = None
-        groups = None
+        samples = None
         if self.calibrates and not self.head.uses_buffer:
-            pool = buffer.selection_pool()
-        if pool is not None:
-            groups = self.calibration.groups_of(self.head, pool)
-        if pool is None or groups is None:
+            samples = buffer.selection_pool()
+        if samples is None:
+            buffer.commit()
+            return None
+        pool = SelectionPool(self.head, samples)
+        groups = self.calibration.groups_of(pool)
+        if groups is None:
             buffer.commit()
         else:
-            buffer.commit_groups(pool, groups)
+            buffer.commit_groups(samples, groups)
+        return pool
 
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
@@ -693,9 +698,10 @@ class Classifier:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
         self.head.refresh()
+        pool = None
         if self.buffer is not None:
-            self._commit(self.buffer)
-        self.calibrate()
+            pool = self._commit(self.buffer)
+        self.calibrate(pool)
 
     # ------------------------------------------------------------------ history
 
@@ -719,17 +725,22 @@ class Classifier:
 
     # ------------------------------------------------------------------ calibration
 
-    def calibrate(self) -> None:
+    def calibrate(self, pool: SelectionPool | None = None) -> None:
         """Select the decision rule, and fit the temperature if that is wanted or was done before.
 
         Samples of one group are left out together.
+
+        Args:
+            pool: from which the buffer samples were selected since the head was solved, if at hand.
         """
         samples = self.buffer_samples
         fits_temperature = self.fits_temperature
         self.calibration.forget_buffer()
         calibration_samples = None
         if samples is not None and self.calibrates:
-            calibration_samples = self.calibration.assess_buffer(self.head, samples)
+            calibration_samples = self.calibration.assess_buffer(
+                self.head, samples, pool
+            )
         self.calibration.assess_new_images(self.head, self.images.content)
         if not fits_temperature:
             return

@@ -237,16 +237,28 @@ class LearnedRows:
 
     Args:
         factor: of these sums.
-        x: (m, p) features of the rows.
+        whitened: (m, p) float64 rows ``L⁻¹x``.
         columns: (m,) int64 class of each.
     """
 
-    def __init__(self, factor: RidgeFactor, x: Tensor, columns: Tensor):
+    def __init__(self, factor: RidgeFactor, whitened: Tensor, columns: Tensor):
         self.factor = factor
         self.columns = columns.cpu()
-        self.device = x.device
-        self.whitened = whiten(factor.factor, x.double())
-        self._products = self._by_class(RowProducts(self.whitened))
+        self.device = whitened.device
+        self.whitened = whitened
+        self._products = self._by_class(RowProducts(whitened))
+
+    @classmethod
+    def of_features(
+        cls, factor: RidgeFactor, x: Tensor, columns: Tensor
+    ) -> LearnedRows:
+        """Return the rows of features x (m, p), of classes ``columns`` (m,)."""
+        return cls(factor, whiten(factor.factor, x.double()), columns)
+
+    def at(self, rows: Tensor) -> LearnedRows:
+        """Return some of the rows, at positions (k,) int64."""
+        columns = self.columns[rows.cpu()]
+        return LearnedRows(self.factor, self.whitened[rows], columns)
 
     def _by_class(self, products: Products) -> ClassBlocks:
         return ClassBlocks(products, self.columns)

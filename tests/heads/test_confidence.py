@@ -310,6 +310,24 @@ def test_without_a_class_that_was_removed_the_others_are_left_out_as_before(
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"product_features": 1.5}], ids=str)
+def test_some_samples_of_a_pass_have_the_scores_of_their_own_pass(
+    options: dict[str, Any],
+) -> None:
+    stream = Stream(3)
+    head = stream.learn(RidgeHead(D, decision="auto", **options))
+    z, y = stream.stored()
+    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[::2]
+    groups = torch.arange(len(rows)) // 2
+    some = CalibrationSamples(head, z, y).at(rows)
+    own = CalibrationSamples(head, z[rows], y[rows])
+    for grouping in (None, groups):
+        shared = some.grouped(grouping).scores()
+        torch.testing.assert_close(
+            shared, own.grouped(grouping).scores(), equal_nan=True
+        )
+
+
 def test_a_sample_without_which_nothing_is_known() -> None:
     z = torch.randn(1, D)
     y = torch.tensor([4])

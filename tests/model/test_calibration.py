@@ -16,6 +16,7 @@ from cifnet_pl.heads.confidence import (
     ReferenceScores,
     fit_probabilities,
 )
+from cifnet_pl.heads.ridge import RidgePass
 from cifnet_pl.model.calibration import dependent_groups
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
@@ -78,6 +79,26 @@ def calibrated_by(model: Classifier) -> tuple[float, float]:
 
 def accuracy_of(model: Classifier, z: Tensor, y: Tensor) -> float:
     return 100 * (model.head.predict(z) == y).double().mean().item()
+
+
+@pytest.mark.parametrize("groups_each", [GROUPS, 16])
+def test_a_buffer_that_overflows_needs_one_pass_over_the_images(
+    groups_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    build = RidgePass.__init__
+
+    def counted(self: RidgePass, head: RidgeHead, z: Tensor, columns: Tensor) -> None:
+        passes.append(len(z))
+        build(self, head, z, columns)
+
+    monkeypatch.setattr(RidgePass, "__init__", counted)
+    z, y, _ = images(1, groups_each=groups_each)
+    model = empty(CalibrationBuffer(100))
+    model.head = RidgeHead(WIDTH, decision="auto")
+    learn_embeddings(model, NAMES, z, y)
+    assert len(model.buffer.y) <= 100
+    assert passes == [len(z)]
 
 
 def test_groups_are_left_out_together() -> None:
