@@ -38,7 +38,7 @@ class Preprocessing:
 
     Attributes:
         image_size: side in pixels.
-        crop_ratio: share of the short side that is cropped from the centre.
+        crop_ratio: share of the short side that is kept, around the centre.
         mean: of each channel in [0, 1], RGB.
         std: standard deviation, likewise.
     """

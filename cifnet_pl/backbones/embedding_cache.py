@@ -67,7 +67,7 @@ def pipeline_folder(
         outputs: (m, d) embeddings of fixed images by the network.
         weights: hash of its weights and preprocessing.
         image_size: side in pixels.
-        crop_ratio: share of the short side that is cropped.
+        crop_ratio: share of the short side that is kept.
         precision: one of Lightning's names.
         engine: "torch", "compile" or "onnxruntime".
     """

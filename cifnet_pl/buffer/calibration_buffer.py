@@ -61,8 +61,9 @@ def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
 class CalibrationBuffer(GrowingModule):
     """Embeddings of past classes, at most ``capacity`` in all or ``per_class`` of each.
 
-    With a total capacity each class keeps ``⌊capacity / classes⌋`` of the classes in it, so early
-    tasks keep more.
+    With a total capacity each class keeps ``⌊capacity / classes⌋`` samples, with the number of
+    classes seen so far, so the quota shrinks with every task.
+
     ``add`` collects candidates of the current task. ``commit`` selects among them and shrinks the
     older classes.
 

@@ -173,8 +173,8 @@ class CIFNetCLI(LightningCLI):
         config["ckpt_path"] = (
             str(self.place.checkpoint) if self.place.checkpoint else None
         )
-        if self.place.news and is_first_process():
-            print(self.place.news, flush=True)
+        if self.place.message and is_first_process():
+            print(self.place.message, flush=True)
 
     @property
     def _own(self) -> Namespace:

@@ -276,8 +276,8 @@ class Plan:
         max_tasks: tasks to keep, or None for all.
 
     Attributes:
-        left_out: (n,) bool, training samples that no task brings; None for none.
-        untested: (m,) bool, test samples that no task is tested with; None for none.
+        left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
+        untested: (m,) bool, test samples that are excluded; None without any.
     """
 
     left_out: np.ndarray | None = None
@@ -310,7 +310,7 @@ class Plan:
         return self._plan(learned).stream
 
     def rows(self, task: int, learned: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the positions of the training samples of a task; none after the last.
+        """Return the positions of the training samples of a task; empty after the last task.
 
         Args:
             task: its number, from 0.

@@ -141,7 +141,7 @@ class ACILHead(SumsHead):
         self.position = choice.position
 
     def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of all classes."""
+        """Return one ridge, which all classes share."""
         return [RidgeChoice(float(self.ridge_used), self.position)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:

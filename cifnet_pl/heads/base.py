@@ -302,7 +302,7 @@ class Head(nn.Module, ABC):
         return self._scores
 
     def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridges of the last solve, in a fixed order; empty without ridges."""
+        """Return the ridges of the last solve; how many there are depends on the head."""
         return []
 
     def _novelty_features(self, z: Tensor) -> Tensor:
@@ -648,7 +648,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
-        """Return leave-one-out scores for any grouping, with shared computations cached.
+        """Return an object that computes leave-one-out scores of samples for any grouping.
 
         Args:
             z: (n, d) embeddings, as for :meth:`leave_one_out`.

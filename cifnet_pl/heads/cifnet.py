@@ -264,7 +264,7 @@ class CIFNetHead(Head):
         return torch.cat([none, *(cohort.weights for cohort in self._cohorts)], dim=1)
 
     def _solve_cohort(self, cohort: Cohort) -> None:
-        """Solve ``(A_j + λI)⁻¹M_j``; the weight of a sample is the squared slope at its target."""
+        """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
         sums = cohort.sums
         positive = self.slopes.positive * sums.class_sums
         negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)

@@ -527,7 +527,7 @@ class RidgeHead(SumsHead):
         return check_product_features(count / self.in_features)
 
     def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of all classes."""
+        """Return one ridge, which all classes share."""
         return [RidgeChoice(self.ridge_used.item(), self.position)]
 
     # ------------------------------------------------------------------ leave one out

@@ -330,6 +330,9 @@ def square(
 ) -> np.ndarray:
     """Convert an image to sRGB, resize it and crop its centre; EXIF orientation is applied.
 
+    :func:`cifnet_pl.images.jpeg.decode_square` and :class:`cifnet_pl.model.export.Square` crop in
+    the same way.
+
     This equals resizing the short side to ``size / crop_ratio`` (bicubic, antialiased) and cropping
     the centre. It is done in one step on the cropped region, so the memory does not depend on how
     elongated the image is. A centred square stays one when it is turned, so the small result is

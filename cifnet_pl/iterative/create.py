@@ -140,18 +140,18 @@ class CREATEModule(IterativeModule):
         own = probabilities.gather(1, labels[:, None])
         classification = -own.log().mean()
         separated = self._separation(scores, codes.float(), labels)
-        weight: float = self.options["separation_weight"]
-        loss: Tensor = classification + weight * separated
+        separation_weight: float = self.options["separation_weight"]
+        loss: Tensor = classification + separation_weight * separated
         if self.is_first_task:
             return loss
         network, encoders = self.teacher
         with torch.no_grad():
             old_z = network(x)
-            old_scores = encoders(old_z)[0].float()
+            teacher_scores = encoders(old_z)[0].float()
         known = scores[:, : self.old_classes]
-        distilled = distillation(known, old_scores, scale=True)
-        weight = self.options["distillation_weight"]
-        return loss + weight * distilled
+        distilled = distillation(known, teacher_scores, scale=True)
+        distillation_weight: float = self.options["distillation_weight"]
+        return loss + distillation_weight * distilled
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""

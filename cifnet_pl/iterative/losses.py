@@ -320,7 +320,7 @@ def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
     """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`relative_margin`.
 
     Args:
-        errors: (n, C) scores of at least two classes.
+        scores: (n, C) of at least two classes.
         alpha: α.
     """
     lead = relative_margin(scores)

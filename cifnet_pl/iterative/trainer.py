@@ -353,7 +353,9 @@ class IterativeModule(TaskModule):
         return Phase(name, epochs, rate, decay)
 
     def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
-        """Learn from exemplars alone (balanced fine-tuning), and select new exemplars again.
+        """Learn from exemplars alone (balanced fine-tuning).
+
+        The candidates are embedded again then, and the exemplars of new classes selected anew.
 
         Args:
             share: share of the task's epochs; 0 for none.

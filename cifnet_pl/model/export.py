@@ -47,14 +47,15 @@ def cubic_kernel(x: Tensor) -> Tensor:
 class Square(nn.Module):
     """Resize and crop RGB images of one size to squares, as two matrix products.
 
-    It is :func:`cifnet_pl.images.image.square` for a batch. The weights are Pillow's: a cubic
+    It resizes and crops a batch as :func:`cifnet_pl.images.image.square` does; orientation and
+    colours must be right already. The weights are Pillow's: a cubic
     kernel, widened to the sampling step where that is larger than a pixel, around the centre of
     every target pixel within the cropped box. The rows are normalised, and both passes round to 8
     bits.
 
     Args:
         size: side of the squares in pixels.
-        crop_ratio: share of the short side that is cropped.
+        crop_ratio: share of the short side that is kept.
     """
 
     def __init__(self, size: int, crop_ratio: float):

@@ -106,7 +106,8 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
             k, None where not measured.
 
     Returns:
-        Percentage points; None with fewer than two tasks.
+        Percentage points; None with fewer than two tasks, or if no earlier task was measured both
+        when it was learned and at the end.
 
     Example:
         >>> backward_transfer([[90.0], [80.0, 95.0]])

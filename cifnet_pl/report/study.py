@@ -238,7 +238,10 @@ class Group:
         return stat.mean
 
     def curve(self) -> list[Stat | None]:
-        """Return A_k of each task over seeds."""
+        """Return mean and deviation of A_k after each task.
+
+        They are over pairs of seed and class order; of outcomes with the same pair the last counts.
+        """
         lengths = [len(outcome.trajectory) for outcome in self.outcomes]
         length = max(lengths, default=0)
         curve = []

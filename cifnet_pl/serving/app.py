@@ -274,8 +274,11 @@ def make_app(service: Service, access: Access) -> Guard:
     """Build the application, which closes the service when it shuts down.
 
     Args:
-        service: what answers.
+        service: what the routes use.
         access: who may ask.
+
+    Returns:
+        The application behind its :class:`Guard`.
     """
 
     @asynccontextmanager

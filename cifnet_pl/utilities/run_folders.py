@@ -36,7 +36,7 @@ class RunChoice:
 
     folder: Path
     checkpoint: Path | None = None
-    news: str | None = None
+    message: str | None = None
 
 
 NAME_BYTES = 200
@@ -95,7 +95,7 @@ def images_of_run(model: Path) -> str | None:
 
 
 def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
-    """Choose the folder in which a run learns.
+    """Choose the folder in which a run learns; it is not made here.
 
     Args:
         base: the experiment's folder.
