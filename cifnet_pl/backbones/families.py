@@ -160,7 +160,8 @@ def torchvision_weights(
     file_name = Path(weights.url).name
     file = Path(torch.hub.get_dir(), "checkpoints", file_name)
     if file.is_file():
-        read_tensors(file)  # torchvision would unpickle whatever is in it
+        # A check alone: torchvision would unpickle, and so execute, whatever is in the file.
+        read_tensors(file)
     elif not download:
         raise CifnetError(
             f"the weights {rest} are not on this machine (looked for {file}): put the file there, "

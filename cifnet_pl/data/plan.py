@@ -246,7 +246,7 @@ class TaskLearner(Protocol):
             task: number of the task, from 0.
 
         Returns:
-            One array for each pass over the images.
+            Positions for each part that is delivered in turn: a pass over all images, or one step.
         """
 
 

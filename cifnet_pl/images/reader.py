@@ -80,15 +80,15 @@ def decoding_cores(processes: int = 1) -> int:
 def iterate_images(
     images: ImageLike | str | Iterable[ImageLike | str],
 ) -> Iterator[ImageLike]:
-    """Yield one or many images.
+    """Return an iterator over one or many images.
 
     Args:
         images: paths, contents of files, or Pillow images; one alone, or several. A single path may
-            be a folder.
+            be a folder, a zip archive or a pattern.
 
     Raises:
         DataError: there is no image at a single path.
-        UsageError: something is no image.
+        UsageError: something is no image; raised by the iterator.
     """
     if isinstance(images, str | Path):
         return find_images(images)
@@ -129,7 +129,7 @@ class PixelBatch(Generic[Item, Result]):
     Attributes:
         items: the images.
         pixels: (n, s, s, 3) uint8.
-        jobs: what is being read of them, in the order of ``items``.
+        jobs: consecutive parts of ``items`` that are being read, in their order.
     """
 
     items: Sequence[Item]

@@ -226,29 +226,30 @@ class FOSTERModule(IterativeModule):
         """Set the class weights of the phase; add a student for compression."""
         if self.is_first_task:
             return
-        boosts = self.current_phase == "boost"
-        if not boosts:
+        if self.current_phase == "boost":
+            beta = self.options["boosting_beta"]
+        else:
+            beta = self.options["compression_beta"]
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
             output_layer = grown(old, self.width, self.n_classes)
             self.student = nn.ModuleList([student, output_layer])
-        if boosts:
-            beta = self.options["boosting_beta"]
-        else:
-            beta = self.options["compression_beta"]
-        weights = effective_weights(self._images(), beta)
+        weights = effective_weights(self._image_counts(), beta)
         self._weights = weights.to(self.device, torch.float32)
 
-    def _images(self) -> Tensor:
-        """Return (C,) images of each class that the task learns from."""
+    def _image_counts(self) -> Tensor:
+        """Return (C,) number of images of each class that the task learns from, at least 1.
+
+        Exemplars are included.
+        """
         rows_of_steps = [step.rows for step in self.plan.steps]
         rows = np.unique(np.concatenate(rows_of_steps))
         source = self.data.source
         labels = source.train.labels[rows]
         names = [source.class_names[label] for label in labels]
-        new = Counter(names)
-        counts_of_classes = [new[name] for name in self.class_names]
+        new_counts = Counter(names)
+        counts_of_classes = [new_counts[name] for name in self.class_names]
         counts = torch.tensor(counts_of_classes)
         exemplar_labels = self.exemplars.label.cpu()
         counts += exemplar_labels.bincount(minlength=self.n_classes)

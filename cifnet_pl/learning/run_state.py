@@ -86,16 +86,17 @@ def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
 
 
 def rewind_to_task_start(checkpoint: Mapping[str, Any], tasks: int) -> None:
-    """Set Lightning's counters to the end of a task, whichever hook the checkpoint was written in.
+    """Set Lightning's counters to the end of the last finished task.
 
-    Otherwise the counters of an open task would skip its hooks and its first batches.
+    So the open task begins anew. Otherwise its counters, which depend on the hook that wrote the checkpoint, would skip its hooks
+    and its first batches.
 
     Args:
         checkpoint: it is changed in place.
         tasks: number of tasks that are finished.
 
     Raises:
-        CheckpointError: it holds weights only.
+        CheckpointError: it holds weights only, or is damaged.
     """
     message = (
         "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but"

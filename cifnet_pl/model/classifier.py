@@ -57,7 +57,7 @@ class Prediction(OpenSetDecision):
     Attributes:
         file: the image, or ``table#id`` of a file of embeddings; None if it was given as bytes or
             as an image.
-        classes: names, the most probable first.
+        classes: names, the most probable first; empty where the image is unreadable.
         probabilities: of ``classes``.
         unreadable: the reason why it cannot be decoded, or None.
     """
@@ -99,7 +99,8 @@ class Classifier:
 
         model = cifnet_pl.load("lightning_logs/flowers")
         for prediction in model.classify(["a.jpg", "b.jpg"]):
-            print(prediction.file, prediction.classes[0], prediction.probabilities[0])
+            if prediction.unreadable is None:
+                print(prediction.file, prediction.classes[0], prediction.probabilities[0])
         result = cifnet_pl.extend(model, "new_classes")  # one sub-folder of images for each class
         result.model.save("flowers_2")
     """

@@ -234,7 +234,7 @@ def _write_number(
 
 
 def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) -> Figure:
-    """Draw a reliability diagram, the accuracy at each confidence, in ten bins.
+    """Draw a reliability diagram: the accuracy at each confidence in ten bins, and their images.
 
     Args:
         confidence: (n,) largest probability of each image, in 0–1.

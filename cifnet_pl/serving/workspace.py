@@ -63,6 +63,8 @@ EARLIER_VERSION = (
     "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
     " ORDER BY place DESC LIMIT 1"
 )
+"""The line has the versions that are stored, in the order in which they were served."""
+
 LATER_VERSION = (
     "SELECT place, version FROM line WHERE place > (SELECT place FROM model)"
     " ORDER BY place LIMIT 1"
@@ -71,7 +73,7 @@ LATER_VERSION = (
 
 @dataclass(frozen=True)
 class Change:
-    """The difference between a version and the one before.
+    """The difference between a version and the one that it was made from.
 
     Attributes:
         action: "open", "extend", "forget", "rename", "move" or "join".
@@ -570,7 +572,10 @@ class Workspace:
         return self.versions[number]
 
     def undo(self) -> tuple[Version, Classifier]:
-        """Serve the version before the current one; RequestError if there is none."""
+        """Serve the version that was served before the current one; RequestError if there is none.
+
+        After :meth:`go_to` it is another one than the version that the current one was made from.
+        """
         step = partial(self._step, "undo", EARLIER_VERSION, messages.NO_UNDO)
         return self._with_reserve(step)
 

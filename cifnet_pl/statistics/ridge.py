@@ -22,7 +22,7 @@ def solve(
     samples: int,
     free: int = 0,
 ) -> tuple[Tensor, RidgeChoice]:
-    """Return ``(gram + λI)⁻¹ moment`` and λ.
+    """Return ``(gram + λI)⁻¹ moment``, and λ with its position among the candidates.
 
     It takes one Cholesky factorisation, or one eigendecomposition with "gcv".
 
