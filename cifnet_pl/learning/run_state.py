@@ -88,8 +88,8 @@ def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
 def rewind_to_task_start(checkpoint: Mapping[str, Any], tasks: int) -> None:
     """Set Lightning's counters to the end of the last finished task.
 
-    So the open task begins anew. Otherwise its counters, which depend on the hook that wrote the checkpoint, would skip its hooks
-    and its first batches.
+    So the open task begins anew. Otherwise its counters, which depend on the hook that wrote the
+    checkpoint, would skip its hooks and its first batches.
 
     Args:
         checkpoint: it is changed in place.
