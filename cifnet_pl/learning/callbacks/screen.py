@@ -154,7 +154,7 @@ def _accuracy_lines(summary: dict[str, Any], module: TaskModule) -> list[str]:
 
 
 def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -> str:
-    training = f"Training {summary['train_seconds']:.1f} s{_largest_share(record)}"
+    training = f"Training {summary['train_seconds']:.1f} s{largest_share(record)}"
     size = megabytes(record.rows[-1], module)
     return f"{training}, {_energy(summary)}, state {size:.2f} MB"
 
@@ -169,7 +169,7 @@ def _energy(summary: dict[str, Any]) -> str:
     return f"{summary['energy_kwh']:.1e} kWh ({how})"
 
 
-def _largest_share(record: RunRecord) -> str:
+def largest_share(record: RunRecord) -> str:
     """Return what took most of the training time, and its share: it limits the run."""
     total = sum(row.train_seconds for row in record.rows)
     solving = sum(row.solve_seconds for row in record.rows)

@@ -2,7 +2,6 @@
 
 import io
 import re
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,9 +9,7 @@ import pytest
 from rich.console import Console
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.images.slices import GivenImage
-from cifnet_pl.learning.callbacks.screen import record_table
+from cifnet_pl.learning.callbacks.screen import largest_share, record_table
 from tests.command_line import FAST, fit, make_images
 from tests.terminal import seen_at_a_terminal
 
@@ -99,18 +96,26 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
     assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
 
 
-def test_a_run_says_that_its_images_limit_it(tmp_path, capsys, monkeypatch):
-    def slow(loader: ImageLoader, index: int) -> GivenImage:
-        time.sleep(0.1)
-        return given(loader, index)
-
-    given = ImageLoader._given
-    monkeypatch.setattr(ImageLoader, "_given", slow)
-    images = make_images(tmp_path / "images", ["ant", "bee"], 20)
-    options = ["--data.root", str(images), "--data.source", "folder"]
-    options += ["--model.head", "RidgeHead", "--data.num_workers", "1"]
-    assert fit(tmp_path / "logs", *options) == 0
-    assert re.search(r"Training .* s \(images \d\d %\)", capsys.readouterr().out)
+@pytest.mark.parametrize(
+    ("train", "waiting", "solving", "text"),
+    [
+        (10.0, 7.0, 1.0, " (images 70 %)"),
+        (10.0, 1.0, 6.0, " (solve 60 %)"),
+        (10.0, 1.0, 1.0, " (backbone 80 %)"),
+        (10.0, None, 9.0, ""),
+        (0.1, 0.09, 0.0, ""),
+    ],
+)
+def test_a_run_says_what_limits_it(
+    train: float, waiting: float | None, solving: float, text: str
+) -> None:
+    row = SimpleNamespace(
+        train_seconds=train / 2,
+        waiting_seconds=waiting and waiting / 2,
+        solve_seconds=solving / 2,
+    )
+    record = SimpleNamespace(rows=[row, row])
+    assert largest_share(record) == text
 
 
 def test_class_names_with_brackets_and_two_spellings(tmp_path, capsys, caplog):
