@@ -384,7 +384,8 @@ class CIFNetDataModule(LightningDataModule):
             return []
         present = np.unique(self.source.train.labels[rows])
         names = [self.source.class_names[label] for label in present]
-        return [name for name in names if name not in set(new)]
+        new_names = set(new)
+        return [name for name in names if name not in new_names]
 
     def class_counts(self, names: Iterable[str]) -> list[int]:
         """Return the number of training samples of each class in the current task.

@@ -273,12 +273,13 @@ class Calibration(GrowingModule):
         Returns:
             The samples in their groups, to fit the temperature by.
         """
-        if pool is not None and pool.is_shared:
+        given = self._groups_given_for(stored.key)
+        # With given groups none were looked for in the pool: there is nothing to share.
+        if given is None and pool is not None and pool.is_shared:
             samples = pool.calibration_samples.at(pool.positions(stored))
         else:
             samples = CalibrationSamples(head, stored.z, stored.y)
         samples.counted = self.counted(stored.y, stored.key)
-        given = self._groups_given_for(stored.key)
         if given is not None:
             given_grouping = WeightedGrouping(given, 1.0)
             found = FoundGroups("given", (given_grouping,), given, given, given)

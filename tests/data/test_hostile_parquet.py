@@ -39,15 +39,20 @@ def write(path: Path, kind: str, image: object, **options: object) -> Path:
     return path
 
 
-def test_what_unpacks_to_far_more_than_its_size_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def bomb(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small file with one content of four megabytes, which is more than it may unpack to."""
     monkeypatch.setattr(parquet, "SMALL_BYTES", 2**16)
-    bomb = LONG if kind == "manifest" else {"bytes": LONG.encode(), "path": None}
-    path = write(tmp_path / "a.parquet", kind, bomb, compression="zstd")
-    assert path.stat().st_size < 2**16
+    content = LONG if kind == "manifest" else {"bytes": LONG.encode(), "path": None}
+    return write(tmp_path / "a.parquet", kind, content, compression="zstd")
+
+
+def test_what_unpacks_to_far_more_than_its_size_is_refused(
+    kind: str, bomb: Path
+) -> None:
+    assert bomb.stat().st_size < 2**16
     with pytest.raises(DataError, match="100 times its size"):
-        build_source(kind, SourceOptions(path))
+        build_source(kind, SourceOptions(bomb))
 
 
 def repeated(kind: str, rows: int) -> pyarrow.Table:
@@ -102,14 +107,9 @@ def varint(number: int, length: int) -> bytes:
     return bytes(digits)
 
 
-def test_sizes_in_the_footer_are_not_believed(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "SMALL_BYTES", 2**16)
-    bomb = LONG if kind == "manifest" else {"bytes": LONG.encode(), "path": None}
-    path = write(tmp_path / "a.parquet", kind, bomb, compression="zstd")
-    group = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
-    content = path.read_bytes()
+def test_sizes_in_the_footer_are_not_believed(kind: str, bomb: Path) -> None:
+    group = pyarrow.parquet.ParquetFile(bomb).metadata.row_group(0)
+    content = bomb.read_bytes()
     columns = range(group.num_columns)
     sizes = [group.column(i).total_uncompressed_size for i in columns]
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -118,11 +118,11 @@ def test_sizes_in_the_footer_are_not_believed(
         honest = varint(size, 4)
         assert honest in footer
         footer = footer.replace(honest, varint(100, 4))
-    path.write_bytes(content[:start] + footer)
-    lying = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
+    bomb.write_bytes(content[:start] + footer)
+    lying = pyarrow.parquet.ParquetFile(bomb).metadata.row_group(0)
     assert lying.total_byte_size == 100
     with pytest.raises(DataError, match="100 times its size"):
-        build_source(kind, SourceOptions(path))
+        build_source(kind, SourceOptions(bomb))
 
 
 def test_values_that_repeat_within_the_bound_are_read(tmp_path: Path) -> None:
