@@ -66,6 +66,8 @@ AUTO_PRODUCT_FEATURES = {100: 1.5, 400: 3.0}
 Three with fewer samples cost as much as with many, and gain less (``python -m
 benchmarks.studies.few_images``)."""
 
+ROWS_PER_BLOCK = 512
+"""Samples whose features a calibration pass computes at a time."""
 
 RIDGE_SCALES = (1.0, 0.3, 0.1)
 """Ridges that are tried with product features, as multiples of generalised cross-validation's."""
@@ -145,7 +147,9 @@ class RidgePass(CalibrationPass):
     def __init__(self, head: RidgeHead, z: Tensor, columns: Tensor):
         self.head = head
         self.columns = columns
-        self.features = head._features(z)[:, 1:]
+        # A block of rows and its products fit into memory that the last block has freed.
+        blocks = torch.split(z, ROWS_PER_BLOCK)
+        self.features = torch.cat([head._features(block)[:, 1:] for block in blocks])
         if head._solved is None:
             system = head._system()
             factor = RidgeFactor(system, head.ridge_used.item())

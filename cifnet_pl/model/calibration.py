@@ -231,11 +231,13 @@ class Calibration(GrowingModule):
         """
         if len(self.given):
             return self._groups_given_for(pool.samples.key)
-        some = some_classes(pool.samples.y)
-        if not some.all():
-            found = dependent_groups(pool.part(some))
-            if found.kind != "found":
-                return None
+        # Where the scores of all images are needed in any case, to ask some first saves nothing.
+        if not pool.is_shared:
+            some = some_classes(pool.samples.y)
+            if not some.all():
+                found = dependent_groups(pool.part(some))
+                if found.kind != "found":
+                    return None
         found = dependent_groups(pool.calibration_samples)
         if found.kind == "found":
             return found.groups
@@ -446,8 +448,6 @@ class SelectionPool:
 
     def part(self, chosen: Tensor) -> CalibrationSamples:
         """Return the images ``chosen`` (n,) bool, with their leave-one-out scores."""
-        if self.is_shared:
-            return self.calibration_samples.at(chosen.nonzero().flatten())
         part = self.samples.at(chosen)
         return CalibrationSamples(self.head, part.z, part.y)
 
