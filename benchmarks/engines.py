@@ -35,7 +35,14 @@ FILES = {"64 px": (64, 64), "500 px": (500, 375), "12 MP": (4000, 3000)}
 """Images of three sizes: width and height in pixels."""
 
 
-def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
+def fit(
+    root: Path,
+    logs: Path,
+    setup: Setup,
+    engine: str,
+    *more: str,
+    config: str = "heads/ridge",
+) -> float:
     """Seconds of learning all tasks, the evaluation apart, in a process of its own, as users have
     it.
 
@@ -44,7 +51,7 @@ def fit(root: Path, logs: Path, setup: Setup, engine: str, *more: str) -> float:
     arguments = [
         "fit",
         "--config",
-        "heads/ridge",
+        config,
         "--data.root",
         str(root),
         "--data.image_size",
@@ -118,6 +125,28 @@ def engine_rows(setup: Setup) -> Iterator[Row]:
                 "≥ 1.8",
                 about(setup) + rates,
             )
+
+
+def default_rows(setup: Setup) -> Iterator[Row]:
+    """What ``fit`` uses without a configuration: late layers, mirror image, product features."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "images")
+        logs = Path(folder, "logs")
+        write_images(root, setup)
+        times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+        for _ in range(setup.rounds):
+            for engine in ENGINES:
+                learned = fit(root, logs, setup, engine, config="folder")
+                times[engine].append(learned)
+        ours, slower = times.values()
+        yield Row(
+            f"(k) fit by default with engine auto, torch / auto, {setup.side} px",
+            spread(ours),
+            spread(slower),
+            ratio(slower, ours),
+            "≥ 2.2",
+            about(setup),
+        )
 
 
 def about(setup: Setup) -> str:
@@ -251,4 +280,5 @@ def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:
     yield from file_rows()
     for side, count in rounds.items():
         yield from engine_rows(replace(SMALL, side=side, rounds=count))
+        yield from default_rows(replace(SMALL, side=side, rounds=count))
         yield from alone_rows(side)
