@@ -4,6 +4,7 @@ HYPOTHESIS_PROFILE=soak.
 
 import gc
 import os
+import random
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,9 @@ if "CIFNET_CACHE" not in os.environ:
         tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}"
     )
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
@@ -45,6 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     examples.
     """
     items.sort(key=lambda item: item.path.parent != TESTS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same random numbers, whatever ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002, of libraries that draw from it
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -294,7 +294,7 @@ DAMAGED_OUTPUTS = {
 
 
 @pytest.mark.parametrize("kind", [*DAMAGED_OUTPUTS, "a pipe"])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_damaged_outputs_of_a_shared_cache_are_written_anew(
     kind: str, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def hold(target: Path, ready: Path) -> int:
     """Take the lock of ``target``, say so and keep it."""
     with exclusive(target):
         ready.touch()
-        time.sleep(60)
+        time.sleep(600)
     return 0
 
 
@@ -91,7 +91,7 @@ def hold_with_a_worker(target: Path, ready: Path) -> int:
     with exclusive(target):
         get_context("fork").Process(target=time.sleep, args=(5,)).start()
         ready.touch()
-        time.sleep(60)
+        time.sleep(600)
     return 0
 
 

@@ -361,19 +361,26 @@ def test_two_sweeps_never_run_one_point_at_once(
     # An orphan of a killed sweep: its process holds the lock as long as it lives.
     hold = (
         "import filelock, sys, time\nwith filelock.FileLock(sys.argv[1]):\n print('held',"
-        " flush=True)\n time.sleep(60)"
+        " flush=True)\n time.sleep(600)"
     )
     words = [sys.executable, "-c", hold, str(tmp_path / ".running")]
     orphan = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
     with orphan.stdout:
         assert orphan.stdout.readline() == b"held\n"
-    threading.Timer(0.5, orphan.kill).start()
+    ends = threading.Event()
+
+    def end() -> None:
+        ends.set()
+        orphan.kill()
+
+    threading.Timer(0.5, end).start()
     write_run(tmp_path / "version_0")
     monkeypatch.setattr(
         "cifnet_pl.__main__.main", lambda words: pytest.fail("it is complete already")
     )
     assert run_point(tmp_path / "point.yaml") == 0
-    assert orphan.wait(0.1) == -signal.SIGKILL
+    assert ends.is_set()
+    assert orphan.wait(60) == -signal.SIGKILL
 
 
 def test_a_point_holds_its_lock_while_it_runs(

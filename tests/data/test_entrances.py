@@ -379,7 +379,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("name", ["folders", "domains", "table", "parquet table"])
 @pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_entries_that_are_no_images_are_unreadable(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,7 @@ def test_a_table_of_files_that_are_not_there_is_refused(
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "{}/pipe", "{}/secret"])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_images_that_are_other_files_are_unreadable(
     kind: str, name: str, tmp_path: Path
 ) -> None:

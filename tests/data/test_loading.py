@@ -4,8 +4,9 @@ memory.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Semaphore
 from unittest import mock
 
 import numpy as np
@@ -246,9 +247,14 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
 
 
 class Slow(Numbers):
-    """Images that take 5 ms each to read."""
+    """Images that take 5 ms each to read, each once it was asked for."""
+
+    def __init__(self, count: int):
+        super().__init__(count)
+        self.asked = Semaphore(0)
 
     def given(self, index: int) -> Image.Image:
+        assert self.asked.acquire(timeout=60)
         time.sleep(0.005)
         return super().given(index)
 
@@ -258,8 +264,13 @@ class Slow(Numbers):
     [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
 )
 def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
-    device: str, is_done: bool, limited_by_images: bool
+    device: str,
+    is_done: bool,
+    limited_by_images: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """No image is read before its batch is waited for."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     images = Slow(8)
     plan = planned_batches(np.arange(8), 2, None)
     stream = mock.Mock(query=lambda: is_done)
@@ -268,6 +279,15 @@ def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
         mock.patch.object(torch.cuda, "current_stream", return_value=stream),
     ):
         decoder = ImageLoader(images, 2, 1.0, 1, device)
+        decode = decoder.decode
+
+        def asked(batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
+            made = decode(batches)
+            for batch in batches:
+                images.asked.release(len(batch))
+                yield next(made)
+
+        monkeypatch.setattr(decoder, "decode", asked)
         loader = StoredLoader(images, plan, decoder, learned=True)
         assert len(list(loader)) == 4
         decoder.close()

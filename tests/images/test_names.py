@@ -36,7 +36,7 @@ def special_entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> None:
     names = special_entries(tmp_path)
     assert {path.name for path in find_images(tmp_path)} == names
@@ -46,7 +46,7 @@ def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> 
             read_bytes(tmp_path / name)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_new_files_are_found_beside_entries_that_are_none(tmp_path: Path) -> None:
     names = special_entries(tmp_path)
     new = NewFiles(tmp_path)

@@ -171,7 +171,7 @@ def test_processes_end_with_the_one_that_asks(number: signal.Signals) -> None:
     asking.send_signal(number)
     asking.wait()
     asking.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _is_there(group):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -184,7 +184,7 @@ def test_processes_end_where_a_fork_holds_their_connections_open(
     channels = own_pool.processes._channels
     held = [os.dup(one.connection.fileno()) for one in channels]
     own_pool.processes.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _is_there(own_pool.program.pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -17,7 +17,7 @@ from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
 from tests.iterative.suite import NAMES, data, install, learner
 from tests.killing import ended, start
-from tests.learning.test_strategy import free_port
+from tests.learning.test_strategy import reserved_port
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.system
@@ -80,12 +80,12 @@ def rank(number: int, port: int, folder: Path) -> int:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    port = free_port()
-    processes = [
-        start(partial(rank, number, port, folder), folder / f"output_{number}")
-        for number in range(2)
-    ]
-    codes = [ended(process, 300) for process in processes]
+    with reserved_port() as port:
+        processes = [
+            start(partial(rank, number, port, folder), folder / f"output_{number}")
+            for number in range(2)
+        ]
+        codes = [ended(process, 300) for process in processes]
     assert codes == [0, 0], "".join(
         (folder / f"output_{number}").read_text() for number in range(2)
     )

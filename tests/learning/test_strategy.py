@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -53,12 +54,13 @@ LAST = ["--ckpt_path", "last"]
 KEEP = ["--predictions.every_task", "true"]
 
 
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that the system gives to no one who asks for any; whoever is told it can listen."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 def several(
@@ -67,14 +69,16 @@ def several(
     """Exit codes of processes that another program started (as torchrun does), and all that they
     wrote.
     """
-    port = free_port()
     outputs = [folder / f"output_{number}" for number in range(count)]
-    processes = [
-        start(partial(rank, number, count, port, words), output)
-        for number, output in enumerate(outputs)
-    ]
-    end = time.monotonic() + timeout
-    codes = [ended(process, max(0, end - time.monotonic())) for process in processes]
+    with reserved_port() as port:
+        processes = [
+            start(partial(rank, number, count, port, words), output)
+            for number, output in enumerate(outputs)
+        ]
+        end = time.monotonic() + timeout
+        codes = [
+            ended(process, max(0, end - time.monotonic())) for process in processes
+        ]
     return codes, "".join(output.read_text() for output in outputs)
 
 
@@ -185,10 +189,11 @@ class TestTorchrun:
             *TWO[:4],
         ]
         line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-        line += ["--master_port", str(free_port()), *words]
-        done = subprocess.run(
-            line, env=environment(), capture_output=True, text=True, timeout=240
-        )
+        with reserved_port() as port:
+            line += ["--master_port", str(port), *words]
+            done = subprocess.run(
+                line, env=environment(), capture_output=True, text=True, timeout=240
+            )
         assert done.returncode == 0, done.stderr
         assert_equal_models(tmp_path / "default" / "version_0", alone)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,10 @@ CHROMIUM = (
     or shutil.which("chromium")
     or shutil.which("google-chrome")
 )
-sync_api.expect.set_options(
-    timeout=20_000
-)  # milliseconds; a busy machine is slow to answer
+PATIENCE = 60
+"""Seconds that a test waits for the page at most: a busy machine is slow to answer."""
+
+sync_api.expect.set_options(timeout=1000 * PATIENCE)
 if CHROMIUM is None:
     pytest.skip(
         "no Chromium is installed: apt-get install chromium", allow_module_level=True
@@ -57,6 +59,7 @@ def page_of(
     context = browser.new_context(
         viewport=size, color_scheme=scheme, has_touch=width == "phone"
     )
+    context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
     asked = []
     faults = []
@@ -86,6 +89,30 @@ def drop(page, place: str, files: dict[str, bytes]) -> None:
     page.evaluate(
         DROP, [place, [[name, list(content)] for name, content in files.items()]]
     )
+
+
+def until(page, condition: str) -> None:
+    """Wait for an expression; Playwright's own way needs `eval`, which the page's policy
+    forbids.
+    """
+    end = time.monotonic() + PATIENCE
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(50)
+
+
+def keep_texts(page, element: str) -> None:
+    """Keep all texts that an element gets from now on, in ``window.texts``."""
+    page.evaluate(KEEP_TEXTS, element)
+
+
+KEEP_TEXTS = """(id) => {
+  window.texts = [];
+  const element = document.getElementById(id);
+  const keep = () => window.texts.push(element.textContent);
+  const changes = { childList: true, characterData: true, subtree: true };
+  new MutationObserver(keep).observe(element, changes);
+}"""
 
 
 def picture(page, name: str) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def kept(http: httpx.Client) -> dict[str, list[str]]:
     return {one["name"]: one["kept_images"] for one in http.get("/classes").json()}
 
 
-def becomes(true: Callable[[], Any], seconds: float = 30) -> Any:
+def becomes(true: Callable[[], Any], seconds: float = 60) -> Any:
     """What an expression gives as soon as it is true; what it gives then if it never is."""
     until = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < until:
@@ -204,7 +204,7 @@ class Address:
 
     def get(self, path: str) -> Any:
         """A JSON answer."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as answer:
             return json.loads(answer.read())
 
     def __enter__(self) -> Any:
@@ -276,10 +276,28 @@ class ThreadServer(Address):
         """The open connections."""
         return self._server.server_state.connections
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let it read nothing meanwhile: what is sent then is there at once when it goes on."""
+        self.get("/health")  # it has begun
+        (listening,) = self._server.servers
+        waits, go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            waits.set()
+            go_on.wait(60)
+
+        listening.get_loop().call_soon_threadsafe(pause)
+        assert waits.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+
     def stop(self) -> None:
         """Answer what is under way and end."""
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(30)
+        self._thread.join(60)
         self._socket.close()
 
 
@@ -309,6 +327,6 @@ class Server(Address):
     def stop(self) -> int:
         """End it as Ctrl-C does; its exit code."""
         self.process.send_signal(2)
-        code = self.process.wait(30)
+        code = self.process.wait(60)
         self.said += self.process.stdout.readlines()
         return code

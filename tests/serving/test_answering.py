@@ -36,7 +36,7 @@ class Recorder:
         self.sizes.append(len(images))
         if self.go_on is not None and not self.go_on.is_set():
             self.started.release()
-            self.go_on.wait(30)
+            self.go_on.wait(120)
         return self._embed(images)
 
 
@@ -55,15 +55,15 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     recorder = Recorder(answering.current.served)
     recorder.go_on = threading.Event()
     first = answering.submit(IMAGES[0])
-    assert recorder.started.acquire(timeout=30)
+    assert recorder.started.acquire(timeout=60)
     second = answering.submit(IMAGES[1])
-    assert recorder.started.acquire(timeout=30)
+    assert recorder.started.acquire(timeout=60)
     later = [answering.submit(content) for content in IMAGES[2:10]]
     while answering._ready.qsize() < len(later):
         time.sleep(0.01)
     recorder.go_on.set()
     labels = [
-        int(answer.result(30).probabilities.argmax())
+        int(answer.result(60).probabilities.argmax())
         for answer in (first, second, *later)
     ]
     assert labels == [0, 1] * 5
@@ -79,7 +79,7 @@ def test_too_many_are_refused_and_those_taken_in_are_answered(answering):
         answering.submit(IMAGES[1])
     assert refusal.value.status == 503
     recorder.go_on.set()
-    scored = [answer.result(30) for answer in answers]
+    scored = [answer.result(60) for answer in answers]
     assert {
         (int(one.probabilities.argmax()), one.served.version) for one in scored
     } == {(1, 3)}

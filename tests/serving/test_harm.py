@@ -181,12 +181,16 @@ def test_headers_that_never_end_do_not_hold_a_connection(
 ):
     monkeypatch.setattr(slow_clients, "HEADER_SECONDS", 0.5)
     address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), 30) as slow:
+    place = (address.hostname, address.port)
+    with server.paused():
+        slow = socket.create_connection(place, 60)
         slow.sendall(beginning)
+    with slow:
         assert slow.recv(100) == b""
-    with socket.create_connection((address.hostname, address.port), 30) as again:
-        whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        again.sendall(whole)
+    with server.paused():
+        again = socket.create_connection(place, 60)
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with again:
         assert again.recv(10_000).startswith(b"HTTP/1.1 200")
         again.sendall(beginning or b"G")
         while again.recv(10_000):
@@ -235,25 +239,45 @@ def test_clients_take_turns_by_the_time_they_used():
     assert not queue._request_seconds
 
 
-def test_a_small_image_does_not_wait_for_forty_large_ones(server):
-    """One client sends large images; another one, with a single image, is served in between."""
-    large = as_png(np.zeros((3000, 3000, 3), np.uint8))
-    answers: list[httpx.Response] = []
+def test_a_small_image_does_not_wait_for_forty_large_ones(server, monkeypatch):
+    """One client sends large images; another one, with a single image, is served in between.
 
-    def ask() -> None:
-        files = [("files", (f"{i}.png", large)) for i in range(40)]
-        answers.append(httpx.post(f"{server.url}/classify", files=files, timeout=120))
+    The first large images take until the small one waits behind all others, and those that are
+    begun after them take until the small one is answered.
+    """
+    large = as_png(np.zeros((300, 300, 3), np.uint8))
+    answering = server.service.answering
+    decode = answering.decode
+    small_waits, small_is_answered = threading.Event(), threading.Event()
+    answers: dict[str, httpx.Response] = {}
 
-    begin = time.monotonic()
-    greedy = threading.Thread(target=ask)
-    greedy.start()
-    assert becomes(lambda: server.service.answering.under_way > 20)
-    httpx.post(f"{server.url}/classify", files=images("red", 1), timeout=120)
-    modest_seconds = time.monotonic() - begin
-    greedy.join()
-    greedy_seconds = time.monotonic() - begin
-    assert answers[0].status_code == 200
-    assert modest_seconds < 0.75 * greedy_seconds
+    def slow(content: bytes) -> tuple[np.ndarray, str]:
+        if content == large:
+            (small_is_answered if small_waits.is_set() else small_waits).wait(120)
+        return decode(content)
+
+    def ask(name: str, files: list[tuple[str, tuple[str, bytes]]]) -> threading.Thread:
+        def post() -> None:
+            url = f"{server.url}/classify"
+            answers[name] = httpx.post(url, files=files, timeout=240)
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        return thread
+
+    monkeypatch.setattr(answering, "decode", slow)
+    greedy = ask("greedy", [("files", (f"{i}.png", large)) for i in range(40)])
+    assert becomes(lambda: answering.under_way == 40)
+    modest = ask("modest", images("red", 1))
+    assert becomes(lambda: answering.under_way == 41)
+    small_waits.set()
+    modest.join(60)
+    was_answered_first = list(answers) == ["modest"]
+    small_is_answered.set()
+    for thread in (modest, greedy):
+        thread.join(60)
+    assert was_answered_first
+    assert [answer.status_code for answer in answers.values()] == [200, 200]
 
 
 # ---------------------------------------------------------------------- full and damaged disks

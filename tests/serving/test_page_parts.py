@@ -15,10 +15,12 @@ from tests.serving.browsing import (
     CONTRAST,
     WIDTHS,
     drop,
+    keep_texts,
     no_wider_than_the_screen,
     page_of,
     picture,
     sync_api,
+    until,
 )
 from tests.serving.services import (
     ThreadServer,
@@ -43,17 +45,6 @@ PASTE = """(bytes) => {
 NO_CAMERA = """() => {
   navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException("", "NotFoundError"));
 }"""
-
-
-def until(page, condition: str) -> None:
-    """Wait for an expression; Playwright's own way needs `eval`, which the page's policy
-    forbids.
-    """
-    for _ in range(100):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(condition)
 
 
 def test_a_pasted_image_waits(browser, server):
@@ -108,13 +99,8 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         expect(page.locator("#camera-answer")).to_contain_text("timer")
 
 
-KEEP_TEXTS = """
-window.texts = [];
-const named = document.getElementById("named");
-const keep = () => window.texts.push(named.textContent);
-new MutationObserver(keep).observe(named, { childList: true, characterData: true, subtree: true });
-"""
-"""Keeps all texts of the count of named images."""
+LISTS = re.compile(r"/inbox\?count=[1-9]")
+"""Requests for the list of images; others ask for their number alone."""
 
 
 def test_a_list_that_comes_late_takes_no_name_back(browser, server):
@@ -135,7 +121,7 @@ def test_a_list_that_comes_late_takes_no_name_back(browser, server):
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('camera-video').videoWidth > 0")
         page.locator("#camera-name").fill("timer")
-        page.route("**/inbox?count=*", hold)
+        page.route(LISTS, hold)
         page.get_by_role("button", name="Take a photo").click()
         while not late:
             page.wait_for_timeout(50)
@@ -165,8 +151,7 @@ def test_a_list_that_comes_late_gives_no_name_again(browser, server):
         expect(page.locator("#cards .card")).to_have_count(2)
         # Nothing else asks for a newer list meanwhile.
         page.route(re.compile(r"/inbox\?count=0"), lambda route: None)
-        lists = re.compile(r"/inbox\?count=[1-9]")
-        page.route(lists, hold)
+        page.route(LISTS, hold)
         page.get_by_role("button", name="Name 2 by their folders").click()
         while not late:
             page.wait_for_timeout(50)
@@ -174,8 +159,8 @@ def test_a_list_that_comes_late_gives_no_name_again(browser, server):
         httpx.post(f"{server.url}/inbox", files=images("fig", 1)).raise_for_status()
         page.get_by_role("button", name="Take back the name of pear/1.png").click()
         expect(page.locator("#named")).to_have_text("1 named")
-        page.evaluate(KEEP_TEXTS)
-        page.unroute(lists, hold)
+        keep_texts(page, "named")
+        page.unroute(LISTS, hold)
         for route, response in late:
             route.fulfill(response=response)
         expect(page.locator("#cards .card")).to_have_count(3)
@@ -266,7 +251,8 @@ def test_a_reload_keeps_images_and_names(browser, server):
             "drop",
             {"a.png": image("red", 70, 120), "b.png": image("green", 70, 120)},
         )
-        page.get_by_role("button", name="Yes, a.png is red").click()
+        with page.expect_response("**/inbox/names"):
+            page.get_by_role("button", name="Yes, a.png is red").click()
         assert page.title() == "Photos · model · cifnet"
         page.reload()
         expect(page.locator("#named")).to_have_text("1 named")
@@ -309,6 +295,32 @@ def test_images_that_arrive_elsewhere_are_shown(browser, server):
         page.get_by_role("tab", name="Photos").click()
         httpx.post(f"{server.url}/inbox", files=images("red", 2))
         expect(page.locator("#cards .card")).to_have_count(2)
+
+
+def test_a_click_counts_where_the_list_arrives_before_its_release(browser, server):
+    """The cards are replaced after it, and show what it did."""
+    with page_of(browser, server) as page:
+        drop(page, "drop", {"a.png": image("red", 70, 120)})
+        cards = page.locator("#cards .card")
+        expect(cards).to_have_count(1)
+        expect(page.locator("#sending")).to_be_hidden()
+        select = page.get_by_role("button", name="Select a.png")
+        select.hover()
+        page.mouse.down()
+        with page.expect_response(LISTS) as list_of_two:
+            httpx.post(f"{server.url}/inbox", files=images("red", 1))
+        list_of_two.value.finished()
+        page.evaluate(TWO_FRAMES)
+        assert cards.count() == 1
+        page.mouse.up()
+        expect(page.locator("#selected")).to_have_text("1 selected")
+        expect(cards).to_have_count(2)
+        expect(select).to_have_attribute("aria-pressed", "true")
+
+
+TWO_FRAMES = (
+    "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
+)
 
 
 def test_what_may_be_a_mistake_is_asked_about(browser, server):
@@ -531,7 +543,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
     """
     service = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        service.rename(old, new).result.result(30)
+        service.rename(old, new).result.result(60)
     with page_of(browser, server, width, scheme) as page:
         drop(
             page,

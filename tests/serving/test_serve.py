@@ -116,7 +116,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -139,7 +139,7 @@ def test_special_files_of_a_watched_folder_are_left_out(tmp_path, monkeypatch, c
         assert becomes(lambda name=name: f"{name}.png is left out" in caplog.text)
     service.close()
     (folder / "late.png").write_bytes(image("red", 2))
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -168,7 +168,7 @@ def test_from_start_to_end(tmp_path):
     request = urllib.request.Request(
         f"{server.url}/rename", content, {"Content-Type": "application/json"}
     )
-    assert urllib.request.urlopen(request, timeout=30).status == 200
+    assert urllib.request.urlopen(request, timeout=60).status == 200
     assert server.stop() == 130
     assert "Traceback" not in "".join(server.said)
     with Server(bundle) as again:

@@ -114,7 +114,7 @@ def test_unknown_images_and_prediction_sets(http):
 
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
-    answer = logistic.answer("a", logistic.score(image("red", 1)).result(30), 1)
+    answer = logistic.answer("a", logistic.score(image("red", 1)).result(60), 1)
     assert (answer.known, answer.novelty, answer.p_value, answer.prediction_set) == (
         None,
         None,
@@ -219,7 +219,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
 
     def slow(*args, **kwargs):
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return learn(*args, **kwargs)
 
     monkeypatch.setattr(teaching, "learn", slow)
@@ -230,7 +230,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
             for new in ("a", "b")
         ]
         assert [job.status_code for job in jobs] == [202] * 3
-        assert begun.wait(30)
+        assert begun.wait(60)
         now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
         assert [(job["state"], job["place"]) for job in now] == [
             ("at work", 0),
@@ -646,7 +646,7 @@ def test_heads_that_cannot_take_more_say_so(logistic):
     arrived = logistic.receive(
         [(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]
     ).images
-    error = logistic.learn(dict.fromkeys(arrived, "red"), False).result.exception(30)
+    error = logistic.learn(dict.fromkeys(arrived, "red"), False).result.exception(60)
     assert (error.status, "cannot add images to class 'red'" in str(error)) == (
         409,
         True,

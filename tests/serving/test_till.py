@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 
 import httpx
 import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.app import Access, public_host
 from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
 from cifnet_pl.serving.serve import network_address, show_address
@@ -28,9 +30,21 @@ from tests.serving.services import ThreadServer, client, image, images, saved
 expect = sync_api.expect
 
 
+@pytest.fixture
+def one_day(monkeypatch):
+    """The service never passes midnight."""
+
+    class OneDay(date):
+        @classmethod
+        def today(cls):
+            return cls(2026, 3, 1)
+
+    monkeypatch.setattr(workspaces, "date", OneDay)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server):
+def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server, one_day):
     """Its image waits with the name that was typed; what was asked is counted."""
     scheme = "dark" if width == "tablet" else "light"
     with page_of(browser, server, width, scheme, "till") as page:
@@ -70,7 +84,7 @@ def test_a_read_only_till_counts_and_keeps_nothing(browser, tmp_path):
         assert server.get("/days") == []
 
 
-def test_answers_of_a_day_are_counted(http):
+def test_answers_of_a_day_are_counted(http, one_day):
     http.post("/days", json={"asked": 2, "unsure": 1})
     (day,) = http.post("/days", json={"asked": 1, "corrected": 1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (3, 1, 1)

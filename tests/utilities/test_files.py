@@ -178,7 +178,7 @@ ALIASES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10
     ],
     ids=["a billion values", "within itself", "deep", "deeper than the parser"],
 )
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_yaml_that_unfolds_without_an_end_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r"a\.yaml (has more than|is not YAML)"):

@@ -3,7 +3,7 @@
 import { takesPictures } from "./camera.js";
 import {
   $, action, change, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
-  progressOf, save, say, send, takesBack, takesFiles, takesPasted, verdict,
+  progressOf, released, save, say, send, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
@@ -18,6 +18,7 @@ let sending = Promise.resolve(); // the names that are on their way to the servi
 let shown = PAGE;
 let last = null; // the photo that was selected last
 let asked = 0; // how often the list was asked for
+let latest = null; // ends when the list is shown that was asked for last
 
 export const waits = () => view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(view[what]);
@@ -168,14 +169,20 @@ function progress(share) {
   $("progress").value = share ?? 0;
 }
 
-/** Ask for the photos that wait, and show them; a list that arrives after a newer one was asked for is passed over. */
-export async function show() {
+/** Ask for the photos that wait, and show them; ends when those are shown that were asked for last. */
+export function show() {
   if (isReadOnly()) return draw();
-  const own = ++asked;
+  latest = showAsked(++asked);
+  return latest;
+}
+
+/** Show a list of photos; one that arrives after a newer one was asked for is passed over. */
+async function showAsked(own) {
   const sent = sending;
   await sent;
   const list = await get(`/inbox?count=${shown}${after === null ? "" : `&after=${after}`}`);
-  if (own !== asked) return;
+  await released();
+  if (own !== asked) return latest;
   if (sent !== sending) return show(); // the list may lack what was named meanwhile
   const before = view.images;
   if (view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();

@@ -35,6 +35,22 @@ export function say(text, good = false, act = null) {
 
 const SILENT = "The service does not answer. Is it still running?";
 
+let pressed = false;
+const awaiting = []; // what goes on once nothing is pressed
+
+function release() {
+  pressed = false;
+  for (const goOn of awaiting.splice(0)) goOn();
+}
+
+document.addEventListener("pointerdown", () => { pressed = true; }, { capture: true });
+// A click comes right after its release, so what waits goes on after both.
+for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => setTimeout(release), { capture: true });
+for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
+
+/** Wait until no button is held down: where an element is replaced between press and release, no click is told. */
+export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
+
 /** The address of a path of the service, which may be behind a folder of another server. */
 export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
 
