@@ -260,6 +260,23 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        ("<&- >&-", 0, ""),
+        (">/dev/full", 1, "standard output: No space left on device\n"),
+    ],
+)
+def test_an_output_that_cannot_be_written(closed: str, code: int, said: str):
+    words = f"{sys.executable} -m cifnet_pl configs {closed}"
+    done = subprocess.run(
+        words, shell=True, capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert done.stderr.count("\n") == len(said.splitlines())
+
+
 def test_options_with_a_dot_hold_for_all_points() -> None:
     args = [
         "a.yaml",
