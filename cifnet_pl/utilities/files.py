@@ -409,10 +409,11 @@ def exclusive(output: Path) -> Iterator[None]:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    lock_file = output.parent / f".{output.name}.lock"
+    place = output.resolve() if output.name in ("", "..") else output  # "." has no name
+    lock_file = place.parent / f".{place.name}.lock"
     lock = FileLock(lock_file, blocking=False)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise UsageError(

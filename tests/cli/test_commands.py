@@ -152,6 +152,17 @@ def test_version(capsys):
             2,
             "--images is given twice",
         ),
+        (
+            ["export", "--model", "x", "--output", ""],
+            2,
+            "--output is empty: give a value",
+        ),
+        (
+            ["classify", "--model", "x", "--images", "a", "", "--output", "c"],
+            2,
+            "--images is empty",
+        ),
+        (["report", "a", ""], 2, "one of the runs is empty"),
     ],
 )
 def test_help_and_errors_in_options(words, code, said, capsys):
